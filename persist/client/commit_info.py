@@ -78,7 +78,7 @@ def entries_told(
             remedy="ask again",
             lapses=True,
         )
-        found += page.told
+        found += page.entries
         if page.following is None:
             break
         before = page.following

@@ -1,10 +1,10 @@
-"""The upkeep of a shard by one machine: what a State asks for (rollups, bundles, flushes to blobs, small merges).
+"""The background duties of a shard in one process: rollups, bundles, flushes to blobs, small merges.
 
-Upkeep only decides. It is told of a State and answers with duties, which are values; the machine has them done in the
-background, and tells when each has ended. Each kind of duty is under way at most once at a time, and no two merges have
-a part in common. Losing any of it is safe: a later commit asks again, and the workers of maintenance do it at the
-latest. Where merges fall behind, each commit waits a moment for them: threads of one process share its interpreter, and
-a writer in a loop would leave them next to none of it. What piles up all the same is bounded by `Policy.batches_max`.
+`Upkeep` only decides. From a committed State it derives duties, which are values; the machine runs them in the
+background and reports when each has ended. At most one duty of each kind is under way, and no two merges share a part.
+Losing a duty is safe: a later commit derives it again, or a maintenance worker does the work. If merges fall behind,
+each commit waits a moment for them: the threads of a process share its interpreter, and a writer in a loop would leave
+them almost no time. The backlog is bounded by `Policy.batches_max`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import ROLLUP_LEAST, Policy, State
 from persist.core.transitions.spill_flush import is_flush_due
 
-TURNS_LEFT_MAX = 16  # times in a row that a kind of duty is left to another process that is at it
+TURNS_LEFT_MAX = 16  # times in a row that a kind of duty is left to another process that is doing it
 ROLLUP_BYTES = 512 * 1024  # of state diffs since the newest rollup, after which one is due
-GIVE_WAY_S = 0.02  # what a commit waits at most for merges that are behind
-ROLLUP_GONE = 32  # blobs that have left the State since then: they are deleted once a rollup lies beyond
+GIVE_WAY_S = 0.02  # that a commit waits at most for merges that are behind
+ROLLUP_GONE = 32  # blobs that have left the State since then: a later rollup allows their deletion
 
 
 class Duty(Struct, frozen=True):
-    """One piece of upkeep: a task of the blob store. `inputs` are the parts that it will replace."""
+    """One background task on the blob store. `inputs` are the parts that it will replace."""
 
     kind: str
     task: BatchMerge | BundleUp | RollUp | FlushIndex | FlushRecent | Collect | Retain
@@ -56,7 +56,7 @@ class Duty(Struct, frozen=True):
 
 
 class SinceRollup:
-    """What this machine has committed since the newest rollup, of at most `most` commits."""
+    """The commits of this process since the newest rollup, at most `most` of them."""
 
     def __init__(self, most: int) -> None:
         self._commits: deque[tuple[SeqNo, int, int]] = deque(maxlen=most)
@@ -64,7 +64,7 @@ class SinceRollup:
         self._gone = 0
 
     def add(self, seqno: SeqNo, nbytes: int, gone: int) -> None:
-        """A commit whose log entry has `nbytes` bytes, and by which `gone` blobs have left the State."""
+        """Add a commit whose log entry has `nbytes` bytes and which removed `gone` blobs from the State."""
         if len(self._commits) == self._commits.maxlen:
             self._drop_first()
         self._commits.append((seqno, nbytes, gone))
@@ -72,14 +72,14 @@ class SinceRollup:
         self._gone += gone
 
     def turns(self, state: State, policy: Policy) -> float:
-        """How many times what makes one rollup due has come since the newest one. Commits of others weigh most."""
+        """How many rollups are due since the newest one, as a fraction. Commits of other processes weigh most."""
         newest = max(state.rollups, default=SeqNo(0))
         while self._commits and self._commits[0][0] <= newest:
             self._drop_first()
         passed = state.seqno - newest
         turns = max(passed / policy.rollup_every, (passed - len(self._commits)) / ROLLUP_LEAST)
         if passed >= ROLLUP_LEAST:
-            # A State that is larger is written as often as the log has grown by as much: each byte twice in all.
+            # A large State is written again once the log has grown by its size: each byte is written twice in all.
             size = max((rollup.size for rollup in state.rollups.values()), default=0)
             turns = max(turns, self._bytes / max(ROLLUP_BYTES, size), self._gone / ROLLUP_GONE)
         return turns
@@ -91,27 +91,28 @@ class SinceRollup:
 
 
 class Upkeep:
-    """Remembers what is under way. Thread-safe. `merges`: whether small merges are among the duties.
+    """Decides which duties are due, and tracks those under way. Thread-safe.
 
-    `collects`: whether collections are. One is asked for once a rollup, and only where its horizon can move.
-    `retains`: whether policies of rows are run. Whether one is due is looked up in the State, by whoever runs it.
+    `merges`, `collects` and `retains` say whether small merges, garbage collection and row policies are among the
+    duties. A collection is due once per rollup, and only if its horizon can move. Whether a row policy is due is
+    decided when it runs.
     """
 
     def __init__(self, policy: Policy, merges: bool) -> None:
         self.merging: frozenset[str] = frozenset()  # parts that merges under way will replace
         self._policy = policy
         self._merges = merges
-        self._looking = threading.Lock()  # a leader looks once the next one commits
+        self._looking = threading.Lock()  # a leader looks while the next one commits
         self._lock = threading.Lock()
         self._written = threading.Condition(self._lock)
-        self._writing: set[str] = set()  # kinds of merges whose command is not there yet
-        self._inline = 0  # of the newest batches, as of the last look, those that hold inline rows only
-        self._small = 0  # of the newest batches, as of then, those that are small and have rows
-        self._is_behind = False  # as of then, too
+        self._writing: set[str] = set()  # kinds of merges that still write their part
+        self._inline = 0  # number of the newest batches, as of the last look, that hold inline rows only
+        self._small = 0  # number of the newest batches, as of the last look, that are small and have rows
+        self._is_behind = False  # as of the last look
         self._under_way: dict[str, frozenset[str]] = {}  # kinds of duties, and the inputs of each
-        self._left: dict[str, int] = {}  # times in a row that duties of a kind were left to others
+        self._left: dict[str, int] = {}  # times in a row that duties of a kind were left to other processes
         self._looked_at = EMPTY_TRACE
-        self._crowded: list[HollowBatch] = []  # of the trace that was looked at: those with parts for bundles
+        self._crowded: list[HollowBatch] = []  # batches of `_looked_at` with enough parts for a bundle
         self._given_away: SeqNo | None = None  # the rollup after which flushes took the place of the next one
         self.collects = False
         self._collected: tuple[SeqNo, bool, bool] | None = None
@@ -119,14 +120,14 @@ class Upkeep:
         self._since_rollup = SinceRollup(2 * policy.rollup_every)
 
     def committed(self, seqno: SeqNo, nbytes: int, gone: int) -> None:
-        """This machine has made that version."""
+        """Note a commit of this process."""
         with self._looking:
             self._since_rollup.add(seqno, nbytes, gone)
 
     def due(self, state: State) -> list[Duty]:
-        """What the State that was just committed asks for, and is not under way. All of it counts as under way now.
+        """The duties that are due in a State that was just committed. They count as under way from now on.
 
-        A State may come after a later one.
+        States may arrive out of order.
         """
         with self._looking:
             return [duty for duty in self._asked(state) if self._begins(duty)]
@@ -149,12 +150,12 @@ class Upkeep:
         return duties
 
     def _turn(self, state: State) -> Iterator[Duty]:
-        """A rollup, or in the place of one what has to be flushed. What has become too much waits for no turn.
+        """A rollup, or flushes in its place. An overlay above its limit is flushed at once.
 
-        A rollup is due after many commits, or after fewer that have written much to the log, or that have left blobs
-        to be deleted. So moves of frontiers cost nearly none, and opening reads a bounded number of bytes. Flushes and
-        rollups together are no more commits and blobs than rollups alone. No two rollups in a row give their place
-        away: opening reads twice as many state diffs at most.
+        A rollup is due after many commits, or after fewer that wrote much to the log or left blobs to delete. So
+        commits that only move frontiers cause almost none, and opening a shard reads a bounded number of bytes. Since
+        flushes take the place of rollups, both together cause no more commits and blobs than rollups alone. At most
+        every other rollup is replaced, so opening reads at most twice as many state diffs.
         """
         newest, turns = max(state.rollups, default=SeqNo(0)), self._since_rollup.turns(state, self._policy)
         is_turn = turns >= 1 and self._given_away != newest
@@ -175,38 +176,38 @@ class Upkeep:
                 yield Duty(kind, FlushRecent(kind))
 
     def is_left(self, duty: Duty, is_others: bool) -> bool:
-        """Whether this duty is left to another process, which `is_others` says is at one of its kind.
+        """Whether this duty is left to another process; `is_others`: one is doing a duty of this kind.
 
-        Not too often in a row: that one may have been stopped.
+        Not too often in a row, since that process may have been stopped.
         """
         with self._lock:
             self._left[duty.kind] = self._left.get(duty.kind, 0) + 1 if is_others else 0
             return 0 < self._left[duty.kind] <= TURNS_LEFT_MAX
 
     def ended(self, duty: Duty) -> None:
-        """The duty was done, or failed, or was dropped. Another of its kind may begin."""
+        """Note that the duty was done, failed or was dropped. Another of its kind may begin."""
         with self._lock:
             del self._under_way[duty.kind]
             self.merging = frozenset().union(*self._under_way.values())
         self.written(duty)
 
     def written(self, duty: Duty) -> None:
-        """The duty waits for nothing but its commit, or has ended."""
+        """Note that the duty only waits for its commit, or has ended."""
         with self._written:
             self._writing.discard(duty.kind)
             self._written.notify_all()
 
     def give_way(self) -> None:
-        """If merges are behind, wait until one of those under way has written its part; for a moment at most."""
+        """If merges are behind, wait until one of them has written its part, at most GIVE_WAY_S."""
         if self._is_behind:
             with self._written:
                 if self._writing:
                     self._written.wait(GIVE_WAY_S)
 
     def _has_to_collect(self, state: State) -> bool:
-        """Whether two rollups lie before every reader's hold, so that what was before the later one may go.
+        """Whether garbage collection can delete anything that it could not delete before.
 
-        Or whether the shard was dropped, so that all of it may.
+        It can if two rollups precede every reader's hold, or if the shard was dropped.
         """
         held = state.seqno_since
         if sum(1 for seqno in state.rollups if seqno <= held) < 2 and (state.tombstone or not state.is_closed):
@@ -218,7 +219,7 @@ class Upkeep:
         return True
 
     def _merges_due(self, state: State) -> Iterator[Duty]:
-        """What is looked for only while no merge of its kind is under way: such a merge would not begin."""
+        """The merges that are due. A kind that is under way is skipped, since another of it would not begin."""
         taken = claimed(state) | self.merging
         stretches = {"garbage": garbage_due(state, taken)}
         if not stretches["garbage"]:
@@ -232,14 +233,14 @@ class Upkeep:
                 yield Duty(kind, merge, inputs)
 
     def _look_for_crowded(self, state: State, change: tuple[int, int, tuple[HollowBatch, ...]]) -> None:
-        """Only batches that came since the last look are looked at: there may be thousands, and each commit asks."""
+        """Update the list by the batches that changed: there may be thousands, and each commit looks."""
         first, count, came = change
         gone = self._looked_at.batches[first : first + count]
         before = [batch for batch in self._crowded if batch not in gone]
         self._crowded = before + [batch for batch in came if to_bundle(batch, self._policy, state.shard_id)]
 
     def _bundles_due(self, state: State) -> Iterator[Duty]:
-        """A batch that has too many parts of its own, and on which no merge is at work."""
+        """The bundling of a batch that has too many parts, if no merge reads them."""
         for batch in self._crowded:
             if runs := to_bundle(batch, self._policy, state.shard_id):
                 inputs = frozenset(part.id for run in runs for part in run.parts)

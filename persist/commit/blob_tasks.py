@@ -43,11 +43,11 @@ from persist.parts.part_files import DecodeLimit, PartFiles
 from persist.parts.read_plan import decode_bundle, expand_bundles, read_bundle
 from persist.telemetry.metrics import MachineMetrics
 
-# Writes bundles, and compares those that a command brings with what the State says.
+# Writing bundles, and comparing the bundles of a command with the State.
 
 
 class Bundler:
-    """Writes bundles of one location. Thread-safe. Raises the errors of the blob store."""
+    """Writes bundles. Thread-safe. Raises the errors of the blob store."""
 
     def __init__(self, versions: Versions, ids: IdSource, policy: Policy) -> None:
         self._versions = versions
@@ -55,7 +55,7 @@ class Bundler:
         self._policy = policy
 
     def bundled(self, state: State, batch: HollowBatch) -> c.BundleParts | None:
-        """Write the parts of which the batch has too many to bundles. None: there are not too many.
+        """Write excess parts of the batch to bundles. None: it does not have too many parts.
 
         One bundle is in memory at a time.
         """
@@ -79,14 +79,14 @@ class Bundler:
 def keys_in(blob: Blob, key: str) -> list[str]:
     """The keys of the parts that the bundle `key` lists.
 
-    Raises BlobNotFound: it is gone; Corruption: it is damaged; Unavailable.
+    Raises BlobNotFound, Corruption (the bundle is damaged), Unavailable.
     """
     data = blob.get(key)
     return [part.key for run in decode_bundle(data, key) for part in run.parts if part.key is not None]
 
 
 def check_moved(command: c.BundleParts | c.ReplacePart, state: State, blob: Blob) -> None:
-    """Raise InvalidUsage unless the command moves parts as they are; what the State does not name the plan refuses.
+    """Raise InvalidUsage unless the command moves parts unchanged. The plan refuses parts that the State does not name.
 
     Raises the errors of the blob store as well.
     """
@@ -105,7 +105,7 @@ def check_moved(command: c.BundleParts | c.ReplacePart, state: State, blob: Blob
         raise InvalidUsage(f"a bundle of shard {state.name!r} does not list the parts in whose place it stands")
 
 
-# Does what commits and upkeep ask of the blob store: a task goes in, the command in which it ends comes out.
+# Tasks of commits and upkeep on the blob store: a task goes in, the resulting command comes out.
 #
 # A blob that is never named, because its command was refused or lost, is an orphan, which maintenance sweeps.
 
@@ -117,14 +117,14 @@ WorkTask = AppendCount | BatchMerge | BundleUp | RollUp | FlushIndex | FlushRece
 
 
 class WorkerFiles(NamedTuple):
-    """What State is kept in blobs of its own."""
+    """The parts of the State that are stored in files: the attribute index and spilled entries."""
 
     attributes: AttributeIndex
     spilled: SpillWriter
 
 
 class BlobWorker:
-    """Works for one shard. Thread-safe. Every method may raise Unavailable."""
+    """Runs the blob tasks of one shard. Thread-safe. Every method may raise Unavailable."""
 
     def __init__(
         self,
@@ -142,16 +142,16 @@ class BlobWorker:
         self._metrics = metrics
 
     def done(self, task: WorkTask, newest: State, refresh: Callable[[], State] | None = None) -> c.Command | None:
-        """The command in which the task ends; None if there is nothing to do any more.
+        """The command that results from the task; None if there is nothing left to do.
 
-        `newest` is the newest State that this process knows. `refresh` reads what others have committed since, by which
-        a blob may be gone that the task needs.
+        `newest` is the newest State that this process knows. `refresh` reads the current State: another process may
+        have removed a blob that the task needs.
         """
         if isinstance(task, AppendCount):
             return self._counted(task)
         if isinstance(task, BatchMerge):
             if newest is not task.state and newest.trace.covering(task.inputs) is None:
-                return None  # another has merged these batches since the task was set
+                return None  # another process has merged these batches since the task was created
             try:
                 merge = merged(task.state, task.batches, self._versions.blob, self._ids, self._versions.bound)
             except Corruption:
@@ -188,9 +188,9 @@ class BlobWorker:
 def merged(
     state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource, bound: DecodeLimit | None = None
 ) -> c.MergeResult | None:
-    """The merge of these runs of adjacent batches into one part, whose blob is written; None: there is none.
+    """Merge the runs of adjacent batches into one part and write its blob; None: there is nothing to merge.
 
-    Raises Unavailable, and Corruption also when an input is gone because another has merged it.
+    Raises Unavailable, and Corruption, also if an input is gone because another process has merged it.
     """
     inputs = [part for batch in batches for part in batch.parts()]
     since = state.merge_since
@@ -210,15 +210,15 @@ def merged(
     return c.MergeResult(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), since)
 
 
-# What a group of commands needs of the blob store before it can be planned.
+# What a group of commands needs from the blob store before it can be planned.
 #
-# A piece that cannot be read fails only the commands that need it. The others of their group go on.
+# If a blob cannot be read, only the commands that need it fail. The rest of their group is committed.
 
 
 class GroupRead(Struct, frozen=True):
-    """What the index of attributes and the files of outcomes hold for a group.
+    """The entries of the attribute index and of files of outcomes that a group needs.
 
-    `unread` has the error of each command for which they could not be read, by its place in the group.
+    `unread` maps the index of a command in the group to the error with which its entries could not be read.
     """
 
     indexed: Indexed
@@ -227,9 +227,9 @@ class GroupRead(Struct, frozen=True):
 
 
 def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdSource, cache: NodeCache) -> GroupRead:
-    """Read for each command by itself, to find out for which ones it is not possible. Does not raise.
+    """Read separately for each command, to find out which ones fail. Does not raise.
 
-    A store that is away is asked once; from then on only what the cache holds is read.
+    An unavailable store is called once; after that only the cache is read.
     """
     patient = _UntilAway(blob)
     attributes, outcomes = AttributeIndex(patient, ids, cache), SpillReader(patient, cache)
@@ -259,7 +259,7 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
 
 
 class _UntilAway(ForwardingBlob):
-    """Asks no more once the store was away."""
+    """Stops calling the store once it was unavailable."""
 
     _away: BlobUnavailable | None = None
 

@@ -13,21 +13,21 @@ from persist.core.shard_view import SeenVersion
 from persist.core.state import State
 from persist.core.transitions.context import Renewed
 
-# What one process has watched of a shard's leases, by its own monotonic clock.
+# What one process has observed of a shard's leases, by its own monotonic clock.
 #
-# Two things are asked of it. How long ago was the newest State committed, at least? So far the lease clock may go on.
-# How long ago was a lease renewed, at most? A heartbeat that comes soon after another one need not be committed. No
-# wall clock is compared with another machine's, so none that is wrong can end a lease.
+# It answers two questions. For how long, at least, has the newest State been committed? The lease clock may advance by
+# that. How long ago, at most, was a lease renewed? A heartbeat soon after another one need not be committed. Wall
+# clocks of different machines are never compared, so a wrong one cannot end a lease.
 
 
-# What one commit may take from every lease. A lease of the default length that is renewed after a third has more left,
-# so one jump of a broken monotonic clock ends none that is kept.
+# How far one commit may advance the lease clock. A lease of the default length that is renewed after a third of it has
+# more time left, so one jump of a broken monotonic clock ends no lease that is renewed.
 LEASE_STEP_MS_MAX = 600_000
 LOOK_BACK_S = 30.0  # heartbeats that come more often need no commit
 
 
 class LeaseWatch:
-    """Watches one shard. Thread-safe."""
+    """Observes one shard. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -37,7 +37,7 @@ class LeaseWatch:
         self._looks: tuple[_Look, ...] = ()  # the last two, newest first, at least LOOK_BACK_S apart
 
     def saw(self, state: State, asked_s: float, seen_s: float) -> None:
-        """`state` was the newest one when it was asked for, and was here at `seen_s`."""
+        """Note that `state` was the newest one when it was requested (`asked_s`), and arrived at `seen_s`."""
         with self._lock:
             if self._newest is not None and self._newest.shard_id != state.shard_id:
                 self._newest, self._looks = None, ()
@@ -47,16 +47,16 @@ class LeaseWatch:
                 self._looks = (_Look(state, asked_s, self._clock.now_ms()), *self._looks[:1])
 
     def now_ms(self, base: State) -> int:
-        """The lease clock as far as it may go on from `base`: by the time for which this process has watched it.
+        """The lease clock of a commit on `base`: it advances by the time for which this process has observed `base`.
 
-        Never by what an older State would allow: a lease that was renewed since then has not been watched for so long.
+        The time since an older State does not count: a lease that was renewed since then was not observed for so long.
         """
         if not base.lease_clock_ms:
             return base.walltime_ms
         return base.lease_clock_ms + min(int(self.watched_s(base) * 1000), LEASE_STEP_MS_MAX)
 
     def watched_s(self, base: State) -> float:
-        """For how long this process has known `base` as the newest State."""
+        """Seconds for which this process has known `base` as the newest State."""
         with self._lock:
             newest, seen_s = self._newest, self._seen_s
         if newest is None or newest.seqno != base.seqno or newest.shard_id != base.shard_id:
@@ -64,13 +64,13 @@ class LeaseWatch:
         return max(0.0, self._clock.monotonic() - seen_s)
 
     def renewed(self) -> tuple[Renewed, ...]:
-        """What is known of renewals: each lease that differs from one of these States was renewed after it."""
+        """Observed States with their age: a lease that differs from one of them was renewed after it."""
         with self._lock:
             looks = self._looks
         return tuple(Renewed(look.state, self._age_ms(look)) for look in looks)
 
     def _age_ms(self, look: _Look) -> int:
-        """By whichever clock says more: the monotonic one may have stood still, the wall clock may have been set."""
+        """The larger age of both clocks: the monotonic one may have paused, the wall clock may have been set."""
         passed_ms = int((self._clock.monotonic() - look.asked_s) * 1000) + 1
         return max(passed_ms, abs(self._clock.now_ms() - look.walltime_ms))
 
@@ -86,14 +86,14 @@ class _Look:
         self.walltime_ms = walltime_ms
 
 
-# The State of one shard as this process knows it, and those who wait for it to move.
+# The State of one shard as this process knows it, and the callers that wait for it to change.
 #
-# The cached State only ever moves forward. It moves when this process commits, when somebody asks for the State as of
-# now, and when a push channel or a poll has news.
+# The cached State only moves forward: when this process commits, when a caller requests the current State, and when a
+# push channel or a poll finds a newer one.
 #
-# Where the log turns out not to be the one that led to the cached State, that is the end of the shard in this process:
-# everybody who asks is told so from then on. Whoever has read the lost rows must not be given others in their place,
-# and nobody here can tell who has. Other shards, and other processes, go on.
+# If the log turns out not to be the one that led to the cached State, every later call for this shard in this process
+# fails with HistoryLost: a reader of lost rows must not receive other rows in their place, and it is not known which
+# readers have read them. Other shards and other processes continue.
 
 
 class CachedState:
@@ -104,7 +104,7 @@ class CachedState:
         self._versions = versions
         self._clock = clock
         self._lock = threading.Lock()  # guards all below; never held across I/O
-        self._refresh_lock = threading.Lock()  # so that many waiters make one read
+        self._refresh_lock = threading.Lock()  # so that many waiters share one read
         self._moved = threading.Condition(self._lock)
         self._leases = LeaseWatch(clock)
         self._state: State | None = None
@@ -114,7 +114,7 @@ class CachedState:
         self._unfollow: Callable[[], None] | None = None
 
     def state(self) -> State:
-        """The cached State, loaded if there is none. May be stale; `refresh` is not. UnknownShard if there is none."""
+        """The cached State, loaded if necessary. May be stale; `refresh` is not. Raises UnknownShard."""
         return self._state or self.refresh()
 
     @property
@@ -123,9 +123,9 @@ class CachedState:
         return self._state
 
     def refresh(self) -> State:
-        """The State as of now: every commit that was acknowledged before this call is in it.
+        """The current State: it includes every commit that was acknowledged before this call.
 
-        HistoryLost: the log has lost commits that were read here. Every later call raises it too.
+        HistoryLost: the log has lost commits that this process has read. Every later call raises it too.
         """
         with self._refresh_lock:
             if self._lost is not None:
@@ -145,38 +145,39 @@ class CachedState:
             return self.publish(state)
 
     def check_seen(self, state: State, seen: SeenVersion | None) -> None:
-        """HistoryLost: the caller has read a State that did not lead to `state`, which was read here after that.
+        """Raise HistoryLost if the caller has read a State, `seen`, that is not in the history of `state`.
 
-        What the log does not tell any more cannot be compared.
+        A version whose log entry was truncated cannot be compared.
         """
         if seen is None or seen == SeenVersion(state.seqno, state.commit_id):
             return
-        if state.seqno <= seen.seqno:  # perhaps this process has not heard of it yet
+        if state.seqno <= seen.seqno:  # perhaps this process does not know it yet
             state = self.refresh()
-        found = self._versions.commit_at(self.name, seen.seqno) if state.seqno >= seen.seqno else ""
-        if found is not None and found != seen.commit_id:
+        commit_id = self._versions.commit_at(self.name, seen.seqno) if state.seqno >= seen.seqno else ""
+        if commit_id is not None and commit_id != seen.commit_id:
             raise HistoryLost(
-                f"who listens to shard {self.name!r} has read v{seen.seqno}, which is not in the log any more: the "
-                "consensus store has lost commits. What was given last may be lost; listen anew to go on without it"
+                f"a listener of shard {self.name!r} has read v{seen.seqno}, which is no longer in the log: the "
+                "consensus store has lost commits. Rows that were delivered last may be lost; listen again to continue "
+                "without them"
             )
 
     def lease_now_ms(self, state: State) -> int:
-        """The time by which the leases of a State are judged now: by what this process has watched of it."""
+        """The lease clock now, in ms: as far as this process has observed the State."""
         if not state.lease_clock_ms:  # no commit yet
             return max(self._clock.now_ms(), state.walltime_ms)
         return self._leases.now_ms(state)
 
     def unmoved_s(self, state: State) -> float:
-        """For how long this process has known that State as the newest one."""
+        """Seconds for which this process has known that State as the newest one."""
         return self._leases.watched_s(state)
 
     def refresh_quietly(self) -> None:
-        """As `refresh`, for push channels: when it fails, polling finds out."""
+        """As `refresh`, for push channels. Errors are ignored: polling finds them."""
         with contextlib.suppress(PersistError):
             self.refresh()
 
     def publish(self, state: State) -> State:
-        """Make `state` the cached one unless a newer one is; the one that is cached then."""
+        """Cache `state` unless a newer one is cached; return the cached State."""
         with self._lock:
             if self._lost is not None:
                 raise HistoryLost(self._lost.message)
@@ -192,7 +193,7 @@ class CachedState:
         return state
 
     def _lose(self, error: HistoryLost) -> None:
-        """Let go of the cached State, and wake everybody who waits, to hear why."""
+        """Drop the cached State, and wake all waiters, which then raise the error."""
         with self._lock:
             last, self._state, self._lost = self._state, None, error
             self._moved.notify_all()
@@ -203,11 +204,11 @@ class CachedState:
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody here waits for the shard to move."""
+        """Whether any caller in this process waits for the shard to change."""
         return self._waiting > 0 or bool(self._watchers)
 
     def _follow(self) -> None:
-        """Have the store tell of the shard while somebody waits for it. Under the lock, after each change of that."""
+        """Subscribe to the shard while callers wait for it. Called under the lock, after each change of the waiters."""
         if self.is_watched and self._unfollow is None:
             self._unfollow = self._versions.consensus.follow(self.name)
         elif not self.is_watched and self._unfollow is not None:
@@ -215,7 +216,7 @@ class CachedState:
             self._unfollow = None
 
     def watch(self, callback: Callable[[State], None]) -> Callable[[], None]:
-        """Call `callback(state)` after every move of the cached State, from any thread; returns the way to stop."""
+        """Call `callback(state)`, on any thread, after each change of the cached State; the result stops it."""
         with self._lock:
             self._watchers.append(callback)
             self._follow()
@@ -229,10 +230,10 @@ class CachedState:
         return stop
 
     def wait_for(self, ready: Callable[[State], bool], timeout_s: float, poll_s: float) -> State:
-        """The State once `ready(state)`, or as it is after `timeout_s`.
+        """The State once `ready(state)` is true, or the current one after `timeout_s`.
 
-        Commits of this process wake the waiter at once. Others' commits are found by reading every `poll_s`, or sooner
-        if a push channel calls `refresh`.
+        Commits of this process wake the waiter at once. Those of other processes are found by a read every `poll_s`, or
+        sooner if a push channel calls `refresh`.
         """
         deadline = self._clock.monotonic() + timeout_s
         with self._lock:

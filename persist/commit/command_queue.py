@@ -1,10 +1,10 @@
-"""The commands that wait for their commit, and who leads.
+"""The queue of commands that wait for their commit, and the leader election among their callers.
 
 One caller at a time leads: it takes a group of queued commands and commits them together. Then it hands the lead to
-the caller of the next queued command. So a commit needs no thread of its own, and nobody waits without a leader.
+the caller of the next queued command. So a commit needs no thread of its own, and a queued command always has a leader.
 
-An exception may interrupt a caller at any moment (Ctrl-C). What it was about to do for others is in the queue, not in
-its frames: `abandon` finds it there.
+An exception may interrupt a caller at any moment (Ctrl-C). What it still had to do for others is recorded in the queue,
+not in its frames: `abandon` finds it there.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from persist.core.errors import Overloaded
 from persist.core.transitions.context import RETRY_SOON_S, UNCHECKED, Verdict
 from persist.telemetry.metrics import Origin
 
-# After these, what was read for the group is void, or does not tell yet which parts have left the State. So each is
-# the last of its group.
+# These invalidate what was read for the group, or remove parts from the State. So each is the last of its group.
 ENDING = (
     c.FlushAttributes,
     c.Flush,
@@ -36,11 +35,11 @@ ENDING = (
 
 
 class Pending(Struct, frozen=True, eq=False):
-    """A queued command, and how to tell its caller, on any thread.
+    """A queued command, and callbacks to its caller, which run on any thread.
 
-    `answer(outcome)` and `lead()` may be called again after an interruption: only the first call of each counts. Where
-    `lead()` is called before `answer`, it falls to the caller to commit what is queued. `all_answered()` follows the
-    last answer of a group: callers who share it are woken up once.
+    `answer(outcome)` and `lead()` may be called again after an interruption: only the first call of each counts. If
+    `lead()` is called before `answer`, the caller has to commit the queue. `all_answered()` follows the last answer of
+    a group: callers that share it are woken once.
     """
 
     command: c.Command
@@ -48,31 +47,31 @@ class Pending(Struct, frozen=True, eq=False):
     lead: Callable[[], None]
     verdict: Verdict = UNCHECKED  # of the parts that the command brings
     caller: Caller = NOBODY
-    origin: Origin | None = None  # None: nobody watches
+    origin: Origin | None = None  # of the request, for traces; None: it is not traced
     all_answered: Callable[[], None] | None = None
 
 
 class Waiter:
     """A caller that waits on its thread until its command is answered, or until it has to lead."""
 
-    __slots__ = ("_outcome", "_untold")
+    __slots__ = ("_outcome", "_wake")
 
     def __init__(self) -> None:
         self._outcome: Outcome | None = None
-        self._untold = threading.Lock()  # held until the caller is told something; an Event costs ten times as much
-        self._untold.acquire()
+        self._wake = threading.Lock()  # held until the caller is woken; an Event costs ten times as much
+        self._wake.acquire()
 
     def answer(self, outcome: Outcome) -> None:
         self._outcome = self._outcome or outcome
         self.lead()
 
     def lead(self) -> None:
-        if self._untold.locked():
-            self._untold.release()
+        if self._wake.locked():
+            self._wake.release()
 
     def must_lead(self) -> bool:
-        """Wait to be told. Whether it falls to this caller to lead; if not, its command is answered."""
-        self._untold.acquire()
+        """Wait to be woken; return whether this caller has to lead. If not, its command is answered."""
+        self._wake.acquire()
         return self._outcome is None
 
     def result(self) -> c.Result:
@@ -97,7 +96,7 @@ class CommandQueue:
 
     @property
     def queued(self) -> int:
-        """How many commands wait, or are being committed."""
+        """Number of commands that wait or are being committed."""
         return len(self._queue) + len(self._group)
 
     @property
@@ -106,16 +105,16 @@ class CommandQueue:
 
     @property
     def is_led(self) -> bool:
-        """Whether somebody leads now."""
+        """Whether a caller leads now."""
         return self._leader is not None
 
     @property
     def group_size(self) -> int:
-        """How many commands the leader commits now."""
+        """Number of commands that the leader commits now."""
         return len(self._group)
 
     def enqueue(self, pending: Pending) -> bool:
-        """Queue a command. Whether its caller has to lead, at once. Overloaded when the queue is full."""
+        """Queue a command; return whether its caller has to lead at once. Overloaded if the queue is full."""
         with self._lock:
             if len(self._queue) >= self._queue_max:
                 raise Overloaded(
@@ -143,7 +142,7 @@ class CommandQueue:
             return list(self._group)
 
     def halve_group(self) -> list[Pending]:
-        """Put the second half of the group, of at least two, back to the head of the queue; the first half."""
+        """Return the second half of a group of at least two to the head of the queue; the result is the first half."""
         with self._lock:
             for _ in range(len(self._group) // 2):
                 self._queue.appendleft(self._group[-1])
@@ -151,7 +150,7 @@ class CommandQueue:
             return list(self._group)
 
     def answer(self, outcomes: Iterable[Outcome]) -> None:
-        """Tell the callers of the group, in order."""
+        """Answer the callers of the group, in order."""
         wakers: set[Callable[[], None]] = set()
         try:
             for outcome in outcomes:
@@ -165,16 +164,16 @@ class CommandQueue:
                 wake()
 
     def hand_over(self) -> None:
-        """End the lead. The caller of the next queued command, if there is one, is told to lead."""
+        """End the lead. The caller of the next queued command, if there is one, leads next."""
         with self._lock:
             self._leader = following = self._queue[0] if self._queue else None
         if following is not None:
             following.lead()
 
     def abandon(self, pending: Pending, outcome: Outcome) -> None:
-        """The caller of this command was interrupted. If it led, its group hears `outcome`, and another one leads.
+        """Remove the command of an interrupted caller. If it led, its group receives `outcome`, and another one leads.
 
-        A command that is still queued is taken out: it definitely does not happen.
+        A command that is still queued is removed: it definitely does not happen.
         """
         with self._lock:
             if self._group and self._queue and self._queue[0] is self._group[-1]:
@@ -186,4 +185,4 @@ class CommandQueue:
             self.answer([outcome] * len(self._group))
             self.hand_over()
         elif leader is not None:
-            leader.lead()  # the interrupted caller may have been about to say so
+            leader.lead()  # the interrupted caller may have been about to do so

@@ -1,7 +1,7 @@
-"""What one commit is made of: from a State and a group of commands to a Commit, a value. Pure.
+"""Planning one commit: from a State and a group of commands to a Commit, a value. Pure.
 
-There is no I/O here, no clock and no randomness. Where a plan needs the blob store it says so by a task, which is a
-value too, and goes on with the command that the task ended in.
+There is no I/O here, no clock and no randomness. If a plan needs the blob store it yields a task, which is a value too,
+and continues with the command that results from it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from persist.core.transitions.history_control import stamped, with_lease_clock
 from persist.core.transitions.part_admission import departed
 from persist.core.transitions.spill_flush import check_room
 
-GROUP_ROOM_PART = 4  # a group that brings this part of the room for inline rows leaves them in a blob
+GROUP_ROOM_PART = 4  # a group that fills this part of the room for inline rows writes them to a blob
 
 
 class AppendCount(Struct, frozen=True):
-    """A task: count the rows of this append that `state` lacks, of whose times it has the first. Ends in the command.
+    """A task: count the rows of an append that begins before the upper of `state`. Results in the command.
 
-    Its parts that begin before the upper tell there, as `given`, how many updates they count for.
+    Each of its parts that begins before the upper has, as `given`, the number of its updates from the upper on.
     """
 
     state: State
@@ -52,9 +52,9 @@ class AppendCount(Struct, frozen=True):
 
 
 class BatchMerge(Struct, frozen=True):
-    """A task: merge these adjacent batches of `state`, or those of their runs that are given, into one part.
+    """A task: merge these adjacent batches of `state`, which may lack some of their runs, into one part.
 
-    Ends in a MergeResult.
+    Results in a MergeResult.
     """
 
     state: State
@@ -97,18 +97,17 @@ class Collect(Struct, frozen=True):
 
 
 Outcome = c.Result | BaseException  # what a command came to
-Supply = c.Command | Exception | None  # what a task ended in; None: nothing came of it, and nothing is wrong
+Supply = c.Command | Exception | None  # the result of a task; None: there was nothing to do
 
 
 class Given(Struct, frozen=True):
-    """What a plan may know besides the State and the commands.
+    """The inputs of a plan besides the State and the commands.
 
-    `indexed` is what was read in the index of attributes for these commands, `remembered` what files of outcomes hold
-    of their tokens. `check_all` checks every invariant.
-    `verdicts` say of each command, in order, what was found of its parts; `callers` who gives it.
-    `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes.
+    `indexed` has what was read from the attribute index for these commands, `remembered` the outcomes of their tokens
+    in files. `check_all` checks every invariant. `verdicts` and `callers` are those of the commands, in order.
+    `lease_clock_ms` is the new value of the lease clock; None: leases are judged by walltimes.
     `renewed`, `store_ms` and `checked_ms` are as in `Context`.
-    `unread` has the errors of the commands for which the index or the files could not be read, by place.
+    `unread` maps the index of a command to the error with which the attribute index or the files could not be read.
     """
 
     now_ms: int
@@ -130,9 +129,9 @@ class Commit(Struct, frozen=True):
     """A planned commit.
 
     `diff` leads from the base to `following`; None: no command changed anything, and `following` is the base itself.
-    `outcomes` has one outcome a command, in order. `upkeep` is the State of which upkeep is to hear once the commit is
-    done, if any. `commands` are the commands as planned: a repetition on another base begins with these, so that rows
-    are not counted twice.
+    `outcomes` has one outcome per command, in order. `upkeep` is the State from which duties are derived once the
+    commit is done, if any. `commands` are the commands as planned: planning again on another base begins with these, so
+    that rows are not counted twice.
     """
 
     diff: StateDiff | None
@@ -149,9 +148,9 @@ Planning = Generator[Task, Supply, Commit]
 def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planning:
     """The commit of these commands on `base`, each applied to the State that the one before it left.
 
-    Yields what it needs done in the blob store, is sent what came of it, and returns the Commit. Most plans need
-    nothing. Where the State has no room for the inline rows of the group, or where they are many, one blob has them.
-    Where the blob store does not take it, commands that find no room are refused, with its error if there is one.
+    Yields tasks for the blob store, is sent their results, and returns the Commit. Most plans have no task. If the
+    State has no room for the inline rows of the group, or they are many, they are written to one blob. If the blob
+    store fails, commands for whose rows there is no room are refused, with the error of the store if there is one.
     """
     commands = list(group)
     clock = given.lease_clock_ms
@@ -206,14 +205,14 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
 
 
 def _born_with(commands: Sequence[c.Command]) -> Antichain:
-    """The upper with which the next life of a name begins: that of the shard of which it is a clone, if it is one."""
+    """The upper with which the next life of a name begins: that of the State of a clone, if it is one."""
     return next((command.state.upper for command in commands if isinstance(command, c.BeginClone)), MINIMUM)
 
 
 def with_long_diff(commit: Commit, key: str) -> Commit:
-    """The same commit, where its state diff is too long for the log and goes to the blob of this key.
+    """The same commit, with its state diff in the blob of this key because it is too long for the log.
 
-    Nothing is planned anew: the commit differs only in that its State names the blob.
+    Nothing is planned again: the commit differs only in that its State names the blob.
     """
     assert commit.diff is not None
     state = commit.following
@@ -222,7 +221,7 @@ def with_long_diff(commit: Commit, key: str) -> Commit:
 
 
 def supplied(planning: Planning, supply: Callable[[Task], Supply]) -> Commit:
-    """The Commit, with every task of the plan done by `supply`."""
+    """The Commit, with every task of the plan run by `supply`."""
     done: Supply = None
     while True:
         try:
@@ -236,9 +235,9 @@ def supplied(planning: Planning, supply: Callable[[Task], Supply]) -> Commit:
 def _stepped(
     base: State, commands: list[c.Command], given: Given, context: Context
 ) -> Generator[AppendCount, Supply, tuple[State, list[Outcome], list[CommandEntry]]]:
-    """The State after all commands, their outcomes, and what they leave in the commit history.
+    """The State after all commands, their outcomes, and their entries in the commit history.
 
-    A command whose rows were counted takes the place of the first one.
+    A command whose rows were counted replaces the original in `commands`.
     """
     state = base
     outcomes: list[Outcome] = []
@@ -260,13 +259,13 @@ def _stepped(
                 entry = entry_of(state, following, command, result, callers[index], context.verdict)
             if entry is not None and isinstance(command, c.WriteCommand):
                 check_room(state, ENTRIES, given.policy)
-        except Exception as error:  # even a bug harms only the command that meets it
+        except Exception as error:  # even a bug affects only the command that triggers it
             outcomes.append(error)
             continue
         outcomes.append(result)
         if entry is not None:
             if following.erasures is not state.erasures and isinstance(command, (c.WriteCommand, c.AdvanceUpper)):
-                # What callers said before an erasure goes, also in this very commit.
+                # An erasure also removes the callers' texts of earlier entries, in this commit too.
                 entries.clear()
             entries.append(entry)
         if isinstance(command, c.Insert) and following is not state and isinstance(result, c.Appended):
@@ -276,7 +275,7 @@ def _stepped(
 
 
 def _done(supply: Supply) -> c.Command:
-    """The command in which a task ended. Raises the error in which it ended instead."""
+    """The command that resulted from a task. Raises its error."""
     if isinstance(supply, Exception):
         raise supply from None
     assert supply is not None

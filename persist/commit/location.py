@@ -58,25 +58,25 @@ MARKER = "persist.json"
 MARKER_VERSION = 1
 MARKER_BYTES_MAX = 64 * 1024
 MACHINES_MAX = 20_000  # shards of which one process has the State in memory
-UNREAD_PART = 20  # names of which no shard was read take at most this part of the places
-EVICTIONS_TRIED_MAX = 100  # machines looked at when one more is made
+UNREAD_PART = 20  # names without a shard take at most this part of the cache
+EVICTIONS_TRIED_MAX = 100  # machines considered for eviction when one more is added
 NAMES_PAGE = 1_000
 POLL_WITH_PUSH_S = 30.0
 POLL_WITHOUT_PUSH_S = 0.1
 
 
 class Publishing(Protocol):
-    """How commits are published; `persist.maintenance.publication_writer.PublishSettings` is one."""
+    """How commits are published; implemented by `persist.maintenance.publication_writer.PublishSettings`."""
 
     def publisher(
         self, blob: Blob, identity: Identity, clock: Clock, ids: IdSource, *, threaded: bool = False
     ) -> Publishes:
-        """A publisher of one process. `threaded`: by a thread of its own; else somebody calls it."""
+        """A publisher of one process. `threaded`: it has a thread of its own; otherwise it runs when it is called."""
         ...
 
 
 class Collecting(Protocol):
-    """What collects in the background; `persist.maintenance.collector.collect_in_background` is one."""
+    """Background garbage collection; implemented by `persist.maintenance.collector.collect_in_background`."""
 
     def __call__(self, location: Location, /) -> Callable[[str], object]:
         """A function that collects a shard of the location by its name."""
@@ -90,25 +90,25 @@ class LocationSettings:
     policy: Policy = field(default_factory=Policy)
     machine: MachineSettings = field(default_factory=MachineSettings)
     build: Build = THIS_BUILD  # what it can read and write
-    collects: Collecting | None = None  # after commits that leave something to collect; None: maintenance does it
-    history: str | None = None  # what new shards keep: `7d`, `none`, …; None: they have no settings
-    compares_clock: bool = True  # with the blob store's; else its commits settle no wall clocks
+    collects: Collecting | None = None  # after commits that leave garbage; None: maintenance does it
+    history: str | None = None  # retention of new shards: `7d`, `none`, …; None: they have no settings
+    compares_clock: bool = True  # with the blob store's; otherwise its commits seal no wall clocks
     metered: bool = False  # whether calls to the stores, and commits, are counted and timed
-    shows_no_copy: bool = False  # it refuses the blob store of an old home that has become a copy of a later one
-    publish: Publishing | None = None  # what this process commits is published so; None: maintenance does it
-    tracer: Tracer | None = None  # of which spans are asked; None: there are none
+    shows_no_copy: bool = False  # refuses the blob store of an old home that has become a copy of a later one
+    publish: Publishing | None = None  # publishes the commits of this process; None: maintenance does it
+    tracer: Tracer | None = None  # None: no spans
 
 
 class Location:
     """Opened stores and a bounded cache of machines. Thread-safe. Closing it closes the stores.
 
-    `is_copy`: whether it shows a copy of the blob store of another one, and only reads. Blobs may be lacking there.
+    `is_copy`: whether it is a read-only view of a copy of another location's blob store, which may lack blobs.
     """
 
     is_copy = False
 
     def behind_s(self, name: str) -> float | None:
-        """For how many seconds what this copy shows of a shard may lack what home has. None: this is home."""
+        """Replication lag of this copy for a shard, in seconds. None: this is home."""
         return None
 
     def __init__(
@@ -130,7 +130,7 @@ class Location:
             observe = self.store_calls.observer("blob")
             if self.blob_cache is None:
                 blob = MeteredBlob(blob, observe)
-            else:  # what the cache answers is no call to the store
+            else:  # a cache hit is no call to the store
                 self.blob_cache.wrap(lambda store: MeteredBlob(store, observe))
             consensus = MeteredConsensus(consensus, self.store_calls.observer("consensus"))
         self.blob = blob
@@ -157,7 +157,7 @@ class Location:
         self._retaining = threading.Lock()
         self._lock = threading.Lock()
         self._machines: OrderedDict[str, Machine] = OrderedDict()
-        self._evicted = MachineMetrics()  # what machines had counted that are in the cache no more
+        self._evicted = MachineMetrics()  # totals of evicted machines
         self.machines_found = 0
         self.machines_made = 0
         self._unread: OrderedDict[str, None] = OrderedDict()  # names that were new of late
@@ -167,7 +167,7 @@ class Location:
         self.poll_s = POLL_WITHOUT_PUSH_S if self._unsubscribe is None else POLL_WITH_PUSH_S
 
     def machine(self, name: str) -> Machine:
-        """The machine of the shard of that name, which may not exist yet. Raises InvalidUsage after a fork."""
+        """The machine of the shard, which may not exist yet. Raises InvalidUsage after a fork."""
         self._process.check()
         with self._lock:
             machine = self._machines.get(name)
@@ -185,7 +185,7 @@ class Location:
             return machine
 
     def new_machine(self, name: str) -> Machine:
-        """A machine that is in no cache; `machine` gives those that are."""
+        """A machine outside the cache; `machine` returns cached ones."""
         return Machine(
             name,
             self.versions,
@@ -196,9 +196,9 @@ class Location:
         )
 
     def retain_with(self, retain: Callable[[str], object]) -> None:
-        """Have `retain(name)` run policies of rows in the background, as commits of this process land.
+        """Call `retain(name)`, which runs row policies, in the background as commits of this process land.
 
-        For one shard at a time: the others have their turn with a later commit.
+        One shard at a time: for others it is called after a later commit.
         """
         with self._lock:
             self._retain = retain
@@ -213,7 +213,7 @@ class Location:
                 self._retaining.release()
 
     def settings_of_new(self, name: str) -> ShardSettings:
-        """The settings of a new shard of this name, if nobody says anything else."""
+        """The default settings of a new shard of this name."""
         if self._history is None:
             return NO_SETTINGS
         return self._history.of(name)
@@ -221,8 +221,7 @@ class Location:
     def history_page(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         """At most `limit` entries of the shard's commit history before a place (None: its end), newest first.
 
-        Raises UnknownShard, Corruption (a blob of it is damaged or
-        gone), Unavailable.
+        Raises UnknownShard, Corruption (a blob of it is damaged or gone), Unavailable.
         """
         machine, files = self.machine(name), SpillReader(self.blob, self.nodes)
         while True:
@@ -236,9 +235,9 @@ class Location:
                     raise Corruption(f"shard {name!r} has lost a blob of its commit history: {error}") from error
 
     def _make_room(self, name: str) -> None:
-        """For the new machine `name`, under the lock. Whoever uses an evicted one may go on: it only caches.
+        """Make room for the new machine `name`, under the lock. An evicted machine stays usable: it only caches.
 
-        A machine that somebody watches stays, also beyond `MACHINES_MAX`: news reach only those in the cache.
+        A watched machine is not evicted, even beyond `MACHINES_MAX`, since notifications reach only cached machines.
         """
         most = MACHINES_MAX
         self._unread[name] = None
@@ -264,7 +263,7 @@ class Location:
             return list(self._machines.values())
 
     def counted(self) -> MachineMetrics:
-        """What all machines have counted, also those that have left the cache."""
+        """Totals of all machines, evicted ones included."""
         found = MachineMetrics()
         with self._lock:
             for metrics in (self._evicted, *(machine.metrics for machine in self._machines.values())):
@@ -273,11 +272,11 @@ class Location:
 
     @property
     def clock_agrees(self) -> bool | None:
-        """Whether this process' clock and the blob store's agreed when they were compared last. None: they were not."""
+        """Whether the clocks of this process and of the blob store agreed at the last comparison; None: none yet."""
         return None if self._stamps is None else self._stamps.agreed
 
     def names(self, prefix: str = "", after: str = "", limit: int = 1000, with_dropped: bool = False) -> list[str]:
-        """Names of shards, ascending, beyond `after`. Those of dropped shards are among them only if asked for."""
+        """Names of shards, ascending, beyond `after`; those of dropped shards only if `with_dropped`."""
         self._process.check()
         self.identity.check()
         with translated():
@@ -285,7 +284,7 @@ class Location:
 
     @property
     def build(self) -> Build:
-        """What this build can read and write."""
+        """The formats that this build can read and write."""
         return self.settings.build
 
     def all_names(self, prefix: str = "", with_dropped: bool = True) -> Iterator[str]:
@@ -293,9 +292,9 @@ class Location:
         return all_names(partial(self.names, with_dropped=with_dropped), prefix)
 
     def check(self) -> list[str]:
-        """Probe both stores, and whether they belong together.
+        """Probe both stores, and check that they belong together.
 
-        Returns: what is wrong with a store that can be read but not written, since its disk is full.
+        Return the errors of stores that can be read but not written, for example because a disk is full.
         Raises InvalidUsage naming the wrong setting, or Unavailable.
         """
         unwritable = []
@@ -305,12 +304,12 @@ class Location:
                     check()
                 except (BlobNotWritable, ConsensusNotWritable) as error:
                     unwritable.append(str(error))
-        if not unwritable:  # else what is to be written for it waits until there is room
+        if not unwritable:  # otherwise the binding may have to be written later
             self.identity.check()
         return unwritable
 
     def close(self) -> None:
-        if self._process.is_left:  # it all belongs to the parent
+        if self._process.is_left:  # everything belongs to the parent process
             return
         if self._unsubscribe is not None:
             self._unsubscribe()
@@ -321,11 +320,11 @@ class Location:
         self.consensus.close()
 
     def _is_watched(self, name: str) -> bool:
-        machine = self._machines.get(name)  # without the lock: who begins to watch reads the shard after that
+        machine = self._machines.get(name)  # without the lock: a new watcher reads the shard after it subscribed
         return machine is not None and machine.is_watched
 
     def _moved(self, name: str) -> None:
-        """The push channel says that a shard may have moved: read it soon if anybody here cares."""
+        """The push channel reports that a shard may have changed: read it soon if it is watched here."""
         with self._lock:
             machine = self._machines.get(name)
             if machine is None or name in self._poked or not machine.is_watched:
@@ -336,12 +335,12 @@ class Location:
             self._poked.discard(name)
             machine.refresh_quietly()
 
-        if not self.background.submit(refresh):  # polling finds out
+        if not self.background.submit(refresh):  # polling finds it
             self._poked.discard(name)
 
 
 def all_names(names: Callable[[str, str, int], list[str]], prefix: str) -> Iterator[str]:
-    """Every name that begins with `prefix`, of `names(prefix, after, limit)`, which gives one page."""
+    """All names that begin with `prefix`, from `names(prefix, after, limit)`, which returns one page."""
     after = ""
     while page := names(prefix, after, NAMES_PAGE):
         yield from page
@@ -369,9 +368,9 @@ def open_stores(blob_url: str, consensus_url: str, **options: object) -> Locatio
 
 
 def directory_urls(url: str, *, makes: bool = True) -> tuple[str, str]:
-    """The blob and the consensus URL of the location `persist:///path`, which is made if it is missing or empty.
+    """The blob and the consensus URL of the location `persist:///path`, which is created if it is missing or empty.
 
-    Raises InvalidUsage: it is something else, or, without `makes`, it is not there.
+    Raises InvalidUsage: the path is something else, or, without `makes`, does not exist.
     """
     parts = urlsplit("" if is_ambiguous(url) else url)
     if parts.scheme != "persist" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
@@ -387,7 +386,7 @@ def directory_urls(url: str, *, makes: bool = True) -> tuple[str, str]:
 
 
 def check_location(url: str) -> None:
-    """Raises InvalidUsage where `persist:///path` is no location yet: opening makes it one."""
+    """Raise InvalidUsage if `persist:///path` is not a location yet: opening it would create one."""
     directory_urls(url, makes=False)
     root = Path(unquote(urlsplit(url).path))
     if not (root / MARKER).exists() and _is_empty(root):
@@ -395,7 +394,7 @@ def check_location(url: str) -> None:
 
 
 def check_there(url: str) -> None:
-    """Raises InvalidUsage where the URL is of a directory, or of a SQLite file, that is not there: opening makes it."""
+    """Raise InvalidUsage if the URL names a directory or a SQLite file that does not exist: opening would create it."""
     scheme, _, rest = url.partition(":")
     if scheme.lower() == "sqlite":
         there = not rest.startswith("///") or Path(unquote(rest.removeprefix("///").partition("?")[0])).exists()
@@ -407,7 +406,7 @@ def check_there(url: str) -> None:
 
 
 def _mark(root: Path) -> None:
-    """Check that `root` is a persist location, making it one when it is missing or empty."""
+    """Check that `root` is a persist location; create one if it is missing or empty."""
     marker = root / MARKER
     try:
         make_directories(root)
@@ -430,9 +429,9 @@ def _mark(root: Path) -> None:
 
 
 def read_marker(marker: Path) -> Any:
-    """The JSON of a file that marks a location. Raises OSError: it cannot be read, or is no file; ValueError: no JSON.
+    """The JSON of the marker file of a location. Raises OSError: it cannot be read, or is no file; ValueError: no JSON.
 
-    It is asked for by what it is first: opening a pipe would wait for who writes to it.
+    The type of the file is checked first: opening a pipe would wait for its writer.
     """
     if not stat.S_ISREG(marker.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(marker))
@@ -447,7 +446,7 @@ def read_marker(marker: Path) -> Any:
 
 
 def url_path(path: Path) -> str:
-    """The path as it stands in a URL. Raises InvalidUsage: it is no UTF-8, which a URL must be."""
+    """The path, quoted for a URL. Raises InvalidUsage: it is not UTF-8."""
     try:
         return quote(str(path))
     except UnicodeEncodeError as error:
@@ -455,7 +454,7 @@ def url_path(path: Path) -> str:
 
 
 def _is_empty(root: Path) -> bool:
-    """Whether nobody has put anything there. A fresh file system has a `lost+found`, and `blob` may be one itself."""
+    """Whether the directory has no files. A fresh file system has a `lost+found`, and `blob` may be a mount point."""
     for entry in root.iterdir():
         if entry.name == "blob" and entry.is_dir() and _is_empty(entry):
             continue

@@ -19,19 +19,19 @@ from persist.core.ids import IdSource, LocationBinding
 from persist.formats.state_frames import FIRST_FORMAT, THIS_BUILD, Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated
 
-# When a process has looked whether another home has taken over, and who looks now.
+# Scheduling of the checks whether another home has taken over.
 #
-# Whoever is to commit compares clock readings alone, as long as the last look is recent. Once it is not, he looks, or
-# waits for who looks already. Time counts also while the machine is suspended: who slept looks before he writes.
+# While the last check is recent, a committer only compares clock readings. Otherwise it checks, or waits for a check
+# that is under way. Time also counts while the machine is suspended, so a check precedes the next write after that.
 
 
-LOOK_EVERY_S = 10.0  # how long a look lets commits go on
-TURN_WAIT_S = 5.0  # so long is waited for another look; then who waits looks as well, since that one may hang
-TRIES_MAX = 2  # of who is to commit
+LOOK_EVERY_S = 10.0  # for which a check permits commits
+TURN_WAIT_S = 5.0  # to wait for another thread's check before checking as well, since that one may hang
+TRIES_MAX = 2  # of a committer
 
 
 class Looks:
-    """Thread-safe. `look` is called with the number of the look; of two the later one has the higher number."""
+    """Thread-safe. `look` is called with the number of the check; later checks have higher numbers."""
 
     def __init__(self, look: Callable[[int], object], clock: Clock) -> None:
         self._look = look
@@ -40,39 +40,39 @@ class Looks:
         self._lock = threading.Lock()
         self._begun = 0
         self._ended = 0  # the last one that has
-        self._tried: Moment | None = None  # when it was last looked, whether or not that told
-        self._told: Moment | None = None  # when the last look began that told
+        self._tried: Moment | None = None  # when the last check was, successful or not
+        self._succeeded: Moment | None = None  # when the last successful check began
 
     @property
     def is_due(self) -> bool:
-        """Whether it is to be looked before anything is committed. Compares clock readings."""
+        """Whether a check has to precede the next commit. Compares clock readings only."""
         tried = self._tried
         return tried is None or tried.passed_s(self._clock) >= LOOK_EVERY_S
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has told. Infinite: nothing ever did."""
-        told = self._told
-        return math.inf if told is None else told.passed_s(self._clock)
+        """Seconds since the last successful check; infinite if there was none."""
+        succeeded = self._succeeded
+        return math.inf if succeeded is None else succeeded.passed_s(self._clock)
 
     @property
-    def has_told(self) -> bool:
-        return self._told is not None
+    def has_succeeded(self) -> bool:
+        return self._succeeded is not None
 
     def forget(self) -> None:
-        """It is due, and nothing has told."""
+        """Forget all checks, so that one is due."""
         with self._lock:
-            self._tried = self._told = None
+            self._tried = self._succeeded = None
 
     def now(self) -> None:
-        """Look. Raises what `look` raises."""
+        """Check now. Raises what `look` raises."""
         with self.turn():
             self._one()
 
     def if_due(self) -> None:
-        """Look if that is due, or wait for who looks already. Raises what `look` raises, if it was called.
+        """Check if that is due, or wait for a check that is under way. Raises what `look` raises, if it was called.
 
-        It is tried again where a look did not tell and took long: this process may have slept meanwhile.
+        A check that failed and took long is repeated: this process may have been suspended meanwhile.
         """
         with self.turn():
             for tries in range(1, TRIES_MAX + 1):
@@ -86,7 +86,7 @@ class Looks:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """One at a time, unless the one before takes long."""
+        """Allow one check at a time, unless the one before takes long."""
         has_it = self._turn.acquire(timeout=TURN_WAIT_S)
         try:
             yield
@@ -94,10 +94,10 @@ class Looks:
             if has_it:
                 self._turn.release()
 
-    def told(self, began: Moment) -> None:
-        """Something else than a look has told as much, at this moment."""
+    def succeeded(self, began: Moment) -> None:
+        """Note that another comparison, begun at this moment, had the same result as a successful check."""
         with self._lock:
-            self._tried = self._told = began
+            self._tried = self._succeeded = began
 
     def _one(self) -> None:
         with self._lock:
@@ -107,7 +107,7 @@ class Looks:
         try:
             self._look(number)
         except Unavailable:
-            # Counts from its end, so that a link that is down keeps nobody waiting. One that took long may have slept.
+            # Counts from its end, so that a broken link delays no commit. After a suspension it counts from its begin.
             took_long = began.passed_s(self._clock) >= LOOK_EVERY_S
             self._end(number, began if took_long else moment(self._clock), None)
             raise
@@ -116,37 +116,37 @@ class Looks:
             raise
         self._end(number, began, began)
 
-    def _end(self, number: int, tried: Moment | None, told: Moment | None) -> None:
+    def _end(self, number: int, tried: Moment | None, succeeded: Moment | None) -> None:
         with self._lock:
             if number < self._ended:  # it hung, and a later one was quicker
                 return
             self._ended, self._tried = number, tried
-            if told is not None:
-                self._told = told
+            if succeeded is not None:
+                self._succeeded = succeeded
 
 
-# Which location the two stores belong to, and whether they belong together.
+# The binding of the two stores of a location.
 #
 # At first use the two stores of a location are bound: the same record, a `LocationBinding`, is put into both. Every
 # process compares them when it opens the location, and again before it deletes anything. So stores that were paired by
-# mistake, and a store that was emptied or is another one than before, are refused before they can harm each other.
+# mistake, and a store that was emptied or replaced, are refused before they can damage each other.
 #
 # - The blob store holds the location's id, `location-id`, which is random and written once, and for each epoch the
 #   binding, `epoch/1`, `epoch/2`, …, each written once.
 # - The consensus store holds the bindings as a log under a hidden key, which no shard can have.
 #
-# The order of writing makes it safe to be killed anywhere: the id, an offer in the blob store, the log, the epoch in
-# the blob store. Of several processes that bind at once the log lets one win. Of two logs that are bound to one blob
-# store, the blob lets one win.
+# The order of the writes makes it safe to be killed at any point: the id, an offer in the blob store, the log, the
+# epoch in the blob store. If several processes bind at once, the log decides. If two logs are bound to one blob store,
+# the blob store decides.
 
 
 ID_KEY = "location-id"
 LOG_KEY = HIDDEN + "binding"
 EPOCHS = "epoch/"
-COPY_KEY = "copy-of"  # in a store to which another one is copied: who deletes there deletes nothing of a home
+COPY_KEY = "copy-of"  # marks a store as a copy of another one: deletions there affect no home
 FIRST_EPOCH = 1
-SHARDS_TRIED = 10  # of a location that has no binding yet: one of these must have its rollup in the blob store
-CONFIRM_EVERY_S = 5.0  # how long a comparison lets deletions go on
+SHARDS_TRIED = 10  # of a location without a binding: one of these must have its rollup in the blob store
+CONFIRM_EVERY_S = 5.0  # for which a comparison permits deletions
 EPOCHS_MAX = 10_000  # of one location; each is of a recovery, or of another home
 _OF_A_SHARD = re.compile(r"s[0-9a-f]{32}/")
 
@@ -182,31 +182,31 @@ class Identity:
         self._lock = threading.Lock()
         self._binding: LocationBinding | None = None
         self._newer = False  # whether the blob store has a later epoch
-        self._newer_by = 0  # and which look has told
-        self._copied: InvalidUsage | Unavailable | None = None  # as it is said where the store has become a copy
+        self._newer_by = 0  # the number of the check that found it
+        self._copied: InvalidUsage | Unavailable | None = None  # the error if the store has become a copy
         self._elsewhere: Callable[[], ReadOnly | None] | None = None
-        self._taken: ReadOnly | None = None  # why this process only reads, by what was found elsewhere
+        self._taken: ReadOnly | None = None  # why this process only reads, as `_elsewhere` found
         self._taken_by = 0
-        self._fence_after_s: float | None = None  # a process that could not look for so long stops writing
+        self._fence_after_s: float | None = None  # a process that could not check for so long stops writing
         self._looks = Looks(self._look, clock)
 
     def check(self) -> LocationBinding:
         """The binding of the stores. They are compared once, and bound if they are new.
 
-        Raises InvalidUsage: they do not belong together. It says what to do. With `shows_no_copy` also where the blob
-        store of an old home is a copy of a later one: Unavailable where that was found later.
+        Raises InvalidUsage: they do not belong together, with the remedy. With `shows_no_copy` also if the blob store
+        of an old home is a copy of a later one; Unavailable if it became one while this process was running.
         """
         binding = self.binding()
         self.refuse_copy()
         return binding
 
     def refuse_copy(self) -> None:
-        """Raises what `check` raises where it was found that the store is a copy. Calls no store."""
+        """Raise the error of `check` if the store is known to be a copy. Calls no store."""
         if (copied := self._copied) is not None:
             raise type(copied)(copied.message)
 
     def binding(self) -> LocationBinding:
-        """As `check`, also where the blob store has become a copy."""
+        """As `check`, but also succeeds if the blob store has become a copy."""
         binding = self._binding
         if binding is None:
             with self._looks.turn():
@@ -215,14 +215,14 @@ class Identity:
                     began = moment(self._clock)
                     binding = self._compare(0)
                     if self._elsewhere is None:
-                        self._looks.told(began)
+                        self._looks.succeeded(began)
         return binding
 
     def check_writable(self) -> None:
-        """As `check`, and that no other home has taken over. That is looked at when it was not for LOOK_EVERY_S.
+        """As `check`, and check that no other home has taken over, unless that was checked within LOOK_EVERY_S.
 
-        Raises also ReadOnly: one has; it names its servers, as far as the index does. Unavailable: this process could
-        not look for so long that it stops by itself. Nothing was written.
+        Also raises ReadOnly: another home has taken over; the error names its servers if the index does. Unavailable:
+        this process could not check for so long that it stops writing. Nothing was written.
         """
         binding = self.binding()
         if self._looks.is_due:
@@ -241,14 +241,14 @@ class Identity:
         if taken is not None:
             raise ReadOnly(taken.message, **taken.details)
         if self._fence_after_s is not None and (silent_s := self._looks.silent_s) >= self._fence_after_s:
-            for_long = f"for {silent_s:.0f} s" if self._looks.has_told else "since it began"
+            since = f"for {silent_s:.0f} s" if self._looks.has_succeeded else "since it started"
             raise Unavailable(
-                f"{for_long} this process could not look whether another home of {self._blob.url} has taken over: it "
-                "stops writing until it can"
+                f"this process could not check {since} whether another home of {self._blob.url} has taken over; it "
+                "refuses writes until it can"
             )
 
     def named(self, error: ReadOnly) -> ReadOnly:
-        """This refusal of a write, with the servers of the home that has taken over, as far as they are known."""
+        """The refusal of a write, with the servers of the home that has taken over if they are known."""
         taken = self._taken
         if error.details.get("home") or taken is None or not taken.details["home"]:
             return error
@@ -256,9 +256,9 @@ class Identity:
         return ReadOnly(f"{error.message}, at {', '.join(taken.details['home'])}", **details)
 
     def check_no_copy(self, *, if_due: bool = False) -> None:
-        """After something was not there, or was refused: look whether that is since the store has become a copy.
+        """After a failure: check whether the store has become a copy, and raise the error of `check` if so.
 
-        Raises what `check` raises then. It is not looked where nothing would be said. `if_due`: nor soon after a look.
+        Does nothing without `shows_no_copy`. `if_due`: nor soon after another check.
         """
         if self._shows_no_copy:
             with contextlib.suppress(Unavailable):
@@ -266,15 +266,15 @@ class Identity:
             self.check()
 
     def look_elsewhere(self, look: Callable[[], ReadOnly | None], fence_after_s: float | None) -> None:
-        """From now on `look` tells as well whether another home has taken over. It may raise Unavailable.
+        """Let checks call `look` too, which returns the refusal if another home has taken over, or raises Unavailable.
 
-        `fence_after_s`: who could not look for so long stops writing, and who has just begun looks first. None: no.
+        `fence_after_s`: if no check has succeeded for so long, or none yet, this process refuses writes. None: never.
         """
         self._elsewhere, self._fence_after_s = look, fence_after_s
         self._looks.forget()
 
     def look(self) -> None:
-        """Look whether another home has taken over. Raises Unavailable: that cannot be told now; InvalidUsage."""
+        """Check whether another home has taken over. Raises Unavailable (not known now), InvalidUsage."""
         self._looks.now()
 
     def _look(self, number: int) -> None:
@@ -285,10 +285,10 @@ class Identity:
                 self._taken, self._taken_by = taken, number
 
     def confirm(self) -> None:
-        """Before anything is deleted: compare the stores again, unless that was done in the last seconds.
+        """Before a deletion: compare the stores again, unless that was done within CONFIRM_EVERY_S.
 
-        Raises what `check_writable` raises. Blobs that are deleted within `CONFIRM_EVERY_S` after it may still be
-        another's, if the stores were exchanged in just that time.
+        Raises the errors of `check_writable`. If the stores are exchanged within CONFIRM_EVERY_S after the comparison,
+        blobs of another location may be deleted.
         """
         self.binding()
         if self._looks.silent_s >= CONFIRM_EVERY_S:
@@ -296,7 +296,7 @@ class Identity:
         self.check_writable()
 
     def _compare(self, number: int) -> LocationBinding:
-        """Compare the stores, and bind them if neither was bound. `number`: that of the look."""
+        """Compare the stores, and bind them if neither is bound. `number`: that of the check."""
         entry = self._entry() or self._bound()
         binding = decode_binding(entry.data, self._build)
         known = self._binding
@@ -311,10 +311,10 @@ class Identity:
             if held is None or decode_binding(held, self._build) != binding:
                 self._refuse("are stores of two locations: give two that belong together")
             newer = self._has_later(binding.epoch)
-            # A home that was a copy, and was killed before its mark went, is of the last epoch.
+            # A home that was a copy, and was killed before its mark was deleted, has the last epoch.
             is_copy = newer and self._shows_no_copy and self._blob.stat(COPY_KEY) is not None
         with self._lock:
-            if number >= self._newer_by:  # one that hung does not tell over a later one
+            if number >= self._newer_by:  # a check that hung does not overrule a later one
                 self._copied = (self._copied or self._said_of_copy(known is not None)) if is_copy else None
                 self._newer, self._newer_by, self._binding = newer, number, binding
         return binding
@@ -322,19 +322,19 @@ class Identity:
     def _said_of_copy(self, was_home: bool) -> InvalidUsage | Unavailable:
         url = self._blob.url
         return (Unavailable if was_home else InvalidUsage)(
-            f"this store is a copy now: {url} was made one by `persist region demote`, and another home goes on; serve "
-            f"it by `persist serve --read-only --blob {url}`"
+            f"this store is a copy now: {url} was made one of another home by `persist region demote`; serve it by "
+            f"`persist serve --read-only --blob {url}`"
         )
 
     def _has_later(self, epoch: int) -> bool:
-        """Whether the blob store has a later epoch, whichever: some between may never have been here."""
+        """Whether the blob store has any later epoch: a copy may lack some in between."""
         listed = list(islice(self._blob.list(EPOCHS), EPOCHS_MAX + 1))
         if len(listed) > EPOCHS_MAX:
-            self._refuse(f"have more than {EPOCHS_MAX} blobs that are called {EPOCHS}…: no more than one a recovery")
+            self._refuse(f"have more than {EPOCHS_MAX} blobs {EPOCHS}…; each recovery and switch makes one")
         return any(number > epoch for number in _numbers(listed))
 
     def _bound(self) -> Entry:
-        """The binding of stores of which the log has none: made now, unless this log cannot be theirs."""
+        """The binding of stores whose log has none: created now, unless this log cannot belong to the blob store."""
         with translated():
             names = self._consensus.keys("", "", SHARDS_TRIED)
             taken = self._blob.stat(epoch_key(FIRST_EPOCH)) is not None
@@ -362,7 +362,7 @@ class Identity:
             binding = LocationBinding(location_id, FIRST_EPOCH, self._ids.uuid7())
             data = encode_binding(binding)
             self._blob.put(_offer_key(binding), b"")
-            with contextlib.suppress(ConsensusIndeterminate):  # or another process was quicker: the log tells
+            with contextlib.suppress(ConsensusIndeterminate):  # the entry below shows whose binding is in the log
                 self._consensus.compare_and_set(LOG_KEY, 1, data)
         entry = self._entry()
         if entry is None:
@@ -370,7 +370,7 @@ class Identity:
         return entry
 
     def _finish_binding(self, binding: LocationBinding, data: bytes) -> None:
-        """Put the binding of the log beside the blobs, if these are of the same location: who bound them was killed."""
+        """Put the binding of the log into the blob store of the same location, after its process was killed."""
         if self._blob.stat(_offer_key(binding)) is None:
             self._refuse(
                 "are stores of two locations, or the blob store was emptied: give or restore that of this location"
@@ -393,7 +393,7 @@ class Identity:
 
 
 def epochs_in(blob: Blob) -> list[int]:
-    """The epochs of which the blob store has the binding, ascending. A copy may lack some. Raises BlobError."""
+    """The epochs whose bindings the blob store has, ascending. A copy may lack some. Raises BlobError."""
     return sorted(_numbers(blob.list(EPOCHS)))
 
 
@@ -403,21 +403,21 @@ def _numbers(listed: Iterable[BlobStat]) -> Iterator[int]:
 
 
 def _offer_key(binding: LocationBinding) -> str:
-    """What tells, once the log has taken a binding, that it was made for this very blob store."""
+    """The key that shows that a binding in the log was made for this blob store."""
     return f"offer/{binding.pair}"
 
 
 def epoch_key(epoch: int) -> str:
-    """Where the blob store keeps the binding of this epoch."""
+    """The key of the binding of this epoch in the blob store."""
     return f"{EPOCHS}{epoch}"
 
 
 # The format version of a location: the version of the durable bytes that are written there.
 #
 # Every build writes the format version of the location, not the newest one that it knows, so that two builds can serve
-# one location. An administrator switches a later version on when no older build is left. A new location has the newest
-# version of the build that creates it. The version is kept in write-once blobs, `format/2`, `format/3`, …: it is the
-# last of them without a gap, and 1 without any.
+# one location. An administrator raises the version when no older build is left. A new location has the newest version
+# of the build that creates it. The version is stored as write-once blobs, `format/2`, `format/3`, …: it is the last of
+# them without a gap, and 1 without any.
 
 
 FORMATS = "format/"
@@ -438,7 +438,7 @@ def raise_format(blob: Blob, build: Build) -> tuple[int, int]:
     """Switch on the newest format version of the build; the versions before and after. Safe to repeat."""
     before, after = read_format(blob, build), build.newest
     for version in range(before + 1, after + 1):
-        with translated(), contextlib.suppress(BlobExists):  # another process raises it too
+        with translated(), contextlib.suppress(BlobExists):  # another process raises it as well
             blob.put(_key(version), b"")
     return before, after
 

@@ -1,12 +1,11 @@
-"""The settled compare-and-set: a state diff is in the log, or it is not, and the caller is told which.
+"""The settled compare-and-set: it determines whether a state diff is in the log.
 
 A compare-and-set of unknown outcome is repeated with the same bytes at the same seqno until the store gives a definite
-answer. If that answer is that the race was lost, the winner may be an earlier try of our own: the commit id in the log
-tells. So callers hear of an unknown outcome only when the store stays away until their deadline.
+answer. If the answer is that the race was lost, the winner may be an earlier try of this process, which the commit id
+in the log shows. So callers receive Indeterminate only if the store is unavailable until their deadline.
 
-Before each try it is looked at whether this process may still write, and once more before what it wrote counts as
-done: while it waited for the store another home may have taken over, which does not know of it. What only moves holds
-is written all the same.
+This process checks that it may write before each try, and again before a write counts as done: while it waited for the
+store another home may have taken over, which does not know the write. A diff that only moves holds is always written.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from consensus import ConsensusError, ConsensusIndeterminate, ConsensusNotWritab
 from persist.commit.state_loader import Versions
 from persist.commit.system import System, jittered
 from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
-from persist.core.state_diff import StateDiff, only_holds, standing_for
+from persist.core.state_diff import StateDiff, only_holds, referring_to
 from persist.formats.store_errors import translate, translated
 from persist.telemetry.metrics import MachineMetrics
 
@@ -23,11 +22,11 @@ LONG_DIFF_BYTES_MAX = 256 * 1024 * 1024  # about a million parts
 BACKOFF_FIRST_S = 0.004
 BACKOFF_MAX_S = 1.0
 LOST_FIRST_S = 0.001
-LOST_MAX_S = 0.02  # a lost race does not mean that the store is slow, and a machine that waits long keeps losing
+LOST_MAX_S = 0.02  # a lost race does not mean that the store is slow, and a process that waits long keeps losing
 
 
 class TooLarge(InvalidUsage):
-    """A state diff that the store of the log does not take. It was not written."""
+    """A state diff is too large for the consensus store. It was not written."""
 
 
 class LogWriter:
@@ -38,14 +37,14 @@ class LogWriter:
         self._versions = versions
         self._system = system
         self._metrics = metrics
-        self.request_id = ""  # of a request that is committed now, for the log
+        self.request_id = ""  # of a request in the current group, for log lines
 
     def write(self, change: StateDiff, deadline: float, long_diff: str = "", ends: bool = False) -> int:
-        """Have this state diff in the log; its bytes there. 0: it is not; plan anew, on the State as of now.
+        """Write this state diff to the log; return its size there in bytes, or 0 if it has to be planned again.
 
-        Then another commit has its seqno; or this process has read another State meanwhile, perhaps of another
-        history. A diff is written only after the very entry of the State on which it was planned. `ends`: the shard is
-        dropped after it.
+        That is so if another commit has its seqno, or if this process has read another State meanwhile, perhaps of
+        another history: a diff is written only after the entry of the State on which it was planned. `ends`: the shard
+        is dropped after it.
 
         `long_diff`: the diff is written to the blob of this key, which its State names, and the log only refers to it.
         TooLarge: the diff is too large for the store. Unavailable: it is definitely not in the log. Indeterminate:
@@ -64,7 +63,7 @@ class LogWriter:
         if long_diff:
             with translated():
                 self._versions.blob.put(long_diff, data)
-            data = self._versions.encode(standing_for(change, long_diff, len(data)), ends)
+            data = self._versions.encode(referring_to(change, long_diff, len(data)), ends)
         holds = only_holds(change)
         won, was_unknown = self.compare_and_set(change.seqno, data, deadline, after, holds=holds)
         if won or (was_unknown and self.is_ours(change, deadline)):
@@ -73,10 +72,10 @@ class LogWriter:
         return 0
 
     def settled(self, commit_id: str, data: bytes, *, holds: bool = False) -> None:
-        """This entry is the newest one of the log, and stays there.
+        """Note that this entry is the newest one of the log.
 
-        Raises Indeterminate: it is there, and perhaps at a home that is none any more: nobody may be told that it is
-        done.
+        Raises Indeterminate: it is in the log, but perhaps of a home that another one has replaced, so its commands
+        must not be acknowledged.
         """
         self._versions.ends(self._name, commit_id, data)
         if self._system.publisher is not None:

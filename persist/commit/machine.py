@@ -60,16 +60,18 @@ from persist.core.transitions.part_admission import check_staged
 from persist.formats.http_messages import validate_caller, validate_command
 from persist.telemetry.metrics import MachineMetrics
 
-# What callers are told of a commit: its outcomes, unless another home has taken over, or the store is a copy.
+# The outcomes that callers receive, unless another home has taken over, or the store has become a copy.
 
 
-def told(versions: Versions, commit: Commit, group: Sequence[Pending]) -> list[Outcome]:
-    """The outcomes as callers are told them: a refusal names the home that has taken over.
+def outcomes_for(versions: Versions, commit: Commit, group: Sequence[Pending]) -> list[Outcome]:
+    """One outcome per command. A refusal names the home that has taken over.
 
-    A write that landed before, or changes nothing, is no more than tried: another home may not have it.
+    A write that committed nothing, as a retry does, succeeds only if this process may still write: another home may
+    not have the first try.
     """
     outcomes = [
-        versions.named(one) if isinstance(one, ReadOnly) else one for one in _unless_copied(versions, commit, group)
+        versions.named(outcome) if isinstance(outcome, ReadOnly) else outcome
+        for outcome in _unless_copied(versions, commit, group)
     ]
     if commit.diff is not None:
         return outcomes
@@ -88,14 +90,14 @@ def told(versions: Versions, commit: Commit, group: Sequence[Pending]) -> list[O
 
 
 def _unless_copied(versions: Versions, commit: Commit, group: Sequence[Pending]) -> Sequence[Outcome]:
-    """What became of the group. Reads of a shard that goes on elsewhere: unless the store has become a copy."""
+    """The outcomes; those of reads of a handed-over shard become errors if the store has become a copy."""
     reads = [not isinstance(pending.command, c.WriteCommand) for pending in group[: len(commit.outcomes)]]
     if not commit.following.handed_over or not any(reads):
         return commit.outcomes
     try:
         versions.check_no_copy(if_due=True)
     except PersistError as copied:
-        return [copied if is_read else one for one, is_read in zip(commit.outcomes, reads, strict=True)]
+        return [copied if is_read else outcome for outcome, is_read in zip(commit.outcomes, reads, strict=True)]
     return commit.outcomes
 
 
@@ -103,22 +105,22 @@ def _unless_copied(versions: Versions, commit: Commit, group: Sequence[Pending])
 #
 # A commit is: take the queued commands -> plan on the cached State -> compare-and-set at the next seqno -> publish the
 # State -> answer the callers. One compare-and-set is in flight at a time; commands that arrive meanwhile queue up and
-# are committed together (group commit), each with its own outcome. Any number of machines, here or elsewhere, may work
-# on one shard: they only meet in the compare-and-set. The README of this package is the manual of this path.
+# are committed together (group commit), each with its own outcome. Any number of machines, in any process, may work on
+# one shard: they only meet in the compare-and-set. The README of this package describes this path step by step.
 
 
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
-QUEUE_MAX = 10_000  # commands of a shard that wait; one more is refused (Overloaded)
+QUEUE_MAX = 10_000  # queued commands of a shard; one more is refused (Overloaded)
 GROUP_MAX = 1_000  # commands that are committed together
-TURN_S = 1.0  # for which a commit waits for those of other processes
+TURN_S = 1.0  # that a commit waits at most for its turn among processes
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
     """`retry_s` bounds how long one commit may take; `check_all` checks every invariant at every commit (tests).
 
-    `small_merges`: whether upkeep merges small batches; not in a process of maintenance, which merges by its own plan.
-    `check_threads`: staged blobs of one command that are looked at together.
+    `small_merges`: whether upkeep merges small batches; a maintenance process merges by its own plan instead.
+    `check_threads`: staged blobs of one command that are validated in parallel.
     """
 
     retry_s: float = 30.0
@@ -159,28 +161,28 @@ class Machine(CachedState):
         self._retain: Callable[[str], object] | None = None
 
     def collect_with(self, collect: Callable[[str], object]) -> None:
-        """Have `collect(name)` called in the background whenever a commit leaves something to collect."""
+        """Call `collect(name)` in the background whenever a commit leaves garbage."""
         self._collect = collect
         self._upkeep.collects = True
 
     def retain_with(self, retain: Callable[[str], object]) -> None:
-        """Have `retain(name)` called in the background as commits land, now and then, where rows have a policy."""
+        """Call `retain(name)` in the background now and then, as commits land, if the rows have a policy."""
         self._retain = retain
         self._upkeep.retains = True
 
     @property
     def queued(self) -> int:
-        """How many commands wait, or are being committed."""
+        """Number of commands that wait or are being committed."""
         return self._queue.queued
 
     def create(self, state: State, follows: str | None = None) -> State:
-        """Commit the first State of a shard, unless the shard exists; the State that is there afterwards.
+        """Commit the first State of a shard unless the shard exists; return the State that is there afterwards.
 
-        Where a shard of this name was dropped, the next life of the name begins, if `follows` is its id or None.
+        If a shard of this name was dropped, the next life of the name begins, provided `follows` is its id or None.
         """
         existing: State | None
         try:
-            existing = self.refresh()  # not only the log: this process may have read what the log has lost
+            existing = self.refresh()  # not only the log: this process may have read commits that the log has lost
         except UnknownShard:
             existing = None
         if existing is None:
@@ -198,7 +200,7 @@ class Machine(CachedState):
         return self._recreated(existing, state)
 
     def _recreated(self, ended: State, wanted: State) -> State:
-        """The next life of the name, by whoever begins it: these commands are for the life that has ended only."""
+        """Begin the next life of the name, unless another process does. The commands address the ended life only."""
         finalise = c.Finalise(shard=ended.shard_id, store_ms=probed(self._versions.blob, self._system.ids))
         try:
             for _ in range(FINALISE_STEPS_MAX):
@@ -214,13 +216,14 @@ class Machine(CachedState):
         """Validate and commit one command, and return its result. Raises the error with which it was refused.
 
         Unavailable: it definitely did not happen. Indeterminate: it may have; retry with the same token. `caller` is
-        kept in the commit history. `by_names`: SchemaMismatch where its rows are not of the columns as they are now.
+        kept in the commit history. `by_names`: the rows were given by column name; SchemaMismatch if they are not of
+        the current schema.
         """
         command, caller = validate_command(command), validate_caller(caller)
         return self._applied(command, self.verdict(command, by_names), caller)
 
     def verdict(self, command: c.Command, by_names: bool = False) -> Verdict:
-        """What is found of the parts or the schema that the command brings, for `submit`. What is wrong is in it.
+        """The verdict on the parts or the schema that the command brings, for `submit`. It contains any error.
 
         Calls a store unless `knows(command)` and `is_at_once(command)`.
         """
@@ -230,7 +233,7 @@ class Machine(CachedState):
         return SOUND
 
     def knows(self, command: c.Command) -> bool:
-        """Whether the cached State is of the life that the command means, and knows the schemas that it names."""
+        """Whether the cached State is of the shard that the command addresses, and has the schemas that it names."""
         state = self.cached
         if state is None or state.is_closed or command.shard not in (None, state.shard_id):
             return False
@@ -242,9 +245,9 @@ class Machine(CachedState):
         return of_it and all(part.schema_id in state.schemas for part in parts)
 
     def receipted(self, runs: Sequence[Run]) -> tuple[Run, ...]:
-        """Staged runs with receipts, by which they are committed without another look. Raises what is wrong with one.
+        """The staged runs with receipts, so that their commit need not validate them. Raises the error of a bad part.
 
-        Repeating it is safe.
+        A retry is safe.
         """
         state = self.state()
         try:
@@ -283,12 +286,10 @@ class Machine(CachedState):
     ) -> None:
         """As `apply`, without waiting for the commit: `answered(outcome)` is called once, on any thread.
 
-        The command was validated, as `decode_command` and `validate_command` do.
-        `all_answered()` is called once those are answered that are committed together.
+        The command was validated, by `decode_command` or `validate_command`. `all_answered()` is called after the last
+        answer of its group. `verdict` is the result of `verdict(command)`; None: it is determined here.
 
-        `verdict` is what `verdict(command)` said; None: it is asked for here.
-
-        `run` runs a commit on another thread when it falls to this command to lead. Nobody can cancel it: others are
+        `run` runs a commit on another thread if this command has to lead. It cannot be cancelled: other commands are
         committed with it.
         """
 
@@ -303,7 +304,7 @@ class Machine(CachedState):
             lead()
 
     def _lead(self) -> None:
-        """Commit what is queued, answer it, then hand the lead to the next queued command, if any."""
+        """Commit the queued commands, answer them, then hand the lead to the next queued command, if any."""
         group = self._queue.next_group()
         outcomes: Sequence[Outcome] = ()
         failed: BaseException = self._interrupted()
@@ -315,12 +316,12 @@ class Machine(CachedState):
                 commit, outcomes = self._commit_what_fits(group)
                 watch.ended(commit.following.seqno, commit.diff is not None)
             upkeep = commit.upkeep
-        except Exception as error:  # even a bug: nobody may be left waiting
+        except Exception as error:  # even a bug must not leave callers waiting
             failed = error
             if not isinstance(error, PersistError):
                 raise
             if isinstance(error, Unavailable) and error.is_unwritable:
-                outcomes = [self._unheld(one.command, error) for one in group[: self._queue.group_size]]
+                outcomes = [self._unheld(pending.command, error) for pending in group[: self._queue.group_size]]
         finally:
             self._queue.answer(outcomes or [failed] * self._queue.group_size)
             self._queue.hand_over()
@@ -328,10 +329,9 @@ class Machine(CachedState):
             self._begin_upkeep(upkeep)
 
     def _commit_what_fits(self, group: list[Pending]) -> tuple[Commit, Sequence[Outcome]]:
-        """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.
+        """Commit the group, or as much of its beginning as the consensus store takes at once; the rest stays queued.
 
-        A value that cannot be written is refused only to the command that brings it. So is what would lead to a State
-        that must not be.
+        Only the command that brings a value that cannot be written, or that violates an invariant, is refused.
         """
         while True:
             try:
@@ -341,7 +341,7 @@ class Machine(CachedState):
                     raise
                 group = self._queue.halve_group()
             else:
-                return commit, told(self._versions, commit, group)
+                return commit, outcomes_for(self._versions, commit, group)
 
     def _interrupted(self) -> Indeterminate:
         return Indeterminate(
@@ -351,8 +351,8 @@ class Machine(CachedState):
     def _commit(self, group: Sequence[Pending]) -> Commit:
         """Commit the commands together, and publish the State. Raises the error that is the outcome of each command.
 
-        Processes of one machine take turns, where the store of the log knows turns: who plans on what others have
-        replaced meanwhile loses the race.
+        Processes of one machine take turns if the consensus store supports it: a commit that is planned on a State
+        that another process replaces meanwhile loses the race.
         """
         cached = self.cached
         with self._versions.consensus.turn(self.name, TURN_S) as turn:
@@ -360,7 +360,7 @@ class Machine(CachedState):
             return self._committed(self.refresh() if is_fresh else cached, group, is_fresh)
 
     def _committed(self, base: State | None, group: Sequence[Pending], is_fresh: bool = False) -> Commit:
-        """As `_commit`, planned on `base` (None: the State as of now), and anew on what has won instead."""
+        """As `_commit`, planned on `base` (None: the current State), and again on the winner after each lost race."""
         commands: Sequence[c.Command] = [pending.command for pending in group]
         deadline, commit_id = self._deadline(), self._system.ids.uuid7()
         if base is None:
@@ -370,7 +370,7 @@ class Machine(CachedState):
             commit, planned_s = self._planned(base, commands, group, commit_id)
             if commit.diff is None:
                 if is_fresh:
-                    return commit  # refused or without effect, on a State that was read after the commands came in
+                    return commit  # refused or without effect, on a State that was read after the commands arrived
             elif (written := self._written(commit, base, deadline)) is not None:
                 self._leases.saw(written.following, planned_s, planned_s)
                 self.publish(written.following)
@@ -378,17 +378,17 @@ class Machine(CachedState):
                 return written
             else:
                 lost += 1
-                self.metrics.races_lost += 1  # also where nothing is committed in the end
+                self.metrics.races_lost += 1  # also if nothing is committed in the end
                 self._log.lost(lost, deadline)
                 commit_id = self._system.ids.uuid7()
             commands = commit.commands
             base, is_fresh = self.refresh(), True
 
     def _written(self, commit: Commit, base: State, deadline: float) -> Commit | None:
-        """The commit as it is in the log now. None: plan anew, on the State as of now.
+        """The commit as it is in the log now. None: plan again, on the current State.
 
-        A command whose state diff is too long for the log by itself goes to a blob, to which the log refers. Whether
-        it is too long shows only once it is encoded.
+        If the state diff of a single command is too long for the log, it is written to a blob that the log entry
+        names. Its length is known only once it is encoded.
         """
         assert commit.diff is not None
         ends = commit.following.is_closed
@@ -404,7 +404,7 @@ class Machine(CachedState):
         return self._noted(commit, self._log.write(commit.diff, deadline, key, ends))
 
     def _noted(self, commit: Commit, nbytes: int) -> Commit | None:
-        """The commit, whose log entry has so many bytes. None: it has none."""
+        """The commit, whose log entry has `nbytes` bytes; None if it has none."""
         if not nbytes:
             return None
         assert commit.diff is not None
@@ -414,11 +414,9 @@ class Machine(CachedState):
     def _planned(
         self, base: State, commands: Sequence[c.Command], group: Sequence[Pending], commit_id: str
     ) -> tuple[Commit, float]:
-        """The plan, with all that it needs of the stores.
+        """The commit, planned with what it needs from the stores, and the monotonic time up to which it counts leases.
 
-        `commands` are those of the group, as far as they were planned before.
-
-        And until when its lease clock counts, by the monotonic clock: from then on the next commit counts.
+        `commands` are those of the group, as the plan before left them.
         """
         base, read = self._known(base, commands)
         now_ms = self._system.clock.now_ms()
@@ -443,16 +441,17 @@ class Machine(CachedState):
         return commit, counted_s
 
     def _stepped(self, command: c.Command, state: State) -> tuple[Outcome, bool]:
-        """What came of the command, and whether it would change the shard. Nothing is committed."""
+        """The outcome of the command, and whether it would change the shard. Commits nothing."""
         pending = Pending(command, lambda outcome: None, lambda: None, SOUND, NOBODY)
         commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7())
         [outcome] = commit.outcomes
         return outcome, commit.diff is not None
 
     def _unheld(self, command: c.Command, error: PersistError) -> PersistError:
-        """The outcome of a command that a store which can be read did not take: `error`.
+        """The outcome of a command that a readable but unwritable store refused with `error`.
 
-        Of a hold it tells as well what that would have, so that a read can go on without: `since`, `upper`, `seqno`.
+        For `RegisterReader` the error has the `since`, `upper` and `seqno` that the hold would have, so that a read can
+        proceed without a hold.
         """
         if not isinstance(command, c.RegisterReader):
             return error
@@ -461,18 +460,18 @@ class Machine(CachedState):
         except PersistError:
             return error
         if isinstance(outcome, c.ReaderRegistered):
-            told = {"since": outcome.since.to_json(), "upper": outcome.upper.to_json(), "seqno": int(outcome.seqno)}
-            return Unavailable(error.message, **error.details, **told)
+            hold = {"since": outcome.since.to_json(), "upper": outcome.upper.to_json(), "seqno": int(outcome.seqno)}
+            return Unavailable(error.message, **error.details, **hold)
         return outcome if isinstance(outcome, PersistError) else error
 
     def _check_diff(self, commit: Commit, base: State) -> None:
-        """In tests: that the state diff leads from `base` to the State that follows, also after it was encoded."""
+        """In tests: check that the encoded and decoded state diff leads from `base` to the following State."""
         if self._settings.check_all and commit.diff is not None:
             decoded = self._versions.decode(self._versions.encode(commit.diff))
             invariants.check_diff(decoded, base, commit.following)
 
     def _store_ms(self, commands: Sequence[c.Command], now_ms: int) -> int:
-        """The blob store's time if a token seems to come from the future: this clock may be behind. 0: not asked."""
+        """The blob store's time if a token seems to come from the future, as this clock may be behind; else 0."""
         if any(is_of_the_future(command, now_ms) for command in commands):
             with contextlib.suppress(PersistError):  # then this machine's clock decides
                 return self._store_clock.now_ms()
@@ -487,12 +486,12 @@ class Machine(CachedState):
         except Exception as error:
             if isinstance(task, BatchMerge):
                 raise
-            return error  # even a bug harms only the command that needs this
+            return error  # even a bug affects only the command that needs this task
 
     def _known(self, base: State, commands: Sequence[c.Command]) -> tuple[State, GroupRead]:
-        """What the commands need of the attribute index and of files of outcomes.
+        """What the commands need from the attribute index and from files of outcomes, and the State it belongs to.
 
-        It is read for a newer State than `base` where a blob of that one is gone.
+        That is a newer State than `base` if a blob of `base` is gone.
         """
         while True:
             try:
@@ -504,11 +503,11 @@ class Machine(CachedState):
                     base = newer
                     continue
             except PersistError:
-                pass  # each command that needs it is told below
+                pass  # read_apart finds the commands that need it
             return base, read_apart(base, commands, self._versions.blob, self._system.ids, self._nodes)
 
     def _warm(self, command: c.Command) -> None:
-        """Read into the cache what the command will need of the blob store; failing that is no harm."""
+        """Read into the cache what the command will need from the blob store. A failure is ignored."""
         state = self.cached
         if state is not None and (state.attribute_root.height or state.spilled):
             with contextlib.suppress(PersistError, StaleIndex):
@@ -516,7 +515,7 @@ class Machine(CachedState):
                 self._spilled.remembered(state, [command])
 
     def _begin_upkeep(self, state: State) -> None:
-        """Have done in the background what the State asks for. Does not wait."""
+        """Submit the background duties that are due in this State. Does not wait."""
         for duty in self._upkeep.due(state):
             if not self._system.background.submit(partial(self._do, duty)):
                 self._upkeep.ended(duty)
@@ -545,7 +544,7 @@ class Machine(CachedState):
         command = self._blobs.done(duty.task, self.state(), self.refresh)
         self._upkeep.written(duty)
         if command is not None:
-            result = self._applied(command, SOUND)  # it has just written the parts itself
+            result = self._applied(command, SOUND)  # this process has just written its parts
             dropped(self._versions, command, result)
             self.metrics.upkept(result)
 
@@ -553,25 +552,25 @@ class Machine(CachedState):
         return self._system.clock.monotonic() + self._settings.retry_s
 
 
-# What maintenance needs of a location and of its shards, whoever opened it and whoever commits.
+# What maintenance needs from a location and its shards: protocols, so that tests and copies can provide them.
 
 
 class Committer(Protocol):
-    """What maintenance needs of a shard; `Machine` is one. Its commands may be repeated."""
+    """What maintenance needs from a shard; implemented by `Machine`. Its commands may be repeated."""
 
     @property
     def name(self) -> str: ...
 
     def state(self) -> State:
-        """The State as last seen; every commit that was made here is in it."""
+        """The State as last seen; it includes every commit of this process."""
         ...
 
     def refresh(self) -> State:
-        """The State as of now."""
+        """The current State, read from the log."""
         ...
 
     def apply(self, command: c.Command) -> c.Result:
-        """Commit one command. Unavailable: it did not happen. Indeterminate: it may have."""
+        """Commit one command. Unavailable: it did not happen. Indeterminate: it may have happened."""
         ...
 
 
@@ -579,7 +578,7 @@ CommitterOf = Callable[[str], Committer]
 
 
 class Place(Protocol):
-    """Where shards live; `persist.commit.location.Location` is one."""
+    """The stores of a location; implemented by `persist.commit.location.Location`."""
 
     blob: Blob
     consensus: Consensus

@@ -1,10 +1,10 @@
-"""Receipts: that a part was compared with its rows, said by one who did, and believed by who commits it.
+"""Receipts: proof that a part was compared with its rows, so that its commit need not read it back.
 
-A receipt is a keyed digest of the shard's id and of all that the part says. Who wrote the rows itself with the code of
-this package knows that they fit, and so does who has read them back (`persist.commit.part_validator`). The key is that
-of the location: a random one under a hidden key of the consensus store, which only servers and embedded programs open.
-A client of a server asks the server for receipts. Where the key cannot be had, there are no receipts, and parts are
-read back at the commit.
+A receipt is a keyed digest of the shard's id and of the part's metadata. It is issued by a process that wrote the rows
+with the code of this package, or that read them back (`persist.commit.part_validator`). The secret is random, one per
+location, under a hidden key of the consensus store, which only servers and embedded programs open. A client of a server
+requests receipts from the server. If the secret is unavailable, there are no receipts, and parts are read back at the
+commit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECEIPT_BYTES = 16
 
 
 class Receipts:
-    """Gives and verifies receipts. Thread-safe."""
+    """Issues and verifies receipts. Thread-safe."""
 
     def __init__(self, consensus: Consensus, ids: IdSource) -> None:
         self._consensus = consensus
@@ -36,26 +36,26 @@ class Receipts:
         self._secret: bytes | None = None
 
     def given(self, shard: ShardId, runs: Iterable[Run]) -> tuple[Run, ...]:
-        """The runs with a receipt for each part. Only for who knows that the parts are what they say."""
+        """The runs with a receipt for each part. Only for callers that have validated the parts."""
         held, key = tuple(runs), self._key()
         if key is None or not held:
             return held
         return tuple(Run(tuple(_signed(key, shard, part) for part in run.parts)) for run in held)
 
     def is_good(self, shard: ShardId, part: Part) -> bool:
-        """Whether the part has a receipt, and it is of this shard and says the same."""
+        """Whether the part has a receipt for this shard and its present metadata."""
         if not part.receipt or (key := self._key()) is None:
             return False
         return hmac.compare_digest(part.receipt, _digest(key, shard, part.as_staged()))
 
     def _key(self) -> bytes | None:
-        """The key of the location, which is made if there is none. None: the store does not give it now."""
+        """The secret of the location, which is created if there is none. None: the store is unavailable."""
         if self._secret is None:
             with self._lock:
-                self._secret = self._secret or self._found()
+                self._secret = self._secret or self._load_secret()
         return self._secret
 
-    def _found(self) -> bytes | None:
+    def _load_secret(self) -> bytes | None:
         try:
             entry = self._consensus.head(LOG_KEY)
             if entry is None:
@@ -72,7 +72,7 @@ def _signed(key: bytes, shard: ShardId, part: Part) -> Part:
 
 
 def _digest(key: bytes, shard: ShardId, part: Part) -> bytes:
-    said = hashlib.blake2b(key=key, digest_size=RECEIPT_BYTES)
-    said.update(shard.encode())
-    said.update(encoded(part))
-    return said.digest()
+    digest = hashlib.blake2b(key=key, digest_size=RECEIPT_BYTES)
+    digest.update(shard.encode())
+    digest.update(encoded(part))
+    return digest.digest()

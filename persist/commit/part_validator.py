@@ -1,7 +1,7 @@
-"""Compares the parts of a command with their rows, and its schema with the shard's, before the command is queued.
+"""Validates the parts of a command against their rows, and its schema against the shard's, before it is queued.
 
-This is done on the thread of the caller, so that a command with much to look at keeps nobody else waiting. What was
-found is a value, a Verdict, which goes with the command: a command that happened already is answered all the same.
+This runs on the caller's thread, so that a command with many parts delays no other. The result is a value, a Verdict,
+which is queued with the command: a retry of a committed command is answered whatever its verdict.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from persist.parts.schema_changes import (
 )
 from persist.parts.schema_evolution import check_first, check_next, current_schema, valid_schemas, widened_days
 
-LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
-STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
-AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
+LOOKED_AHEAD = 256  # blobs that are submitted to the pool at a time
+STATS_MAX = 32  # blobs with receipts of one command whose existence is checked
+AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are validated on the event loop
 EVOLVING = (c.EvolveSchema, c.Recreate, c.SchemaChange)
 BRINGING = (
     *c.WRITES_ROWS, c.MergeResult, c.HoldClaim, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
 )  # fmt: skip
 """Commands that may name new parts or a rollup, or have a schema."""
 OF_MAINTENANCE = (c.MergeResult, c.HoldClaim)
-"""Their parts were written by persist itself: where one is not what it should be, its blob is damaged."""
+"""Their parts were written by persist itself: an invalid one has a damaged blob."""
 
 
 class Inspector:
-    """Looks at parts of one shard. Thread-safe."""
+    """Validates parts of one shard. Thread-safe."""
 
     def __init__(self, blob: Blob, receipts: Receipts, threads: int, bound: DecodeLimit) -> None:
         self._blob = blob
@@ -58,15 +58,15 @@ class Inspector:
         self._checks: tuple[Mapping[int, SchemaRecord], dict[int, PartCheck]] = ({}, {})  # of the newest State
 
     def verdict(self, command: c.Command, state: State, by_names: bool = False) -> Verdict:
-        """What is found of what the command brings. Never raises an error of the tree: it is in the verdict.
+        """The verdict on what the command brings. Errors of the tree are not raised but part of the verdict.
 
-        At most `threads` blobs are looked at together; memory is bounded by that. `by_names`: somebody gave the rows by
-        the names of columns, so that they are refused where these are not those of now.
+        At most `threads` blobs are read in parallel, which bounds memory. `by_names`: the rows were given by column
+        name, so they are refused if their schema is not the current one.
         """
-        found = self._found(command, state)
-        return _named_now(found, command, state) if by_names and not found.kind else found
+        verdict = self._validated(command, state)
+        return _check_names(verdict, command, state) if by_names and not verdict.kind else verdict
 
-    def _found(self, command: c.Command, state: State) -> Verdict:
+    def _validated(self, command: c.Command, state: State) -> Verdict:
         parts = _brought(command, state)
         try:
             change = schema_change_of(command)
@@ -98,12 +98,12 @@ class Inspector:
             kind = Corruption.kind if is_damage else error.kind
             return Verdict(kind, error.message, error.details, state.shard_id)
         except BlobError as error:
-            told = translate(error)
-            return Verdict(told.kind, told.message, told.details, state.shard_id)
+            translated = translate(error)
+            return Verdict(translated.kind, translated.message, translated.details, state.shard_id)
         return replace(about, shard=state.shard_id)
 
     def receipted(self, runs: Iterable[Run], state: State) -> tuple[Run, ...]:
-        """The runs with receipts, after all their parts were looked at. Raises what is wrong with one of them."""
+        """The runs with receipts, after validating all their parts. Raises the error of an invalid one."""
         held = tuple(runs)
         try:
             self._look([part for run in held for part in run.parts], state)
@@ -112,7 +112,7 @@ class Inspector:
         return self._receipts.given(state.shard_id, held)
 
     def _check_rollup(self, command: c.AddRollup, state: State) -> None:
-        """Raise InvalidUsage unless the rollup is there. Whether its key is one, the plan decides."""
+        """Raise InvalidUsage unless the rollup exists. The plan checks the form of its key."""
         if belongs_to(command.key, state.shard_id) and self._blob.stat(command.key) is None:
             raise InvalidUsage(f"the rollup {command.key} of shard {state.name!r} is not there; write it again")
 
@@ -133,7 +133,7 @@ class Inspector:
                 check.blob(part, self._blob)
             return
         with ThreadPoolExecutor(min(self._threads, len(blobs)), thread_name_prefix="persist-check") as pool:
-            for start in range(0, len(blobs), LOOKED_AHEAD):  # the first error ends it before the others are begun
+            for start in range(0, len(blobs), LOOKED_AHEAD):  # the first error ends it before later blobs are read
                 for _ in pool.map(lambda pair: pair[0].blob(pair[1], self._blob), blobs[start : start + LOOKED_AHEAD]):
                     pass
 
@@ -151,13 +151,13 @@ class Inspector:
 
 
 def schema_change_of(command: c.Command) -> c.EvolveSchema | c.Recreate | c.SchemaChange | None:
-    """What the command does to the schema of the shard; None: nothing."""
+    """The change that the command makes to the schema of the shard; None: none."""
     change = command.schema if isinstance(command, c.Rewrite) else command
     return change if isinstance(change, EVOLVING) else None
 
 
 def is_at_once(command: c.Command) -> bool:
-    """Whether looking at what the command brings takes no call of a store, and but a moment."""
+    """Whether validating the command calls no store and is so fast that it may run on the event loop."""
     if isinstance(command, c.AddRollup) or schema_change_of(command) is not None:
         return False
     parts = [part for run in _runs(command) for part in run.parts] + list(getattr(command, "done", ()))
@@ -165,9 +165,9 @@ def is_at_once(command: c.Command) -> bool:
 
 
 def _check_schema(change: c.EvolveSchema | c.Recreate | c.SchemaChange, state: State) -> Verdict:
-    """What the plan has to know of the schema. Raises InvalidUsage unless the shard can have it.
+    """The verdict on a schema. Raises InvalidUsage unless the shard can evolve to it.
 
-    Whose turn it is, the plan decides.
+    The plan checks whether it is still the next one.
     """
     if isinstance(change, c.Recreate):
         check_new(check_first(change.schema))
@@ -179,7 +179,7 @@ def _check_schema(change: c.EvolveSchema | c.Recreate | c.SchemaChange, state: S
         check_constrained(before, after, is_looked_at=is_looked_at)
         return Verdict(shard=state.shard_id, constrains=True)
     if widened_days(before, after) and not is_looked_at:
-        raise InvalidUsage("days become microseconds only once all rows were looked at for far ones: use widen_column")
+        raise InvalidUsage("days become microseconds only after all rows were checked for range: use widen_column")
     check_added(before, after)
     check_kept(before, after)
     rows = state.settings.rows
@@ -188,23 +188,23 @@ def _check_schema(change: c.EvolveSchema | c.Recreate | c.SchemaChange, state: S
     return Verdict(shard=state.shard_id, settings=version)
 
 
-def _named_now(found: Verdict, command: c.Command, state: State) -> Verdict:
-    """The verdict of rows that somebody gave by names, which were read by the schema that their parts name."""
+def _check_names(verdict: Verdict, command: c.Command, state: State) -> Verdict:
+    """The verdict on rows that were given by column name, and encoded by the schema that their parts name."""
     named = {part.schema_id for run in _runs(command) for part in run.parts}
     if not named:
-        return found
+        return verdict
     current, other = current_schema(state.schemas)[0], min(named)
     if named == {current}:
-        return replace(found, schema=state.schema_id)
+        return replace(verdict, schema=state.schema_id)
     message = (
-        f"rows came by the names of columns in schema {other} of shard {state.name!r}, which has schema {current} by "
-        "now; nothing was written: read the rows anew by its names"
+        f"the rows use the column names of schema {other} of shard {state.name!r}, whose current schema is {current}; "
+        "nothing was written: prepare the rows again by its column names"
     )
     return Verdict(SchemaMismatch.kind, message, {"expected": other, "actual": current}, state.shard_id)
 
 
 def _brought(command: c.Command, state: State) -> list[Part]:
-    """The parts that the command names, without those of a merge that its claim holds: they were looked at before."""
+    """The parts that the command names, without those that the claim of its merge holds: they are validated already."""
     parts = [part for run in _runs(command) for part in run.parts]
     if isinstance(command, OF_MAINTENANCE):
         claim = state.claims.get(command.claim_key if isinstance(command, c.MergeResult) else command.key)

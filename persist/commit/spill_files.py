@@ -1,4 +1,4 @@
-"""Files of what has moved out of the State: what is looked up in them, and moving what is recent into a new one."""
+"""Files of entries that were moved out of the State: looking entries up, and flushing recent ones to a new file."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from persist.formats.store_errors import translated, translated_but_missing
 
 log = logging.getLogger("persist.history")
 
-CACHED_BYTES_MAX = 256 * 1024  # of a file that was written: the next one may take it in
-LOOKED_AT_MAX = 20_000  # entries of maintenance that one page skips; then it ends early, and says where it goes on
+CACHED_BYTES_MAX = 256 * 1024  # of a written file, since the next flush may merge it
+LOOKED_AT_MAX = 20_000  # maintenance entries that one page skips; then it ends early, with the place of the next page
 
 
 class SpillReader:
     """Reads the files of one location. Thread-safe.
 
-    Raises StaleIndex when a file is gone, Corruption, UpgradeNeeded, and the errors of the store.
+    Raises StaleIndex if a file is gone, Corruption, UpgradeNeeded, and the errors of the store.
     """
 
     def __init__(self, blob: Blob, cache: NodeCache) -> None:
@@ -41,36 +41,36 @@ class SpillReader:
         self._cache = cache
 
     def remembered(self, state: State, commands: Iterable[c.Command]) -> dict[str, TokenOutcome]:
-        """What the files hold of the tokens of these commands, and of writers that are not registered."""
-        found = {}
+        """The outcomes in files of the tokens of these commands, and of writers that are not registered."""
+        outcomes = {}
         for command in commands:
             key = _key_in_files(state, command)
             if key is None or key in state.outcomes:
                 continue
             for file in reversed(state.files_of(OUTCOMES)):
                 if file.may_hold(born_ms(key)) and (outcome := self._outcome(file, key)) is not None:
-                    found[key] = outcome
+                    outcomes[key] = outcome
                     break
-        return found
+        return outcomes
 
     def page(self, state: State, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         """At most `limit` entries of the State's history before that place, newest first."""
-        told: list[PlacedEntry] = []
+        entries: list[PlacedEntry] = []
         looked_at = 0
         for seqno, commit in self._commits(state, before.seqno if before is not None else state.seqno):
             for number in reversed(range(len(commit.entries))):
                 place = EntryPlace(seqno, number)
                 if before is not None and (seqno, number) >= (before.seqno, before.number):
                     continue
-                if len(told) == limit or looked_at == LOOKED_AT_MAX:
-                    return HistoryPage(state.shard_id, tuple(told), EntryPlace(seqno, number + 1))
+                if len(entries) == limit or looked_at == LOOKED_AT_MAX:
+                    return HistoryPage(state.shard_id, tuple(entries), EntryPlace(seqno, number + 1))
                 looked_at += 1
                 if maintenance or not is_maintenance(commit.entries[number]):
-                    told.append(PlacedEntry(place, commit.at_ms, commit.entries[number]))
-        return HistoryPage(state.shard_id, tuple(told))
+                    entries.append(PlacedEntry(place, commit.at_ms, commit.entries[number]))
+        return HistoryPage(state.shard_id, tuple(entries))
 
     def whole(self, kind: SpillKind, file: SpillFile) -> Iterator[Pair]:
-        """All of a file, ascending by key. This process may have written it, a short while ago."""
+        """All entries of a file, ascending by key; from the cache if this process has just written it."""
         cached = self._cache.get((file.key, 0))
         data = self._read(file, 0, file.size) if cached is None else cached.tobytes()
         return decode_run(data, LAYOUTS[kind], file.index_at)
@@ -116,7 +116,7 @@ class SpillReader:
 
 
 class SpillWriter:
-    """Moves what is recent to files. Thread-safe. Raises the errors of the store."""
+    """Flushes recent entries to files. Thread-safe. Raises the errors of the store."""
 
     def __init__(self, versions: Versions, ids: IdSource, cache: NodeCache) -> None:
         self._versions = versions
@@ -125,9 +125,9 @@ class SpillWriter:
         self._reader = SpillReader(versions.blob, cache)
 
     def flush(self, state: State, kind: SpillKind, policy: Policy) -> c.Flush | None:
-        """Write what is recent to a file, together with newer files where that leaves fewer of them.
+        """Write recent entries to a new file, merged with the newest files if that reduces their number.
 
-        None: there is nothing to do. A file that cannot be read is left as it is.
+        None: no flush is due. A file that cannot be read is left as it is.
         """
         recent = to_flush(state, kind)
         if not recent or not is_flush_due(state, kind, policy, in_turn=True):
@@ -165,7 +165,7 @@ def _count(kind: SpillKind, recent: Mapping[Any, Any]) -> int:
 
 
 def _key_in_files(state: State, command: c.Command) -> str | None:
-    """The id under which a file may remember something that the command must know."""
+    """The id of the outcome that the command needs and that a file may hold; None: there is none."""
     if isinstance(command, c.WriterCommand) and is_alone(command):
         return key_of(command.token)
     if not isinstance(command, (c.WriterCommand, c.ExpireWriter)):

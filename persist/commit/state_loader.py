@@ -44,23 +44,22 @@ from persist.parts.part_files import DecodeLimit
 
 # From the consensus log and the rollups to a State: the newest rollup, then the state diffs after it.
 #
-# Opening costs one head, one blob, one bounded scan and one listing of rollups, however many commits the shard has
-# seen.
+# Opening costs one head, one blob, one bounded scan and one listing of rollups, whatever the number of commits.
 #
 # Two histories are never mixed. A log may lose its newest entries (failover to a replica that lacks them, a restored
-# backup) and then grow again, otherwise. Each entry names the commit before it, and a State names its own; every read
-# that goes on from a State begins with the entry of that State itself, and compares.
+# backup) and then grow differently. Each entry names the commit before it, and a State names its own; every read
+# that continues from a State begins with the entry of that State, and compares the commit ids.
 
 
-KEPT_MAX = 96 * 1024 * 1024  # bytes of row groups that are read together, whose maker may be anybody
-PASSING_MAX = 160 * 1024 * 1024  # what they take besides, while they are decoded
+KEPT_MAX = 96 * 1024 * 1024  # bytes of untrusted row groups that are read together
+PASSING_MAX = 160 * 1024 * 1024  # additional bytes while they are decoded
 FIRST = SeqNo(1)
 SCAN_LIMIT = 1_000  # entries a scan
 LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
-LOAD_SCANS_MAX = 10_000  # a log of more entries than these hold cannot be loaded
+LOAD_SCANS_MAX = 10_000  # a log with more entries than these scans return cannot be loaded
 ENDS_MAX = 20_000  # shards of which the last log entry is known
 COMMITS_MAX = 20_000  # commits whose ids are remembered, of all shards together
-CATCH_UP_SCANS_MAX = 2  # further behind than this, loading anew is cheaper
+CATCH_UP_SCANS_MAX = 2  # beyond this, loading a newer rollup is cheaper
 ROLLUPS_LISTED_MAX = 10_000  # looked at for one beyond the log's head, when a shard is loaded
 
 
@@ -71,29 +70,27 @@ class LogCut(Unavailable):
 class Versions:
     """Reads and writes the versions of shards at one location. Thread-safe.
 
-    It keeps the location's format version, and of each shard how the log entry begins that made the newest State it has
-    read or written.
-
-    `identity` is asked whether the two stores belong together before anything is loaded or written.
+    It caches the location's format version and, for each shard, the beginning of the log entry of the newest State that
+    it has read or written. `identity` checks that the two stores belong together before anything is loaded or written.
     """
 
     def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource, build: Build, identity: Identity) -> None:
         self.blob = blob
         self.consensus = consensus
         self.receipts = Receipts(consensus, ids)
-        self.bound = DecodeLimit(KEPT_MAX, PASSING_MAX)  # of row groups that somebody else may have made
+        self.bound = DecodeLimit(KEPT_MAX, PASSING_MAX)  # of untrusted row groups
         self._ids = ids
         self.build = build
         self._identity = identity
-        self._format = 0  # the highest that was seen in a frame
-        self._format_read = 0  # once it was read
+        self._format = 0  # the highest version in a frame so far
+        self._format_read = 0  # the version of the location; 0: not read yet
         self._lock = threading.Lock()
         self._ends: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
         self._commits: OrderedDict[tuple[str, int], str] = OrderedDict()
 
     @property
     def format_version(self) -> int:
-        """The format version to write. A frame of a higher one than was read shows that it was raised meanwhile."""
+        """The format version to write. A frame of a higher version shows that it was raised meanwhile."""
         if not self._format_read:
             version = read_format(self.blob, self.build)
             if version < self.build.newest and self._is_new():
@@ -104,22 +101,22 @@ class Versions:
     def encode(self, change: StateDiff, ends: bool = False) -> bytes:
         """The log entry of a state diff. `ends`: the shard is dropped after it.
 
-        ReadOnly: this process may only read, which takes holds all the same.
+        ReadOnly: this process may only read. Diffs that only move holds are encoded all the same.
         """
         if not state_diff.only_holds(change):
             self._identity.check_writable()
         return encode_diff(change, self.format_version, ends=ends)
 
     def check_writable(self) -> None:
-        """Raises ReadOnly (this process may only read), Unavailable (it cannot tell). Nothing was written."""
+        """Raise ReadOnly (this process may only read) or Unavailable (that is not known). Nothing was written."""
         self._identity.check_writable()
 
     def check_no_copy(self, *, if_due: bool = False) -> None:
-        """Raises Unavailable, InvalidUsage: something is not there, or is refused, since the store is a copy now."""
+        """Raise Unavailable or InvalidUsage if the store has become a copy, which explains a missing entry."""
         self._identity.check_no_copy(if_due=if_due)
 
     def named(self, error: ReadOnly) -> ReadOnly:
-        """This refusal, with the home that has taken over, as far as that is known."""
+        """The refusal, with the home that has taken over if it is known."""
         return self._identity.named(error)
 
     def decode(self, data: bytes) -> StateDiff:
@@ -129,9 +126,9 @@ class Versions:
         return change
 
     def load(self, name: str) -> State | None:
-        """The current State, or None when there is no shard of that name.
+        """The current State, or None if there is no shard of that name.
 
-        Corruption: the log has lost entries of which the blob store has seen more.
+        Corruption: the log has lost entries, as a newer rollup in the blob store shows.
         """
         self._identity.check()
         for _ in range(LOAD_TRIES_MAX):
@@ -155,13 +152,12 @@ class Versions:
                 self._check_log(name, tail.shard_id, tail.seqno)
                 return tail
         raise Corruption(
-            f"the rollup that the newest state diff of shard {name!r} names stays missing. Restore both stores from "
-            "one backup, or go on with what the blob store tells, by `persist backup recover` and an empty consensus "
-            "store"
+            f"the rollup that the newest state diff of shard {name!r} names is missing. Restore both stores from one "
+            "backup, or rebuild the log from the blob store by `persist backup recover` and an empty consensus store"
         )
 
     def catch_up(self, state: State) -> State:
-        """The current State, from an earlier one. HistoryLost: the log is not the one that led to that State."""
+        """The current State, from an earlier one. HistoryLost: the earlier State is not in this log's history."""
         caught_up = self._tail(state, CATCH_UP_SCANS_MAX)
         if caught_up is not None:
             return caught_up
@@ -171,14 +167,14 @@ class Versions:
         return loaded
 
     def diffs(self, name: str, first: SeqNo, limit: int) -> list[StateDiff]:
-        """The live state diffs from `first` on, ascending, at most `limit`, as they stand in the log.
+        """The live state diffs from `first` on, ascending, at most `limit`, as they are in the log.
 
-        `whole` gives what a long one stands for.
+        `whole` reads a long one from its blob.
         """
         return [change for change, _ in self._entries(name, first, limit)]
 
     def whole_diffs(self, name: str, after: SeqNo) -> Iterator[StateDiff]:
-        """The live state diffs after that version, ascending, each as a whole. Raises as `whole`."""
+        """The live state diffs after that version, ascending, long ones read from their blobs. Raises as `whole`."""
         while page := self.diffs(name, SeqNo(after + 1), SCAN_LIMIT):
             for change in page:
                 yield self.whole(name, change)
@@ -191,9 +187,9 @@ class Versions:
         return [(self.decode(entry.data), entry.data) for entry in entries]
 
     def whole(self, name: str, change: StateDiff) -> StateDiff:
-        """The state diff itself, where `change` only stands for it in the log.
+        """The state diff, read from its blob if the log entry only refers to it.
 
-        Raises Cut: its log entry was cut meanwhile, and its blob collected. Corruption: only its blob is gone.
+        Raises LogCut: its log entry was truncated meanwhile, and its blob collected. Corruption: only its blob is gone.
         """
         if change.elsewhere is None:
             return change
@@ -205,15 +201,13 @@ class Versions:
             live = self.diffs(name, change.seqno, 1)
             if live and live[0].seqno == change.seqno:
                 raise Corruption(f"the state diff v{change.seqno} of shard {name!r} is missing: {key}") from error
-            raise LogCut(
-                f"the state diff v{change.seqno} of shard {name!r} was collected meanwhile; look again"
-            ) from error
+            raise LogCut(f"the state diff v{change.seqno} of shard {name!r} was collected meanwhile; retry") from error
         if (found.seqno, found.commit_id) != (change.seqno, change.commit_id):
             raise Corruption(f"blob {key} holds another state diff than v{change.seqno} of shard {name!r}")
         return found
 
     def ends(self, name: str, commit_id: str, data: bytes) -> None:
-        """The State of this shard that the commit made is in the log, as this entry."""
+        """Note that the newest State of this shard was made by this commit, with this log entry."""
         with self._lock:
             self._ends[name] = commit_id, data[:HEAD_BYTES]
             self._ends.move_to_end(name)
@@ -221,14 +215,14 @@ class Versions:
                 self._ends.popitem(last=False)
 
     def note(self, state: State) -> None:
-        """This State is in the log, and this process goes on from it."""
+        """Remember the commit id of this State, which is in the log."""
         with self._lock:
             self._commits[state.name, state.seqno] = state.commit_id
             if len(self._commits) > COMMITS_MAX:
                 self._commits.popitem(last=False)
 
     def commit_at(self, name: str, seqno: SeqNo) -> str | None:
-        """The commit that made this version, which is not beyond the log; None if the log does not tell any more."""
+        """The id of the commit that made this version; None if its log entry was truncated."""
         with self._lock:
             known = self._commits.get((name, seqno))
         if known is not None:
@@ -238,7 +232,7 @@ class Versions:
         return self.decode(entries[0].data).commit_id if entries and entries[0].seqno == seqno else None
 
     def beginning(self, name: str, commit_id: str) -> bytes:
-        """How the log entry of this commit begins; empty where another State of the shard was read since."""
+        """The beginning of the log entry of this commit; empty if another State of the shard was read since."""
         with self._lock:
             known = self._ends.get(name)
         return known[1] if known is not None and known[0] == commit_id else b""
@@ -256,9 +250,9 @@ class Versions:
     def create(self, state: State, commit_id: str) -> tuple[bytes, State]:
         """The first log entry of a shard (not committed yet) and its State, whose rollup is written.
 
-        The State v1 names its own rollup, so the log begins at a rollup from the start. The entry is the change from
-        the blank State, so that it can stand for the rollup: who sleeps before committing it may find that swept. So
-        it is never a long diff, whose blob would be swept as well. InvalidUsage: the schema is too large for that.
+        The State v1 names its own rollup, so the log begins with a rollup. The entry is the change from the blank
+        State, so that it can replace the rollup, which may be swept if this process pauses before the commit. For the
+        same reason it is never a long diff. InvalidUsage: the schema is too large for one log entry.
         """
         self._identity.check_writable()
         key = rollup_key(state.shard_id, state.seqno, self._ids)
@@ -267,9 +261,9 @@ class Versions:
         entry = self.encode(first)
         if len(entry) > self.consensus.value_bytes_max:
             raise InvalidUsage(
-                f"the schema of shard {state.name!r} is too large to create it with: that takes {len(entry)} bytes in "
-                f"the log, of which {self.consensus.value_bytes_max} are possible; create it with fewer columns, then "
-                "add the others with evolve_schema"
+                f"the schema of shard {state.name!r} is too large: it takes {len(entry)} bytes in the log, and "
+                f"{self.consensus.value_bytes_max} are possible; create the shard with fewer columns, then add the "
+                "others with evolve_schema"
             )
         data = encode_state(named, self.format_version)
         with translated():
@@ -277,11 +271,11 @@ class Versions:
         return entry, named
 
     def begin(self, state: State, key: str = "") -> bool:
-        """Bring a shard back where its name has no log: the log begins at this State, which names no rollup.
+        """Begin the log of a name that has none at this State, which names no rollup.
 
-        What it names must be in the blob store. False: the name has a log, and nothing was changed. Repeating it with
-        the same State is safe. With the same `key` of its rollup that leaves no second one, which a copy of the blob
-        store could take for the one that the log names. Raises Unavailable, Indeterminate (it may have happened).
+        The blobs that it names must be in the blob store. False: the name has a log, and nothing was changed. A retry
+        with the same State is safe; with the same `key` it leaves no second rollup, which a copy of the blob store
+        could mistake for the one that the log names. Raises Unavailable, Indeterminate (it may have happened).
         """
         self._identity.check_writable()
         with translated():
@@ -298,23 +292,22 @@ class Versions:
         return begun
 
     def check_begun(self, name: str) -> None:
-        """After the first commit of a log: look whether another home has taken over.
+        """After the first commit of a log: check whether another home has taken over.
 
-        It may have listed the logs before that commit, and would not know of it. Raises Indeterminate: that cannot be
-        told now; ReadOnly: one has. Then the shard may be there, and goes on nowhere.
+        That home may have listed the logs before the commit, and would not know the shard. Raises Indeterminate: this
+        cannot be determined now; ReadOnly: a home has taken over, and the new shard exists only here.
         """
         try:
             self._identity.look()
         except ReadOnly:
             raise
-        except PersistError as error:  # whatever it is: who heard that nothing happened took back what was lent
-            raise Indeterminate(f"shard {name!r} may have been created; look, then retry: {error}") from error
+        except PersistError as error:  # never a definite failure: a caller would take its loans back
+            raise Indeterminate(f"shard {name!r} may have been created; check, then retry: {error}") from error
         self._identity.check_writable()
 
     def _beginning(self, named: State) -> bytes:
-        """The log entry with which a log begins at this State. That of v1 stands for its rollup, as in `create`.
-
-        Unless it is too long for the log: then the rollup alone tells.
+        """The log entry with which a log begins at this State. An entry of v1 can replace its rollup, as in `create`,
+        unless it is too long for the log.
         """
         ends = named.is_closed
         if named.seqno == FIRST:
@@ -333,14 +326,14 @@ class Versions:
         return self.encode(entry, ends)
 
     def is_begun(self, state: State) -> bool:
-        """Whether an earlier try to begin the log at this State has landed."""
+        """Whether an earlier try to begin the log at this State has succeeded."""
         first = self.diffs(state.name, state.seqno, 1)
         return bool(first) and (first[0].seqno, first[0].commit_id) == (state.seqno, state.commit_id)
 
     def before(self, name: str, held: SeqNo, is_later: Callable[[State], bool]) -> State:
-        """Of the States from `held` on, which a reader holds, the last one before the first that is later.
+        """The last State, from `held` on, before the first one for which `is_later` is true.
 
-        Raises Corruption: the log does not go back to `held`.
+        Raises Corruption: the log does not go back to `held`, which a reader holds.
         """
         newest = self.load(name)
         rollups = sorted(seqno for seqno in newest.rollups if seqno <= held) if newest is not None else []
@@ -356,7 +349,7 @@ class Versions:
         return state
 
     def write_rollup(self, state: State) -> tuple[str, int]:
-        """Write the State to a new blob; its key and size, to be named by an AddRollup."""
+        """Write the State to a new blob; return its key and size, to be named by an AddRollup."""
         self._identity.check_writable()
         key = rollup_key(state.shard_id, state.seqno, self._ids)
         data = encode_state(state, self.format_version)
@@ -365,7 +358,7 @@ class Versions:
         return key, len(data)
 
     def write_lent(self, shard: ShardId, keys: tuple[str, ...]) -> str:
-        """Write a list of blobs of this shard to a new blob, to be named by a loan; its key."""
+        """Write a list of blobs of this shard to a new blob, to be named by a loan; return its key."""
         self._identity.check_writable()
         key, data = loan_key(shard, self._ids), encode_lent(LentKeys(keys), self.format_version)
         with translated():
@@ -379,7 +372,7 @@ class Versions:
 
     def _rollup(self, name: str, newest: StateDiff) -> State | None:
         state = self.read_rollup(newest.rollup_key)
-        if state is not None and state.name != name:  # whose it is is not told: who asks may not know of that shard
+        if state is not None and state.name != name:  # the message omits that name: the caller may not know that shard
             raise Corruption(
                 f"rollup {newest.rollup_key} of shard {name!r} holds the State of another shard", blob=newest.rollup_key
             )
@@ -390,7 +383,7 @@ class Versions:
         return state
 
     def _first(self, name: str, newest: StateDiff) -> State | None:
-        """The State v1 by the first log entry, where no later rollup is named and the log goes back so far."""
+        """The State v1 from the first log entry, if no later rollup is named and the entry is still there."""
         if newest.rollup_seqno != FIRST:
             return None
         found = self.diffs(name, FIRST, 1)
@@ -399,9 +392,9 @@ class Versions:
         return state_diff.apply(self.whole(name, found[0]), blank_state(name))
 
     def _tail(self, state: State, scans_max: int) -> State | None:
-        """The State after all live diffs. None if the log begins later than that, or goes on for more scans.
+        """The State after all live diffs. None if the log begins after `state`, or needs more scans.
 
-        Every scan begins with the entry of the State itself, which is compared. HistoryLost: it is another commit.
+        Every scan begins with the entry of the State itself, whose commit id is compared. HistoryLost: it differs.
         """
         for _ in range(scans_max):
             page = self._entries(state.name, state.seqno, SCAN_LIMIT)
@@ -423,22 +416,22 @@ class Versions:
         return None
 
     def _check_log(self, name: str, shard_id: ShardId, head: SeqNo) -> None:
-        """Raises Corruption where the blob store holds a rollup of a State beyond the head of the log.
+        """Raise Corruption if the blob store has a rollup of a State beyond the head of the log.
 
-        A rollup is written after its State is in the log; only the first one comes before it.
+        A rollup is written after its State is in the log; only the first one is written before.
         """
         with translated():
             listed = islice(self.blob.list(rollups_prefix(shard_id)), ROLLUPS_LISTED_MAX)
             newest = max((rollup_seqno(stat.key) for stat in listed if is_rollup_key(stat.key)), default=head)
             if newest <= head:
                 return
-            entry = self.consensus.head(name)  # others may have gone on meanwhile
+            entry = self.consensus.head(name)  # other processes may have committed meanwhile
         if entry is None or entry.seqno < newest:
             self._identity.confirm()  # raises ReadOnly, where another consensus store has taken over
             ends = f"ends at v{entry.seqno}" if entry is not None else "is empty"
             raise Corruption(
                 f"the log of shard {name!r} {ends}, but the blob store has a rollup of v{newest}: the consensus store "
-                "has lost commits. Restore a newer backup of it, or go on with what the blob store tells, by `persist "
+                "has lost commits. Restore a newer backup of it, or rebuild the log from the blob store by `persist "
                 "backup recover` and an empty consensus store"
             )
 
@@ -446,23 +439,22 @@ class Versions:
 def _lost(state: State, why: str) -> HistoryLost:
     return HistoryLost(
         f"this process has read v{state.seqno} of shard {state.name!r}, and the log {why}: the consensus store has "
-        "lost commits. This process does not go on with this shard, since two histories would be mixed. Restore the "
-        "commits, or restart this process to go on without them"
+        "lost commits. This process refuses this shard from now on, since two histories would be mixed. Restore the "
+        "commits, or restart this process to continue without them"
     )
 
 
-# Rollups: making them, and whether one can be read back and holds what the log says.
+# Rollups: writing them, and checking that one can be read back and agrees with the log, before the log entries that it
+# replaces are deleted.
 #
-# That is asked before anything is deleted that a rollup stands for.
-#
-# Two may make a rollup of one State, and one of them is named. The other one's blob is deleted by who wrote it: else
-# the sweep would find it a day later, and the receipt of an erasure would wait for that.
+# Two processes may write a rollup of one State, of which one is named. The other process deletes its blob: otherwise
+# the sweep would find it only a day later, and an erasure could not be proved until then.
 
 
 def rolled_up(versions: Versions, state: State, apply: Callable[[c.Command], c.Result]) -> bool:
-    """Write the State as a rollup and have it named; whether it is. Raises what the stores raise.
+    """Write the State as a rollup and name it; return whether it is named. Raises the errors of the stores.
 
-    After an error nobody knows whether it is named: then its blob stays.
+    After an error it may be named, so its blob is kept.
     """
     command = c.AddRollup(state.seqno, *versions.write_rollup(state))
     result = apply(command)
@@ -473,7 +465,7 @@ def rolled_up(versions: Versions, state: State, apply: Callable[[c.Command], c.R
 def dropped(versions: Versions, command: c.Command, result: c.Result) -> None:
     """Delete the rollup of a command that the shard has refused.
 
-    It is never named later: another rollup stands in its place, or a newer one is there, and that is never undone.
+    It is never named later, since another rollup of its seqno, or a newer one, is named.
     """
     if isinstance(command, c.AddRollup) and result == c.RollupAdded(False):
         with suppress(PersistError), translated():  # the sweep finds it
@@ -483,7 +475,7 @@ def dropped(versions: Versions, command: c.Command, result: c.Result) -> None:
 def read_back(versions: Versions, state: State, seqno: SeqNo) -> State | None:
     """The State in the rollup that `state` names for this seqno; None: the rollup is gone.
 
-    Raises Corruption where it cannot be decoded, is of another seqno, or of another commit than the log tells of.
+    Raises Corruption if it cannot be decoded, or is of another seqno or commit than the log entry.
     """
     key = state.rollups[seqno].key
     try:
@@ -501,10 +493,10 @@ def read_back(versions: Versions, state: State, seqno: SeqNo) -> State | None:
 
 
 def check_replayed(versions: Versions, state: State, first: SeqNo, seqno: SeqNo) -> bool:
-    """Whether the rollup of `seqno` is there. It is compared with what the log makes of the rollup of `first`.
+    """Whether the rollup of `seqno` is there. It is compared with the rollup of `first` plus the log entries up to it.
 
-    Raises Corruption where they differ. Of a rollup of `first` that cannot be read nothing can be made: then the one of
-    `seqno` is read back only. Reads `seqno - first` log entries.
+    Raises Corruption if they differ. If the rollup of `first` cannot be read, the one of `seqno` is only read back.
+    Reads `seqno - first` log entries.
     """
     held = read_back(versions, state, seqno)
     if held is None:
@@ -518,8 +510,8 @@ def check_replayed(versions: Versions, state: State, first: SeqNo, seqno: SeqNo)
             made = state_diff.apply(versions.whole(state.name, change), made)
     if made is not None and decode_state(encode_state(made), versions.build) != held:
         raise Corruption(
-            f"rollup {state.rollups[seqno].key} of shard {state.name!r} holds another State than its log makes: the "
-            "log is left as it is"
+            f"rollup {state.rollups[seqno].key} of shard {state.name!r} differs from the State that its log leads to; "
+            "the log is not truncated"
         )
     return True
 

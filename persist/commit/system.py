@@ -17,13 +17,13 @@ from persist.core.ids import IdSource
 from persist.formats.store_errors import translated
 from persist.telemetry.metrics import Sight
 
-# Where time and randomness come from: interfaces, and the real ones. Simulations pass their own.
+# Interfaces to time and randomness, and the real implementations. Simulations pass their own.
 
 
 _UPTIME = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))  # macOS counts sleep by the latter
 _RANDOM_BITS = 62
 _RANDOM_BYTES = 8
-_RANDOM_IDS = 128  # whose random bytes are asked for at once: asking lets every other thread of the process go first
+_RANDOM_IDS = 128  # whose random bytes are requested at once: each request releases the interpreter to other threads
 
 
 class Clock(Protocol):
@@ -36,7 +36,7 @@ class Clock(Protocol):
         ...
 
     def uptime(self) -> float:
-        """As `monotonic`, and it counts also while the machine is suspended, where the system tells that."""
+        """As `monotonic`, but it also counts while the machine is suspended, if the system supports that."""
         ...
 
     def sleep(self, seconds: float) -> None: ...
@@ -60,26 +60,26 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something was, by this machine's clocks. The wall clock tells of a pause that `uptime_s` has missed.
+    """A moment by this machine's clocks. The wall clock shows a pause that `uptime_s` has missed.
 
-    A virtual machine may be stopped and not know. Once its wall clock is set right, that counts as time that passed.
+    A virtual machine may be paused without notice. Once its wall clock is corrected, the pause counts as passed time.
     """
 
     uptime_s: float
     wall_ms: int
 
     def passed_s(self, clock: Clock) -> float:
-        """For how long it has been over, by the clock that says more. A wall clock that was set back counts as well."""
+        """Seconds since then, by the clock that shows more. A wall clock that was set back counts as well."""
         return max(clock.uptime() - self.uptime_s, abs(clock.now_ms() - self.wall_ms) / 1000)
 
 
 def moment(clock: Clock) -> Moment:
-    """This very moment."""
+    """The current moment."""
     return Moment(clock.uptime(), clock.now_ms())
 
 
 class OwnProcess:
-    """The process that opened something. A fork copies its sockets and locks, and leaves its threads behind."""
+    """The process that opened an object. A fork copies its sockets and locks, but not its threads."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -94,8 +94,8 @@ class OwnProcess:
         """Raises InvalidUsage in a fork: two processes on one socket would read each other's answers."""
         if self.is_left:
             raise InvalidUsage(
-                f"{self._what} was opened before this process was forked from process {self._pid}, where it stays; "
-                "call persist.connect in the child, or start children with the method 'spawn'"
+                f"{self._what} was opened before this process was forked from process {self._pid}; call "
+                "persist.connect in the child, or start children with the method 'spawn'"
             )
 
 
@@ -113,7 +113,7 @@ class SystemIds:
         fine = (now // 1_000_000 << 12) | ((now % 1_000_000) * 4096 // 1_000_000)
         with self._lock:
             fine = self._last = max(fine, self._last + 1)
-            if not self._random or self._pid != os.getpid():  # a child must not use what its parent will use
+            if not self._random or self._pid != os.getpid():  # a child must not use the random bytes of its parent
                 self._random, self._pid = _randoms(), os.getpid()
             random = self._random.pop()
         high = (fine >> 12) << 16 | 0x7000 | (fine & 0xFFF)
@@ -127,19 +127,19 @@ def _randoms() -> list[int]:
 
 
 class Background(Protocol):
-    """Runs work that nobody waits for. Losing it is safe."""
+    """Runs work in the background. Losing it is safe."""
 
     def submit(self, work: Callable[[], None]) -> bool:
-        """Run `work` some time; False when it was dropped instead."""
+        """Run `work` later; False if it was dropped instead."""
         ...
 
     def close(self) -> None: ...
 
 
 class ThreadBackground:
-    """A bounded pool of threads; work beyond `queue_max` is dropped, since maintenance comes round again.
+    """A bounded pool of threads; work beyond `queue_max` is dropped, since a later commit submits it again.
 
-    `taken`: pieces of work that are queued or run now; `dropped`: those that were dropped.
+    `taken`: number of work items that are queued or running; `dropped`: number of those dropped.
     """
 
     def __init__(self, threads: int = 2, queue_max: int = 1000) -> None:
@@ -172,18 +172,18 @@ class ThreadBackground:
 
 
 class Stamps(Protocol):
-    """Whether the wall clock may be trusted; `persist.commit.system.CheckedClock` is one."""
+    """Whether the wall clock may be trusted; implemented by `CheckedClock`."""
 
     def agrees(self, now_ms: int) -> bool:
         """Whether `now_ms`, which this process has just read, may be trusted."""
         ...
 
     def is_due(self) -> bool:
-        """Whether it is time to ask `begins`, as far as the last comparison tells. Costs next to nothing."""
+        """Whether the last comparison is so old that `begins` should be called. Cheap."""
         ...
 
     def begins(self) -> bool:
-        """Whether the caller is to call `compare` now."""
+        """Whether the caller has to call `compare` now."""
         ...
 
     def compare(self) -> None:
@@ -192,22 +192,22 @@ class Stamps(Protocol):
 
 
 class Publishes(Protocol):
-    """Who publishes what is in the log; `persist.maintenance.publication_writer.Publisher` is one."""
+    """Publishes log entries; implemented by `persist.maintenance.publication_writer.Publisher`."""
 
     def add(self, name: str, entry: bytes) -> None:
-        """This entry of the shard is durably in the log. Never blocks, and calls no store."""
+        """Queue an entry that is durably in the log of the shard. Never blocks, and calls no store."""
         ...
 
     def close(self) -> None:
-        """Publish what is queued, as far as the store takes it."""
+        """Publish the queued entries, as far as the store accepts them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """All that a machine needs of its process. `stamps` None: no clock counts as checked.
+    """What a machine needs from its process. `stamps` None: no clock counts as checked.
 
-    `publisher` None: this process publishes nothing. `sight`: what is told of commits to who watches this process.
+    `publisher` None: this process publishes nothing. `sight`: metrics, traces and log lines of commits.
     """
 
     clock: Clock
@@ -219,28 +219,28 @@ class System:
 
 
 def jittered(ids: IdSource, seconds: float) -> float:
-    """Between half and one and a half of `seconds`, so that those who failed together do not retry together."""
+    """A random time between 0.5 and 1.5 times `seconds`, so that callers that failed together retry apart."""
     return seconds * (0.5 + int(ids.uuid7()[-4:], 16) / 0x10000)
 
 
-# What time the blob store says that it is.
+# The blob store's clock.
 #
-# It is the second source for an age that guards deletion, the clock by which a token is from the future, and the
-# witness without which no wall clock settles which time it names.
+# It confirms the age of a blob before a deletion, decides whether a token is from the future, and confirms a wall clock
+# before that seals an instant.
 
 
 PREFIX = "clock/"  # of the probes: no shard's blobs begin so
 KNOWN_FOR_S = 60.0
-OFFSET_MS_MAX = 10_000  # by so much two clocks that agree may differ
+OFFSET_MS_MAX = 10_000  # difference up to which two clocks agree
 COMPARED_EVERY_S = 300.0
-COUNTS_FOR_S = 24 * 3600.0  # for so long a comparison counts
-TRIED_EVERY_S = 10.0  # a comparison that failed is not tried again sooner
-JUMP_MS_MAX = 1_000  # by more than that a clock is not set without notice
-LEFT_BEHIND_MS = 3_600_000  # a probe that is so old was left by a process that died
+COUNTS_FOR_S = 24 * 3600.0  # validity of a comparison
+TRIED_EVERY_S = 10.0  # minimum time between failed comparisons
+JUMP_MS_MAX = 1_000  # a larger change of the wall clock invalidates the comparison
+LEFT_BEHIND_MS = 3_600_000  # an older probe was left by a process that died
 
 
 class StoreClock:
-    """Puts an empty blob, asks when it was written, and deletes it. One thread at a time."""
+    """Reads the store's time: puts an empty blob, lists its time of modification, and deletes it. Not thread-safe."""
 
     def __init__(self, blob: Blob, clock: Clock, ids: IdSource) -> None:
         self._blob = blob
@@ -250,7 +250,7 @@ class StoreClock:
         self._now_ms: int | None = None
 
     def now_ms(self) -> int:
-        """The store's time in milliseconds since 1970: now, or up to a minute ago. Raises what the store raises."""
+        """The store's time in milliseconds since 1970, up to KNOWN_FOR_S old. Raises the errors of the store."""
         now_s = self._clock.monotonic()
         if self._now_ms is None or now_s - self._asked_s > KNOWN_FOR_S:
             self._now_ms, self._asked_s = probed(self._blob, self._ids), now_s
@@ -258,7 +258,7 @@ class StoreClock:
 
 
 def checked_ms(stamps: Stamps | None, now_ms: int) -> int | None:
-    """This clock, if it may be trusted. It is compared at once where nothing is known, as in a new process."""
+    """`now_ms` if it may be trusted, else None. In a new process the clocks are compared at once."""
     if stamps is None:
         return None
     if stamps.agrees(now_ms):
@@ -269,7 +269,7 @@ def checked_ms(stamps: Stamps | None, now_ms: int) -> int | None:
 
 
 def probed(blob: Blob, ids: IdSource) -> int:
-    """The store's time now, in milliseconds since 1970. Raises what the store raises."""
+    """The store's time now, in milliseconds since 1970. Raises the errors of the store."""
     key = f"{PREFIX}{ids.uuid7()}"
     with translated():
         blob.put(key, b"")
@@ -281,7 +281,7 @@ def probed(blob: Blob, ids: IdSource) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """When the two clocks were compared, by this process, and whether they agreed."""
+    """When this process compared the two clocks, and whether they agreed."""
 
     now_ms: int
     at_s: float
@@ -289,11 +289,11 @@ class _Compared:
 
 
 class CheckedClock:
-    """Whether the wall clock of this process may settle instants: the blob store agrees with it. Thread-safe.
+    """Whether the wall clock of this process may seal instants because the blob store's clock agrees. Thread-safe.
 
-    The first commit of a process waits for that, since a short program has no other one. From then on it is compared in
-    the background, every COMPARED_EVERY_S seconds in which there are commits. A clock that was set since does not count
-    until it is compared again: the monotonic clock tells.
+    The first commit of a process waits for the comparison, since a short program has no other commit. After that the
+    clocks are compared in the background, every COMPARED_EVERY_S seconds in which there are commits. A wall clock that
+    was set since, as the monotonic clock shows, does not count until it is compared again.
     """
 
     def __init__(self, blob: Blob, clock: Clock, ids: IdSource) -> None:
@@ -314,20 +314,20 @@ class CheckedClock:
 
     @property
     def agreed(self) -> bool | None:
-        """Whether the two clocks agreed when they were compared last. None: they were not yet."""
+        """Whether the two clocks agreed at the last comparison. None: not compared yet."""
         compared = self._compared
         return None if compared is None else compared.agreed
 
     def is_due(self) -> bool:
-        """Whether so long has passed since the clocks were compared that `begins` is to be asked.
+        """Whether the last comparison is so old that `begins` should be called.
 
-        It costs next to nothing. It does not see that a clock was set: `agrees` does.
+        Cheap. It does not notice that a clock was set: `agrees` does.
         """
         compared = self._compared
         return compared is None or self._clock.monotonic() - compared.at_s >= COMPARED_EVERY_S
 
     def begins(self) -> bool:
-        """Whether it is time to compare. Who is told so calls `compare`; nobody else is for a while."""
+        """Whether it is time to compare. True obliges the caller to call `compare`; others get False for a while."""
         with self._lock:
             now_s, tried_s, compared = self._clock.monotonic(), self._tried_s, self._compared
             if tried_s is not None and now_s - tried_s < TRIED_EVERY_S:
@@ -338,11 +338,11 @@ class CheckedClock:
             return True
 
     def compare(self) -> None:
-        """Compare the two clocks now. Where the store is away, what was known before counts for its time.
+        """Compare the two clocks now. If the store is unavailable, the last comparison stays valid for its time.
 
-        Nobody knows when in between the store told its time. So it has to agree with the clock before and after that:
-        a process that was stopped meanwhile would otherwise take its own delay for the store's, and a wild clock that
-        was set right meanwhile would count as it was before.
+        The store's time was read at an unknown moment of the call. So it has to agree with this clock both before and
+        after the call: otherwise a process that was stopped meanwhile would mistake its own delay for the store's, and
+        a wrong clock that was corrected meanwhile would count as it was before.
         """
         before_ms, at_s = self._clock.now_ms(), self._clock.monotonic()
         with suppress(PersistError):

@@ -1,7 +1,7 @@
 """Attributes: 16-byte keys with int64 values, kept with a shard and changed atomically with an append.
 
-The State holds an overlay of recent values; older ones lie in an index of immutable blobs. This module is about single
-attributes: keys, updates and their conditions.
+The State holds an overlay of recent values; older ones are in an index of immutable blobs. This module has keys,
+updates and their conditions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GivenKey = Annotated[AttributeKey, Meta(pattern=rf"\A[0-9a-f]{{{2 * KEY_BYTES}}}
 
 
 def attribute_key(key: object) -> AttributeKey:
-    """The key that a UUID, 16 bytes or hex digits (dashes are fine) stand for. Raises InvalidUsage."""
+    """The key for a UUID, 16 bytes or hex digits (with or without dashes). Raises InvalidUsage."""
     if isinstance(key, (bytes, bytearray, memoryview)):
         text: object = bytes(key).hex()
     else:
@@ -35,7 +35,7 @@ def attribute_key(key: object) -> AttributeKey:
 
 
 def named_key(name: str) -> AttributeKey:
-    """The key that stands for a name of any length, such as that of a streaming query. Raises InvalidUsage."""
+    """The key for a name of any length, such as that of a streaming query. Raises InvalidUsage."""
     if not isinstance(name, str):
         raise InvalidUsage(f"the name of a key is text, not {name!r:.80}")
     if any("\ud800" <= char <= "\udfff" for char in name):
@@ -50,7 +50,7 @@ def key_after(key: AttributeKey) -> AttributeKey | None:
 
 
 def is_core_key(key: AttributeKey) -> bool:
-    """Whether the shard itself keeps this attribute: users may read it, not write it."""
+    """Whether the shard maintains this attribute: users may read it, not write it."""
     return key.startswith((CORE_PREFIX, MARK_PREFIX))
 
 
@@ -112,11 +112,11 @@ class AttributeUpdate(Record, frozen=True):
 
 
 class IndexRoot(Record, frozen=True):
-    """Where the index of attributes stands: a B+tree whose nodes have ascending offsets in a sequence of chunks.
+    """The root of the attribute index: a B+tree whose nodes have ascending offsets in a sequence of chunks.
 
-    `flushes` counts its versions: two roots with the same count are the same. The root node is `length` bytes at
-    `offset`, `height` levels above nothing (0: the tree is empty). No live node lies before `lowest`, the next one
-    written begins at `end`.
+    `flushes` counts its versions: two roots with the same count are the same. The root node has `length` bytes at
+    `offset`, and the tree `height` levels (0: it is empty). No live node is before `lowest`; the next one will begin
+    at `end`.
     """
 
     flushes: int = 0
@@ -132,7 +132,7 @@ NO_INDEX = IndexRoot()
 
 
 class IndexChunk(Record, frozen=True):
-    """A blob with nodes of the index; its first offset is the key under which the State has it."""
+    """A blob with nodes of the index; the State maps its first offset to it."""
 
     key: str
     length: int
@@ -144,7 +144,7 @@ def check_updates(updates: Iterable[AttributeUpdate]) -> None:
         if update.verb not in VERBS:
             raise InvalidUsage(f"attributes know no verb {update.verb!r}; it is one of {', '.join(VERBS)}")
         if is_core_key(update.key):
-            raise InvalidUsage(f"attribute {update.key} is kept by the shard itself; take a key of your own")
+            raise InvalidUsage(f"attribute {update.key} is maintained by the shard; use another key")
         _check_int64(update.key, update.value)
         if update.expected is not None:
             _check_int64(update.key, update.expected)
@@ -153,9 +153,9 @@ def check_updates(updates: Iterable[AttributeUpdate]) -> None:
 def updated(
     updates: Iterable[AttributeUpdate], current: Callable[[AttributeKey], int | None]
 ) -> dict[AttributeKey, int | None]:
-    """The values (None: deleted) after all updates, applied in order; `current` tells the values before.
+    """The values (None: deleted) after all updates, applied in order; `current` returns the values before.
 
-    Raises AttributeMismatch, carrying the actual values, when a condition fails, InvalidUsage when a sum leaves int64.
+    Raises AttributeMismatch, with the actual values, if a condition fails; InvalidUsage if a sum exceeds int64.
     """
     changed: dict[AttributeKey, int | None] = {}
     failed: dict[str, int | None] = {}

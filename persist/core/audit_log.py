@@ -1,7 +1,7 @@
-"""The commit history of a shard: an entry for each command that changed it, who gave it, and what they said.
+"""The commit history of a shard: an entry for each command that changed it, with its caller and the caller's text.
 
-The State holds the recent entries; older ones lie in files (`persist.core.spill`). An entry comes with the very commit
-that it tells of, so it is there exactly if that one landed.
+The State holds the recent entries; older ones are in files (`persist.core.spill`). An entry is part of the commit that
+it describes, so it exists exactly if that commit does.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, ShardId
 from persist.core.record import Record
 
-INFO_BYTES_MAX = 4_096  # of what a caller says of one command, as JSON without blanks
+INFO_BYTES_MAX = 4_096  # of a caller's text for one command, as JSON without blanks
 PURPOSE_CHARS_MAX = 256
-PAGE_MAX = 1_000  # entries that one answer holds
+PAGE_MAX = 1_000  # entries in one answer
 
 CLONE = "clone"
 POINTS = {"restore": "restore to", "truncate": "truncate before", "drop_before": "drop before"}
-"""Operations that go by a time, which the purpose of their entry tells, and its words before the time."""
+"""Operations with a target time, which their entry's purpose contains, and the words before that time."""
 MERGE, BUNDLE, COLLECT, AGE = "merge", "bundle", "collect", "age"
-MAINTENANCE = frozenset({MERGE, BUNDLE, COLLECT, AGE})  # operations that change nothing of the contents
+MAINTENANCE = frozenset({MERGE, BUNDLE, COLLECT, AGE})  # operations that do not change the contents
 
 
 class Caller(Record, frozen=True):
-    """Who gives a command: the id of the token over HTTP, the purpose of the writer, and what is said (JSON).
+    """The caller of a command: the id of its HTTP token, the purpose of the writer, and the caller's text (JSON).
 
-    Empty where that is not known. It is no part of the command: whoever repeats one may say something else.
+    Empty: unknown. It is not part of the command: a retry may have another text.
     """
 
     who: str = ""
@@ -36,10 +36,10 @@ NOBODY = Caller()
 
 
 class CommandEntry(Record, frozen=True):
-    """What one command did. `[lower, upper)` are the times that it added, or of which it tells (docs/history.md).
+    """What one command did. `[lower, upper)` are the times that it added or affected (docs/history.md).
 
-    `rows` and `size` (bytes) are what it added, as `event_count` and `byte_count` count. `retractions` are those of the
-    rows whose multiplicity is negative; None: the parts do not tell. `caller` None: nobody said anything.
+    `rows` and `size` (bytes) are what it added, as in `event_count` and `byte_count`. `retractions` are the rows with a
+    negative multiplicity; None: unknown. `caller` None: unknown.
     """
 
     operation: str
@@ -52,13 +52,13 @@ class CommandEntry(Record, frozen=True):
 
 
 def purpose_of(operation: str, point: int, said: str) -> str:
-    """The purpose in the entry of an operation that goes by a time: what its caller said, and at the end that time."""
+    """The purpose in the entry of an operation with a target time: the caller's text, then that time."""
     words = f"{POINTS[operation]} {point}"
     return said if said == words else ", ".join(filter(None, (said, words)))
 
 
 def point_of(entry: CommandEntry) -> int | None:
-    """The time to which a restore went back, or before which a truncation took rows away; None: it is not recorded."""
+    """The time to which a restore went back, or before which a truncation removed rows; None: not recorded."""
     words, caller = POINTS.get(entry.operation), entry.caller
     if words is None or caller is None:
         return None
@@ -67,7 +67,7 @@ def point_of(entry: CommandEntry) -> int | None:
 
 
 class Committed(Record, frozen=True):
-    """The entries of one commit, in the order of its commands, and when it was made, by its committer's clock."""
+    """The entries of one commit, in the order of its commands, and the time of the commit by its committer's clock."""
 
     at_ms: int
     entries: tuple[CommandEntry, ...]
@@ -78,14 +78,14 @@ class Committed(Record, frozen=True):
 
 
 class EntryPlace(Record, frozen=True):
-    """Where an entry stands: the `number` of its command among those of its commit, from 0 on."""
+    """The place of an entry: its seqno, and the `number` of its command in the commit, from 0 on."""
 
     seqno: SeqNo
     number: int
 
 
 class PlacedEntry(Record, frozen=True):
-    """An entry, where it stands and when it was committed (milliseconds since 1970, by the committer's clock)."""
+    """An entry, its place, and when it was committed (milliseconds since 1970, by the committer's clock)."""
 
     place: EntryPlace
     at_ms: int
@@ -93,8 +93,8 @@ class PlacedEntry(Record, frozen=True):
 
 
 class HistoryPage(Record, frozen=True):
-    """Some entries of a shard, newest first. More follow before the place `following`; None: there are no more."""
+    """A page of entries of a shard, newest first. The next page is before `following`; None: this is the last."""
 
     shard: ShardId
-    told: tuple[PlacedEntry, ...]
+    entries: tuple[PlacedEntry, ...]
     following: EntryPlace | None = None

@@ -1,4 +1,4 @@
-"""Batches that hold pointers, not rows (shard > batch > run > part), and the trace of a shard, which lists them."""
+"""Batches of pointers to rows (shard > batch > run > part), and the trace of a shard, which lists them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from persist.core.record import Record, force_setattr, replace
 # Batches that hold pointers, not rows: shard > batch > run > part.
 #
 # A batch covers the times `[lower, upper)`; its runs are sequences of parts whose keys ascend and do not overlap from
-# one part to the next; a part is one blob (Parquet) or, when small, inline bytes (Arrow IPC). Where a batch has very
-# many parts, bundles stand in their place: a bundle is a blob that lists parts.
+# one part to the next; a part is one blob (Parquet) or, when small, inline bytes (Arrow IPC). If a batch has very many
+# parts, it names bundles instead: a bundle is a blob that lists parts.
 
 
 FORMAT_PARQUET: Final = "parquet"  # one Parquet file in the blob store
@@ -29,7 +29,7 @@ FORMAT_BUNDLE: Final = "bundle"  # a list of runs of other parts in the blob sto
 class Description(Record, frozen=True):
     """The times `[lower, upper)` that a batch covers, and the since to which its times were advanced.
 
-    `kept` are times before that since which the merge told apart from later ones of the batch, as tags asked for it.
+    `kept` are times before that since which the merge kept distinct from later ones, for tags.
     """
 
     lower: Antichain
@@ -46,9 +46,9 @@ class Description(Record, frozen=True):
 
 
 class Bundle(Record, frozen=True):
-    """What a State knows of a bundle, besides what it has in common with parts.
+    """The fields of a bundle that other parts do not have.
 
-    `parts` and `runs` are listed in it; the longest run has `run_rows` rows. `size` is that of its own blob.
+    It lists `parts` parts in `runs` runs; the longest run has `run_rows` rows. `size` is that of its own blob.
     """
 
     parts: int
@@ -58,7 +58,7 @@ class Bundle(Record, frozen=True):
 
 
 class Part(Record, frozen=True):
-    """One blob of rows, or inline rows. Exactly one of `key` and `data` is set; `id` is used once, for ever.
+    """One blob of rows, or inline rows. Exactly one of `key` and `data` is set; an `id` is never reused.
 
     `key_lower`/`key_upper` bound the keys in the order-preserving encoding of `persist.parts.key_encoding`
     (both inclusive; `key_upper` None = unbounded), so that planning needs no Arrow. `time`, when set,
@@ -67,15 +67,15 @@ class Part(Record, frozen=True):
     `footer_size`/`footer_checksum` that of the file's tail, so that a pruned read is checked as well.
     `sorted` says that rows are ordered by key and no (key, value, time) occurs twice. `clip`, when set, hides
     the rows before that time (a replicated append of which the shard had the beginning already).
-    `diff_sum` is None where it is not known (clipped parts), or takes more than 64 bits.
+    `diff_sum` is None if it is unknown (clipped parts), or takes more than 64 bits.
 
-    Three fields are of staged parts only; in a State they have their defaults (`as_durable`). `receipt` says that the
-    other fields were checked against the rows (`persist.commit.part_receipts`). `given`: it counts for another number
-    of updates than `rows`. `rows_digest`: of its rows, for a command with a token (`persist.parts.row_stats`); no
-    receipt covers it.
+    Three fields are of staged parts only; in a State they have their defaults (`as_durable`). `receipt` proves that the
+    other fields were checked against the rows (`persist.commit.part_receipts`). `given`: it counts as another number of
+    updates than `rows`. `rows_digest`: of its rows, for a command with a token (`persist.parts.row_stats`); no receipt
+    covers it.
 
-    With `bundle` it is none of these. It stands for all the parts that the blob at `key` lists: `rows`, `size` and
-    `diff_sum` are sums over them, and the bounds hold all of theirs. `checksum` is that of the list.
+    With `bundle` it represents all the parts that the blob at `key` lists: `rows`, `size` and `diff_sum` are sums over
+    them, and the bounds include theirs. `checksum` is that of the list.
     """
 
     id: PartId
@@ -105,12 +105,12 @@ class Part(Record, frozen=True):
 
     @property
     def blob_size(self) -> int:
-        """Bytes of the blob at `key`: of a bundle those of the list, not of what it lists."""
+        """Bytes of the blob at `key`; for a bundle those of the list, not of the listed parts."""
         return self.size if self.bundle is None else self.bundle.size
 
     @property
     def updates(self) -> int:
-        """The updates that an append of this part counts for: as they were given, and without those it hides."""
+        """The updates that an append of this part counts: as they were given, without hidden ones."""
         return self.rows if self.given is None else self.given
 
     @property
@@ -122,22 +122,22 @@ class Part(Record, frozen=True):
         return replace(self, time=time, time_min=time, time_max=time, receipt=b"")
 
     def as_staged(self) -> Part:
-        """The part as it was when it got its receipt: before a time was chosen for rows that were staged without."""
+        """The part as it was when its receipt was issued: without a time that was chosen at the commit."""
         if self.time is None:
             return self.without_receipt()
         return replace(self, receipt=b"", rows_digest=None, time=None, time_min=0, time_max=0)
 
     @property
     def is_staged(self) -> bool:
-        """Whether it has what only a command needs."""
+        """Whether it has fields that only staged parts have."""
         return bool(self.receipt) or self.given is not None or self.rows_digest is not None
 
     def as_durable(self) -> Part:
-        """The part as a State keeps it: what was checked and counted once needs no receipt and no count any more."""
+        """The part as a State stores it, without the fields of staged parts."""
         return replace(self, receipt=b"", given=None, rows_digest=None) if self.is_staged else self
 
     def without_receipt(self) -> Part:
-        """The part as a receipt tells of it."""
+        """The part as a receipt covers it."""
         return replace(self, receipt=b"", rows_digest=None) if self.receipt or self.rows_digest is not None else self
 
 
@@ -161,7 +161,7 @@ class Run(Record, frozen=True):
 
 
 class Listing(Record, frozen=True):
-    """What a bundle holds: parts that no State names otherwise while the bundle is named."""
+    """The contents of a bundle: parts that no State names directly while the bundle is named."""
 
     runs: tuple[Run, ...]
 
@@ -202,14 +202,14 @@ class HollowBatch(Record, frozen=True):
         return diff_sum_of(self.parts())
 
     def blob_keys(self) -> Iterator[str]:
-        """The blobs that it names itself. What its bundles list is named as well, and is not told here."""
+        """The blobs that it names directly, without the parts that its bundles list."""
         for part in self.parts():
             if part.key is not None:
                 yield part.key
 
 
 def batch_of(desc: Description, runs: tuple[Run, ...]) -> HollowBatch:
-    """A batch with its row count worked out."""
+    """A batch with its row count computed."""
     return HollowBatch(desc, runs, sum(part.rows for run in runs for part in run.parts))
 
 
@@ -227,8 +227,8 @@ def diff_sum_of(parts: Iterable[Part]) -> int | None:
 #
 # A shard may have thousands, and a commit adds one.
 #
-# It is made of blocks of at most BLOCK_MAX batches, and of the newest ones. Adding one batch copies the newest ones,
-# and now and then the list of blocks; so does telling two sequences apart of which one came from the other.
+# It consists of blocks of at most BLOCK_MAX batches, and of the newest ones. Adding one batch copies the newest ones,
+# and now and then the list of blocks; so does comparing two sequences of which one was derived from the other.
 
 
 BLOCK_MAX = 64  # batches; with 10,000 of them, which is the most, there are about as many blocks
@@ -257,7 +257,7 @@ class Batches(Sequence[HollowBatch]):
     @overload
     def __getitem__(self, index: slice) -> _Block: ...
     def __getitem__(self, index: int | slice) -> HollowBatch | _Block:
-        if type(index) is slice:  # asked a hundred times a commit
+        if type(index) is slice:  # called a hundred times in a commit
             first, end, step = index.indices(self._length)
             return self._between(first, end) if step == 1 else tuple(self)[index]
         at = index + self._length if index < 0 else index
@@ -273,14 +273,14 @@ class Batches(Sequence[HollowBatch]):
         start = self._newest_from
         if first >= start:
             return self._newest[first - start : max(0, end - start)]
-        found: list[HollowBatch] = []
+        batches: list[HollowBatch] = []
         block = bisect_right(self._starts, first) - 1
         while block < len(self._blocks) and self._starts[block] < end:
             at = self._starts[block]
-            found.extend(self._blocks[block][max(0, first - at) : end - at])
+            batches.extend(self._blocks[block][max(0, first - at) : end - at])
             block += 1
-        found.extend(self._newest[: max(0, end - start)])
-        return tuple(found)
+        batches.extend(self._newest[: max(0, end - start)])
+        return tuple(batches)
 
     def __iter__(self) -> Iterator[HollowBatch]:
         return chain.from_iterable(self._all_blocks())
@@ -321,7 +321,7 @@ class Batches(Sequence[HollowBatch]):
     def spliced(self, first: int, count: int, replacement: Iterable[HollowBatch]) -> Batches:
         """The sequence with `count` batches from index `first` replaced.
 
-        Blocks before and after them stay. What is left of the others goes together with small neighbours.
+        Blocks before and after them are shared. The rest is merged with small neighbours.
         """
         blocks = self._all_blocks()
         starts = (*self._starts, self._length - len(self._newest))
@@ -341,7 +341,7 @@ class Batches(Sequence[HollowBatch]):
 
 
 def batches_of(batches: Iterable[HollowBatch]) -> Batches:
-    """The same batches as such a sequence."""
+    """The batches as a `Batches` sequence."""
     if isinstance(batches, Batches):
         return batches
     held = tuple(batches)
@@ -356,7 +356,7 @@ def _of_blocks(blocks: Sequence[_Block]) -> Batches:
 
 
 def common_start(before: Iterable[HollowBatch], after: Iterable[HollowBatch]) -> int:
-    """How many batches the two begin with alike. Blocks that they share are not looked into."""
+    """The number of equal batches at the beginning of both. Shared blocks are skipped."""
     old, new = batches_of(before), batches_of(after)
     if old.is_start_of(new):
         return len(old)
@@ -376,7 +376,7 @@ def common_start(before: Iterable[HollowBatch], after: Iterable[HollowBatch]) ->
 
 
 def common_end(before: Iterable[HollowBatch], after: Iterable[HollowBatch], most: int) -> int:
-    """How many batches the two end with alike, at most `most`."""
+    """The number of equal batches at the end of both, at most `most`."""
     old, new = batches_of(before), batches_of(after)
     same = blocks = 0
     old_blocks, new_blocks = old._all_blocks(), new._all_blocks()
@@ -399,9 +399,9 @@ def common_end(before: Iterable[HollowBatch], after: Iterable[HollowBatch], most
 
 
 class Trace(Record, frozen=True, dict=True, gc=True):
-    """Ordered batches and two sums that every append needs, kept along instead of counted anew.
+    """Ordered batches and two running sums that every append needs.
 
-    What a trace has in common with the one that it was made of is shared (`Batches`), whatever it is made from.
+    A trace shares unchanged batches with the one from which it was derived (`Batches`).
     """
 
     batches: Sequence[HollowBatch]
@@ -422,7 +422,7 @@ class Trace(Record, frozen=True, dict=True, gc=True):
 
     @cached_property
     def _ids(self) -> Entries[str, int]:
-        """How often each id of a part occurs. Handed on from trace to trace once it was asked for, as `_keys` is."""
+        """How often each part id occurs. Once computed, it is updated from trace to trace, as `_keys` is."""
         return watched(dict(Counter(part.id for part in self.parts())))
 
     @cached_property
@@ -431,7 +431,7 @@ class Trace(Record, frozen=True, dict=True, gc=True):
         return watched(dict(Counter(key for batch in self.batches for key in batch.blob_keys())))
 
     def holds(self, part_id: str) -> bool:
-        """Whether one of its parts has this id. Once this was asked, it costs what changes."""
+        """Whether one of its parts has this id. After the first call it costs what changes."""
         return part_id in self._ids
 
     def occurs_twice(self, part_id: str) -> bool:
@@ -439,7 +439,7 @@ class Trace(Record, frozen=True, dict=True, gc=True):
         return count > 1
 
     def names(self, key: str) -> bool:
-        """Whether it names this blob itself. Once this was asked, it costs what changes."""
+        """Whether it names this blob directly. After the first call it costs what changes."""
         return key in self._keys
 
     def parts(self) -> Iterator[Part]:
@@ -447,7 +447,7 @@ class Trace(Record, frozen=True, dict=True, gc=True):
             yield from batch.parts()
 
     def beyond(self, lower: Antichain) -> tuple[HollowBatch, ...]:
-        """The batches that reach beyond `lower`: the last ones, since they are in order."""
+        """The batches that extend beyond `lower`."""
         first = len(self.batches)
         for batch in reversed(self.batches):
             if not lower < batch.desc.upper:
@@ -465,7 +465,7 @@ class Trace(Record, frozen=True, dict=True, gc=True):
         return self._following(held.with_more(batch), (batch,), ())
 
     def extend_last(self, runs: tuple[Run, ...]) -> Trace:
-        """The trace with more runs in its last batch. Costs what is added, not what is there."""
+        """The trace with more runs in its last batch. Costs what is added."""
         last, added = self.batches[-1], batch_of(self.batches[-1].desc, runs)
         joined = HollowBatch(last.desc, (*last.runs, *runs), last.rows + added.rows)
         return self._following(batches_of(self.batches).with_last(joined), (added,), ())
@@ -483,7 +483,7 @@ class Trace(Record, frozen=True, dict=True, gc=True):
         return self._following(held.spliced(first, count, replacement), replacement, held[first : first + count])
 
     def _following(self, batches: Batches, came: Sequence[HollowBatch], gone: Sequence[HollowBatch]) -> Trace:
-        """These batches: what this trace holds, with what came and without what is gone."""
+        """The trace of these batches: those of this trace with `came` and without `gone`."""
         inline = self.inline_bytes + sum(b.inline_size for b in came) - sum(b.inline_size for b in gone)
         trace = Trace(batches, inline, self.rows + sum(b.rows for b in came) - sum(b.rows for b in gone))
         if "_ids" in self.__dict__:
@@ -497,8 +497,8 @@ class Trace(Record, frozen=True, dict=True, gc=True):
     def covering(self, part_ids: frozenset[str]) -> tuple[int, int] | None:
         """Index and count of the contiguous batches that hold exactly these parts among others.
 
-        None when any of the parts is not in the trace: a merge of parts that are gone must not be applied. The newest
-        batches are looked at first, and no more of them than hold these parts.
+        None if any of the parts is not in the trace: a merge of parts that are gone must not be applied. The search
+        begins with the newest batches, and ends once all parts are found.
         """
         missing = set(part_ids)
         if not missing or not all(map(self.holds, missing)):
@@ -514,28 +514,28 @@ class Trace(Record, frozen=True, dict=True, gc=True):
         return first, end - first
 
     def difference(self, later: Trace) -> tuple[int, int, tuple[HollowBatch, ...]] | None:
-        """What leads to a later trace: the batches at `[first, first + count)` are replaced by others. None: nothing.
+        """The change to a later trace: `(first, count, batches)` replaces the batches at `[first, first + count)`.
 
-        Of traces of which one was made from the other it costs what changed.
+        None: they are equal. Costs what changed if one was derived from the other.
         """
         before, after = self.batches, later.batches
         if before is after:
             return None
         first = common_start(before, after)
-        if first == len(before):  # nearly always: there are more at its end
+        if first == len(before):  # nearly always: batches were appended
             return (first, 0, tuple(after[first:])) if first < len(after) else None
         tail = common_end(before, after, min(len(before), len(after)) - first)
         return first, len(before) - first - tail, tuple(after[first : len(after) - tail])
 
 
 def trace_of(batches: Iterable[HollowBatch]) -> Trace:
-    """A trace with its sums worked out."""
+    """A trace with its sums computed."""
     held = batches_of(batches)
     return Trace(held, sum(b.inline_size for b in held), sum(b.rows for b in held))
 
 
 def _recounted(held: Entries[str, int], came: Sequence[str], gone: Sequence[str]) -> Entries[str, int]:
-    """How often each name occurs when these have come, and those are gone."""
+    """The counts of names with `came` added and `gone` removed."""
     counts: dict[str, int] = {}
     for name in came:
         counts[name] = counts.get(name, held.get(name, 0)) + 1

@@ -14,7 +14,7 @@ from persist.core.record import Record
 # - <shard>/v<seqno:020d>/r<uuid7>.rollup: a rollup
 # - <shard>/a/x<uuid7>.nodes: a chunk of the attribute index
 # - <shard>/s/x<uuid7>.spill: outcomes of tokens, or entries of the commit history
-# - <shard>/d/x<uuid7>.diff: a state diff that the log does not take
+# - <shard>/d/x<uuid7>.diff: a state diff that is too long for the log
 # - <shard>/l/x<uuid7>.loan: keys of blobs that are lent to a clone
 
 
@@ -62,12 +62,12 @@ def loan_key(shard: ShardId, ids: IdSource) -> str:
 
 
 def is_key_of(key: str, shard: ShardId, part: PartId) -> bool:
-    """Whether this is the well-formed blob key of that part of that shard, whoever wrote it."""
+    """Whether this is the well-formed blob key of that part of that shard, with any writer."""
     return key[_PART:] == f"{part}.parquet" and key.startswith(shard) and _KEY.match(key) is not None
 
 
 def shard_prefix(shard: ShardId) -> str:
-    """Every blob of the shard starts with this, and no other shard's does."""
+    """The prefix of the keys of all blobs of the shard, and of no other shard's."""
     return f"{shard}/"
 
 
@@ -107,7 +107,7 @@ def is_diff_key(key: str) -> bool:
 
 
 def rollups_prefix(shard: ShardId) -> str:
-    """Every rollup of the shard starts with this, and nothing else does."""
+    """The prefix of the keys of all rollups of the shard, and of nothing else."""
     return f"{shard}/v"
 
 
@@ -117,7 +117,7 @@ def rollup_seqno(key: str) -> SeqNo:
 
 
 def born_ms(key: str) -> int:
-    """When a well-formed blob key was minted, in milliseconds since 1970 by its maker's clock."""
+    """When a well-formed blob key was minted, in milliseconds since 1970 by its writer's clock."""
     return int(key.rpartition("/")[2][1:13], 16)
 
 
@@ -126,11 +126,11 @@ def belongs_to(key: str, shard: ShardId) -> bool:
     return key.startswith(shard_prefix(shard)) and _KEY.match(key) is not None
 
 
-# What is published in the blob store of a location: log entries of many shards in one journal, and all names.
+# Publications in the blob store of a location: log entries of many shards in one journal, and all names.
 #
-# pub/<process-uuid7>/j<n:012d>.journal    what one process published at a time pub/beat/<minute:012d>
-# maintenance was at work in this minute since 1970 cat/<n:012d>.json                        the catalogue: the name of
-# every shard
+# - pub/<process-uuid7>/j<n:012d>.journal: what one process published at a time
+# - pub/beat/<minute:012d>: maintenance was running in this minute since 1970
+# - cat/<n:012d>.json: the catalogue, with the name of every shard
 #
 # No key of a shard begins like these.
 
@@ -145,14 +145,14 @@ _CATALOGUE = re.compile(r"cat/[0-9]{12}\.json\Z")
 
 
 class ShardEntries(Record, frozen=True):
-    """Entries of the log of the shard `name`, as they stand there, ascending by seqno, not always without a gap."""
+    """Entries of the log of the shard `name`, as they are in the log, ascending by seqno, possibly with gaps."""
 
     name: str
     entries: tuple[bytes, ...]
 
 
 class Journal(Record, frozen=True):
-    """What a process published at a time. `epoch` is that of the location, `at_ms` the wall clock of the process."""
+    """One publication of a process. `epoch` is that of the location, `at_ms` the wall clock of the process."""
 
     epoch: int
     at_ms: int

@@ -1,4 +1,4 @@
-"""What every command on a shard is: the bases of the records in `commands`."""
+"""The base classes of the commands on a shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INCLUDED: Mapping[str, frozenset[str]] = {
     MAINTAIN: frozenset({READ, MAINTAIN}),
     ADMIN: frozenset(SCOPES),
 }
-"""Of each scope all those that it opens, itself too."""
+"""The scopes that each scope includes."""
 
 TIME_MS_MAX = 2**48 - 1  # that the key of a blob can hold
 LEASE_MS = 900_000  # of a writer
@@ -26,9 +26,9 @@ LEASE_MS_MAX = 24 * 3600 * 1000  # of a reader, a writer or a claim
 
 
 class Command(Record, frozen=True, kw_only=True, tag=snake):
-    """What can be asked of a shard. `shard`: the one that is meant. Another life of its name refuses the command.
+    """A command on a shard. `shard`: the addressed shard; another life of its name refuses the command.
 
-    `scopes`: each of them is enough to send it.
+    `scopes`: any one of them permits it.
     """
 
     scopes: ClassVar[tuple[str, ...]] = (ADMIN,)
@@ -51,10 +51,10 @@ class TokenCommand(WriteCommand, frozen=True, kw_only=True):
 
 
 class WriterCommand(TokenCommand, frozen=True):
-    """A write with a token. The first one of a writer registers it for `lease_ms`; each one begins its lease anew.
+    """A write with a token. The first one of a writer registers it for `lease_ms`; each one renews its lease.
 
-    A token that a caller gave comes with `writer_of(token)`, which is never registered. Expired: the writer was
-    retired, or its lease lapsed, or it is older than the shard.
+    A caller's token has the writer `writer_of(token)`, which is never registered. Expired: the writer was retired, or
+    its lease lapsed, or it is older than the shard.
     """
 
     writer: Annotated[WriterId, written(WriterId)]
@@ -62,7 +62,7 @@ class WriterCommand(TokenCommand, frozen=True):
 
 
 class ManagedCommand(WriteCommand, frozen=True):
-    """What is as good as a write, but cannot be undone, or holds others back."""
+    """A write that cannot be undone, or that affects other clients."""
 
     scopes: ClassVar[tuple[str, ...]] = (MANAGE,)
 

@@ -1,13 +1,13 @@
-"""Commands on a shard: one record each, whose results are those of `results`. `transitions.step` says what they do.
+"""Commands on a shard, one record each, with the result after `->`. `transitions.step` applies them.
 
-Commands that write carry their writer and an idempotency token. A retry with the same token answers as the first time
-did: of a registered writer its last one, or of a token that comes alone, whose writer is `writer_of(token)` and whose
-`digest` is of what was asked for (TokenReused, OutcomeForgotten). Their `attributes` change together with the rows or
-not at all: AttributeMismatch carries the actual values. Frontiers are `Antichain`s, intervals half-open, durations in
+Commands that write have a writer and an idempotency token. A retry with the same token is answered as the first try:
+for the last token of a registered writer, and for a caller's token, whose writer is `writer_of(token)` and whose
+`digest` is of the request (TokenReused, OutcomeForgotten). Their `attributes` change together with the rows or not at
+all: AttributeMismatch carries the actual values. Frontiers are `Antichain`s, intervals half-open, durations in
 milliseconds.
 
-A class here and its line in `transitions` is all that a command takes. The class says under which scopes a caller
-may send it; its name in snake case is what tells it from the others when it is written.
+A command consists of a class here and its line in `transitions`. The class lists the scopes that permit it; its name in
+snake case identifies it when it is encoded.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
 
 
 class ExpireWriter(WriteCommand, frozen=True):
-    """Retire a writer. -> Done, also when it is gone already."""
+    """Retire a writer. -> Done, also if it is gone already."""
 
     writer: _Writer
 
@@ -125,8 +125,8 @@ class ExpireWriter(WriteCommand, frozen=True):
 class CompareAndAppend(WriterCommand, frozen=True):
     """Append a batch `[expected_upper, new_upper)` iff the shard's upper is `expected_upper`. -> Appended
 
-    All times of the rows lie in the interval. Linearises all writers. UpperMismatch carries the actual upper. `cut`:
-    unique keys were looked up as a pending truncation before that time leaves them; UpperMismatch where it was
+    All times of the rows are in the interval. Linearises all writers. UpperMismatch carries the actual upper. `cut`:
+    unique keys were looked up without rows that a pending truncation before that time removes; UpperMismatch if it was
     withdrawn.
     """
 
@@ -138,10 +138,10 @@ class CompareAndAppend(WriterCommand, frozen=True):
 
 
 class Append(WriterCommand, frozen=True):
-    """Append a batch `[lower, upper)`; what the shard has already is dropped. -> Appended
+    """Append a batch `[lower, upper)`; times before the shard's upper are ignored. -> Appended
 
-    For replicated writers that write identical definite data. UpperMismatch when `lower` lies beyond the shard's upper
-    (a gap), or an insert took a time of it. With attributes it happens as a whole: the shard's upper has to be `lower`.
+    For replicated writers that write identical definite data. UpperMismatch if `lower` is beyond the shard's upper (a
+    gap), or an insert took a time of it. With attributes it is all or nothing: the shard's upper has to be `lower`.
     `cut` as for CompareAndAppend.
     """
 
@@ -163,11 +163,11 @@ class Insert(WriterCommand, frozen=True):
 
 
 WRITES_ROWS = (CompareAndAppend, Append, Insert, Rewrite)
-"""What may bring `runs` whose rows are added to the shard."""
+"""Commands with `runs` whose rows are added to the shard."""
 
 
 class ForcedCommand(ManagedCommand, frozen=True, kw_only=True):
-    """`force` comes after all other fields, so that clients of before, who do not send it, are understood."""
+    """`force` is the last field, so that it may be omitted."""
 
     force: bool = False
 
@@ -175,7 +175,7 @@ class ForcedCommand(ManagedCommand, frozen=True, kw_only=True):
 class AdvanceUpper(ForcedCommand, frozen=True):
     """Declare every time before `upper` complete, without data; `[]` closes the shard to writes. -> Appended
 
-    Never moves the upper back; idempotent. `force`: also beyond FAR_TIME, where nobody means to come.
+    Never moves the upper back; idempotent. `force`: also beyond FAR_TIME, which is usually a mistake.
     """
 
     upper: Antichain
@@ -191,7 +191,7 @@ class UpdateAttributes(WriterCommand, frozen=True):
 
 
 class ReadAttributes(ReadCommand, frozen=True):
-    """The values of these attributes as of now. -> AttributeValues; changes nothing."""
+    """The present values of these attributes. -> AttributeValues; changes nothing."""
 
     keys: tuple[GivenKey, ...]
 
@@ -199,8 +199,7 @@ class ReadAttributes(ReadCommand, frozen=True):
 class ScanAttributes(ReadCommand, frozen=True):
     """The first attributes that are set with keys in `[lower, upper)` (None: to the end). -> AttributeValues
 
-    At most `limit`, by key ascending; `following` of the answer is where the next page begins. Core attributes are
-    left out.
+    At most `limit`, by key ascending; the next page begins at the result's `following`. Core attributes are left out.
     """
 
     lower: GivenKey
@@ -209,7 +208,7 @@ class ScanAttributes(ReadCommand, frozen=True):
 
 
 class FlushAttributes(MaintainCommand, frozen=True):
-    """Replace the index at `expected` by the one at `root`, which covers the values `flushed` too. -> Flushed
+    """Replace the index at `expected` by the one at `root`, which also has the values `flushed`. -> Flushed
 
     `chunks` are the new blobs by first offset. Chunks wholly before the root's `lowest` leave the State.
     """
@@ -221,9 +220,9 @@ class FlushAttributes(MaintainCommand, frozen=True):
 
 
 class Flush(MaintainCommand, frozen=True):
-    """Put `file` in the place of the files `merged`, the newest of this kind, and of what is recent. -> Flushed
+    """Replace the files `merged`, the newest of this kind, and the recent entries `flushed` by `file`. -> Flushed
 
-    `flushed` are the ids of outcomes, or the seqnos of commits, that leave the State. Iff the State holds all of them.
+    `flushed` are the ids of outcomes, or the seqnos of commits, that leave the State. Applied iff it has all of them.
     """
 
     kind: SpillKind
@@ -238,8 +237,8 @@ class Flush(MaintainCommand, frozen=True):
 class RegisterReader(ReadCommand, frozen=True):
     """Take an expiring hold at `since` (None = the shard's since) and at the current seqno. -> ReaderRegistered
 
-    `point`: on that time alone, which since has not passed or which something keeps; with `tag` it is the time of the
-    tag. Since does not wait for it, and it stays readable until the hold ends, also when the tag goes. NotReadable.
+    `point`: on that single time, which must be readable; with `tag` it is the time of the tag. It does not hold since
+    back, and it stays readable until the hold ends, even if the tag is removed. NotReadable.
     """
 
     reader: _Reader
@@ -253,13 +252,13 @@ class RegisterReader(ReadCommand, frozen=True):
 class DowngradeSince(ReadCommand, frozen=True):
     """Move a reader's holds forward to `since` and `seqno`, and the shard's since to the meet. -> SinceDowngraded
 
-    The reader vouches that it needs no State before `seqno` any more. At `[]` it holds no time any more, and the
-    shard's since goes by the other readers. Without `moves_since` the shard's since stays: nobody else loses history
-    by it. `since` None, a heartbeat: the holds stay too. The lease is extended; no State change where nothing moves
-    and a quarter of it has not passed yet.
+    The reader no longer needs any State before `seqno`. At `[]` it holds no time, and the shard's since follows the
+    other holds. Without `moves_since` the shard's since is unchanged, so that no other client loses history. `since`
+    None, a heartbeat: the holds are unchanged too. The lease is renewed; the State does not change if nothing moves and
+    a quarter of the lease has not passed yet.
 
-    The holder counts on the States from `seqno` on. A hold that begins later was taken by a registration that a server
-    delivered late, after the holder's own had lapsed. It is answered as one that is gone.
+    The holder relies on the States from `seqno` on. A hold that begins later was taken by a registration that was
+    delivered late, after the holder's own had lapsed: Expired.
     """
 
     reader: _Reader
@@ -269,19 +268,19 @@ class DowngradeSince(ReadCommand, frozen=True):
 
 
 class ExpireReader(ReadCommand, frozen=True):
-    """Retire a reader; the shard's since stays. -> Done, also when it is gone already."""
+    """Retire a reader; the shard's since is unchanged. -> Done, also if it is gone already."""
 
     reader: _Reader
 
 
 class RegisterCriticalReader(ManagedCommand, frozen=True):
-    """Take a hold on since that never expires, or find it again as it is. -> CriticalReaderState
+    """Take a hold on since that never expires, or return the present one. -> CriticalReaderState
 
     A new hold begins at `since`, as if it had been moved there, or is refused. None: at the shard's since.
 
-    `seen`: what the caller knows of. Where a hold was given up after that, nothing is taken. -> HoldGivenUp, which
-    says what to name when asking again. So a request that comes late takes no hold that nobody would ever give up.
-    None: a new hold is taken in any case.
+    `seen`: the last seqno at which, as the caller knows, a hold was given up. If one was given up after that, no hold
+    is taken -> HoldGivenUp, with the seqno for a retry. So a request that is delivered late does not take a hold that
+    would never be given up. None: a new hold is taken in any case.
     """
 
     reader: _Critical
@@ -295,8 +294,8 @@ class RegisterCriticalReader(ManagedCommand, frozen=True):
 class CompareAndDowngradeSince(ManagedCommand, frozen=True):
     """Move a critical reader's hold iff its opaque token is `expected_opaque`. -> CriticalReaderState
 
-    `force`: also beyond the shard's upper. Nothing can be read then before somebody writes that far. `registered`
-    names the hold that is meant: Expired where it was given up, also if the name has a new one. None: whichever.
+    `force`: also beyond the shard's upper, so that nothing is readable until a writer reaches it. `registered` names
+    the hold that is meant: Expired if it was given up, even if the name has a new one. None: any hold of this name.
     """
 
     reader: _Critical
@@ -308,9 +307,8 @@ class CompareAndDowngradeSince(ManagedCommand, frozen=True):
 
 
 class ExpireCriticalReader(ManagedCommand, frozen=True):
-    """Retire a critical reader iff its opaque token matches; the shard's since stays. -> Done, also when it is gone.
-
-    `registered` as in CompareAndDowngradeSince: a new hold of the same name stays.
+    """Retire a critical reader iff its opaque token matches; since is unchanged. -> Done, also if it is gone.
+    `registered` as in CompareAndDowngradeSince: a new hold of the same name is kept.
     """
 
     reader: _Critical
@@ -330,7 +328,7 @@ class Drop(Command, frozen=True):
 class Finalise(MaintainCommand, frozen=True):
     """Take a closed shard one bounded step towards its tombstone. -> Finalised
 
-    `store_ms` is the blob store's time, by which it is judged which minted tokens are from the future.
+    `store_ms` is the blob store's time, which decides which minted tokens are from the future.
     """
 
     store_ms: int | None = None
@@ -339,8 +337,8 @@ class Finalise(MaintainCommand, frozen=True):
 class Recreate(WriteCommand, frozen=True):
     """Begin the next life of a tombstone's name, with this schema, as another shard. -> Done
 
-    It names the `shard` whose tombstone it is, so that a retry does not end in a second life. InvalidUsage where
-    `schema` is none.
+    It names the `shard` whose tombstone it is, so that a retry does not begin a further life. InvalidUsage if `schema`
+    is invalid.
     """
 
     schema: SchemaRecord
@@ -351,7 +349,7 @@ class Recreate(WriteCommand, frozen=True):
 
 
 class AddRollup(MaintainCommand, frozen=True):
-    """Name the rollup of the State at `seqno`. -> RollupAdded; not added when a newer one is known."""
+    """Name the rollup of the State at `seqno`. -> RollupAdded; not added if a newer one is named."""
 
     seqno: SeqNo
     key: str
@@ -359,7 +357,7 @@ class AddRollup(MaintainCommand, frozen=True):
 
 
 class RemoveRollups(MaintainCommand, frozen=True):
-    """Forget the rollups, and the blobs of state diffs, before `below`; the newest rollup always stays. -> Done"""
+    """Forget the rollups, and the blobs of state diffs, before `below`, except the newest rollup. -> Done"""
 
     below: SeqNo
 
@@ -367,10 +365,10 @@ class RemoveRollups(MaintainCommand, frozen=True):
 class HoldClaim(MaintainCommand, frozen=True):
     """Claim a merge of the parts `inputs`, renew one's own claim `key`, or take over a lapsed one. -> Claimed
 
-    `done` is the output so far, with times advanced to `since`, and `resume_key` where the merge goes on. Outputs are
-    only ever added: `done` begins with what one's own claim holds already. With none, the claim holds what it held, and
-    what an earlier holder wrote is handed on, if it was of the same inputs; otherwise it is let go. Not granted while
-    another's live claim holds one of the inputs, when one of them is gone, and with outputs when the claim was lost.
+    `done` is the output so far, with times advanced to `since`, and `resume_key` the key at which the merge resumes.
+    Outputs are only added: `done` begins with those that the own claim holds already. Without `done` the claim keeps
+    its outputs, and those of an earlier holder if its inputs were the same; otherwise they are discarded. Not granted
+    while another's live claim has one of the inputs, if an input is gone, or, with outputs, if the claim was lost.
     """
 
     key: str
@@ -383,14 +381,14 @@ class HoldClaim(MaintainCommand, frozen=True):
 
 
 class ReleaseClaim(MaintainCommand, frozen=True):
-    """Give a claim up. -> Done, also when it is another's."""
+    """Release a claim. -> Done, also if it is another's."""
 
     key: str
     owner: str
 
 
 class MergeSpec(Record, frozen=True):
-    """What a planner asks for: merge these parts of adjacent batches, advancing times to `since`."""
+    """A planned merge of these parts of adjacent batches, advancing times to `since`."""
 
     inputs: tuple[str, ...]  # part ids
     lower: Antichain
@@ -405,9 +403,9 @@ class MergeSpec(Record, frozen=True):
 
 
 class MergeResult(MaintainCommand, frozen=True):
-    """A merge's outcome: `outputs` replace the parts `inputs`, iff all of these are still there. -> MergeApplied
+    """The result of a merge: `outputs` replace the parts `inputs`, iff all of these are still there. -> MergeApplied
 
-    With a `claim_key` also iff `owner` still holds that claim: the outputs of one who lost it may be deleted already.
+    With a `claim_key`, only if `owner` still holds that claim: the outputs of a lost claim may be deleted already.
     """
 
     inputs: tuple[str, ...]
@@ -418,9 +416,9 @@ class MergeResult(MaintainCommand, frozen=True):
 
 
 class BundleParts(MaintainCommand, frozen=True):
-    """Bundles `outputs` take the place of the parts `inputs` of one batch, which they list. -> Bundled
+    """Replace the parts `inputs` of one batch by the bundles `outputs`, which list them. -> Bundled
 
-    Iff all of these are still there, and no merge is at work on one.
+    Iff all of these are still there, and none is being merged.
     """
 
     inputs: tuple[str, ...]
@@ -428,11 +426,11 @@ class BundleParts(MaintainCommand, frozen=True):
 
 
 class ReplacePart(Command, frozen=True):
-    """Take the part with this id, which cannot be read, out of the shard. -> PartReplaced
+    """Remove the part with this id, which cannot be read, from the shard. -> PartReplaced
 
-    With a `replacement`, a copy of it under another id and key takes its place: then the shard reads as it did before.
-    Without, its rows are lost. InvalidUsage when the shard has no such part. `within` is the bundle that lists it, if
-    one does: everything that this bundle lists, `listed`, takes its place first.
+    With a `replacement`, a copy of it under another id and key replaces it, so that no row is lost. Without, its rows
+    are lost. InvalidUsage if the shard has no such part. `within` is the bundle that lists it, if any: the contents of
+    this bundle, `listed`, replace the bundle first.
     """
 
     part: Annotated[PartId, written(PartId)]

@@ -1,8 +1,8 @@
-"""Outcomes of commands that came with a token of their own: kept so long that whoever repeats one is answered alike.
+"""Outcomes of commands with a caller's token: kept so that a retry receives the same answer.
 
-The State holds the recent ones; older ones lie in files (`persist.core.spill`). A token that persist minted carries
-the time of its birth. Once an outcome is forgotten, every minted token that is as old as the forgotten one is refused:
-it may have landed. So such a token never lands twice. A free-form key is a new one when its outcome is forgotten.
+The State holds the recent ones; older ones are in files (`persist.core.spill`). A token that persist minted contains
+the time at which it was minted. Once an outcome is forgotten, every minted token that is as old is refused, since it
+may have landed: such a token never lands twice. A free-form token counts as new once its outcome is forgotten.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from persist.core.frontier import Antichain
 from persist.core.ids import Token, WriterId
 from persist.core.record import Record
 
-_VERSION_AT = 12  # the hex digit of a UUID that tells its version
+_VERSION_AT = 12  # index of the hex digit of a UUID that is its version
 _MINTED = "7"
 DIGEST_BYTES = 16
-RETIRED = b"retired"  # stands for the digest where the id is that of a writer which has written and was retired
-ENDED = b"ended"  # stands for the digest where the token landed in an earlier life of the name
-ENDED_MAX = 1_000  # of these that the next life takes along
-FUTURE_MS_MAX = 24 * 3600 * 1000  # a token that was born so long after now is refused: its maker's clock is wrong
-RETIRED_PER_COMMIT_MAX = 1_000  # writers whose leases lapsed; the others follow with later commits
+RETIRED = b"retired"  # in place of a digest: the id is that of a retired writer
+ENDED = b"ended"  # in place of a digest: the token landed in an earlier life of the name
+ENDED_MAX = 1_000  # of these that the next life inherits
+FUTURE_MS_MAX = 24 * 3600 * 1000  # a token minted later than this after now is refused: a clock is wrong
+RETIRED_PER_COMMIT_MAX = 1_000  # lapsed writers; the rest follows with later commits
 
 
 class TokenOutcome(Record, frozen=True):
-    """What became of the command of one token: it took `[lower, upper)`; `at_ms` is when, by the State's clock.
+    """The outcome of the command of one token: its interval `[lower, upper)`; `at_ms`: when, by the State's clock.
 
-    `digest` is of what was asked for, so that a token is not taken for another command. Empty: not known.
+    `digest` is of the request, so that a token is not reused for another command. Empty: unknown.
     """
 
     lower: Antichain
@@ -36,7 +36,7 @@ class TokenOutcome(Record, frozen=True):
 
 
 def key_of(identity: Token | WriterId) -> str:
-    """The 32 hex digits under which the outcome of a token, or of a writer's retirement, is kept."""
+    """The 32 hex digits under which the outcome of a token, or the retirement of a writer, is stored."""
     return identity[1:]
 
 
@@ -46,5 +46,5 @@ def born_ms(key: str) -> int | None:
 
 
 def births(keys: Iterable[str]) -> list[int]:
-    """When those of the ids were minted that are not free-form."""
+    """When the minted ids among these were minted."""
     return [born for key in keys if (born := born_ms(key)) is not None]

@@ -1,6 +1,6 @@
-"""What a State keeps of an erasure: rows that are to be in no byte of either store any more. Pure.
+"""The record of an erasure in a State: rows that have to disappear from both stores. Pure.
 
-It never keeps what was asked for, only a digest of it.
+It contains a digest of the request, never the request itself.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from persist.core.batch import Run
 from persist.core.ids import SeqNo
 from persist.core.record import Record
 
-ERASURES_MAX = 100  # of a shard; beyond that the oldest one that has ended is forgotten
+ERASURES_MAX = 100  # of a shard; beyond that the oldest completed one is forgotten
 DEADLINE_MS_MAX = 3_650 * 24 * 3600 * 1000  # ten years
 REASON_CHARS_MAX = 256
 QUESTION_BYTES = 32  # SHA-256
 
 
 class Doomed(Record, frozen=True):
-    """Blobs that have to go. `digest` is the SHA-256 of their keys, ascending, each followed by a line feed."""
+    """Blobs to delete. `digest` is the SHA-256 of their keys, ascending, each followed by a line feed."""
 
     blobs: int = 0
     size: int = 0
@@ -24,10 +24,10 @@ class Doomed(Record, frozen=True):
 
 
 class Proof(Record, frozen=True):
-    """That nothing was left, as a scan of both stores found at `at_ms`.
+    """The result of a scan of both stores at `at_ms` that found nothing left.
 
-    The log begins at `horizon`, where a rollup lies. `entries` log entries, and `blobs` blobs of `size` bytes, were
-    looked at. `left` is what the consensus store itself may keep of what it has deleted, and how that is removed.
+    The log begins at `horizon`, which has a rollup. The scan read `entries` log entries, and `blobs` blobs of `size`
+    bytes. `left` says what the consensus store may retain of deleted entries, and how that is removed.
     """
 
     at_ms: int
@@ -39,9 +39,9 @@ class Proof(Record, frozen=True):
 
 
 class ErasureRequest(Record, frozen=True):
-    """What an erasure does at the next time, in a shard that is fed by `append`: retract the rows of `runs`.
+    """The retractions of an erasure at the next time of a shard that is fed by `append`.
 
-    They were worked out from the latest complete time. `tags`: the tags of earlier times go too.
+    `runs` were computed from the latest complete time. `tags`: tags of earlier times are removed too.
     """
 
     runs: tuple[Run, ...] = ()
@@ -49,11 +49,11 @@ class ErasureRequest(Record, frozen=True):
 
 
 class Erasure(Record, frozen=True):
-    """One erasure. At the time `at` its rows were retracted; no readable time before that may be left.
+    """One erasure. Its rows were retracted at the time `at`; it completes once no earlier time is readable.
 
-    `question` is the digest of what was asked for. From the State `rewritten` on no part shows the rows (0: not yet),
-    which was so at `rewritten_ms`; `doomed` are the blobs that showed them until then. `proof`: nothing is left.
-    `pending`: nothing was retracted yet. It is with the commit that completes `at`, which is the next time.
+    `question` is the digest of the request. From the State `rewritten` on, at `rewritten_ms`, no part contains the rows
+    (0: not yet); `doomed` are the blobs that contained them until then. `proof`: nothing is left. `pending`: nothing is
+    retracted yet; the commit that completes `at`, the next time, will do so.
     """
 
     at: int
@@ -69,7 +69,7 @@ class Erasure(Record, frozen=True):
 
     @property
     def phase(self) -> str:
-        """How far it is: pending, retracted, rewritten or erased. Who waits for whom is another question."""
+        """Its progress: pending, retracted, rewritten or erased."""
         if self.pending is not None:
             return "pending"
         if self.proof is not None:
@@ -80,8 +80,7 @@ class Erasure(Record, frozen=True):
 class Wait(Record, frozen=True):
     """What an erasure waits for: a reader, a tag, a merge, or history, by its name.
 
-    `time` is the time that it holds (None: it holds no time), `until_ms` when it ends by itself (None: it does not, or
-    that is not known).
+    `time` is the time that it holds (None: none), `until_ms` when it expires (None: never, or unknown).
     """
 
     kind: str
@@ -93,10 +92,10 @@ class Wait(Record, frozen=True):
 class Scanned(Record, frozen=True):
     """What a scan of both stores found of one shard, at `at_ms`.
 
-    `rewritten`: the oldest State that can be loaded shows no row that was gone by the time that was asked for. The log
-    begins at `horizon`. `older` are blobs of States before that one, `unnamed` those that nothing names and that may be
-    as old: the first of each, and how many there are. Of the older ones no collection takes `waiting_count`: nothing
-    names these, so they wait for the sweep, or they are journals.
+    `rewritten`: the oldest loadable State contains no row that was gone by the requested time. The log begins at
+    `horizon`. `older` are blobs of States before that one, `unnamed` those that no State names and that may be as old:
+    the first of each, and their numbers. `waiting_count` of the older ones are not removed by garbage collection: no
+    State names them, so they wait for the sweep, or they are journals.
     """
 
     at_ms: int
@@ -111,7 +110,7 @@ class Scanned(Record, frozen=True):
     older_digest: bytes = b""
     unnamed: tuple[str, ...] = ()
     unnamed_count: int = 0
-    unnamed_ms: int | None = None  # when the oldest of these, and of those that wait, was minted
+    unnamed_ms: int | None = None  # when the oldest of the unnamed and waiting ones was minted
     waiting_count: int = 0
 
     @property

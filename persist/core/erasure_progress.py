@@ -1,7 +1,7 @@
-"""How far an erasure is, as a State tells it: what it waits for, and whether a part can still show its rows. Pure.
+"""The progress of an erasure as a State shows it: what it waits for, and whether a part can contain its rows. Pure.
 
-Rows that were retracted at or before a time `at` are gone once all that was written up to `at` is one batch that was
-merged to a since at or beyond it, with no time before it kept apart: there each insert has met its retraction.
+Rows that were retracted at or before a time `at` are gone once everything written up to `at` is one batch that was
+merged to a since at or beyond it, with no earlier time kept distinct: there each insertion has met its retraction.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from persist.core.erasure import Erasure, Wait
 from persist.core.frontier import Antichain
 from persist.core.state import Claim, State, kept_below
 
-WAITS_TOLD_MAX = 100  # for what one erasure waits, as one answer names it
+WAITS_SHOWN_MAX = 100  # of one erasure in one answer
 
 
 def erased_at(state: State) -> int:
-    """The time of the last erasure; 0 where there was none. What was there before it must not stay, nor come back."""
+    """The time of the last erasure; 0: none. Earlier contents must neither stay readable nor come back."""
     return max((erasure.at for erasure in state.erasures.values() if erasure.pending is None), default=0)
 
 
@@ -27,25 +27,25 @@ def pending_erasures(state: State) -> Mapping[str, Erasure]:
 
 
 def pending_runs(erasures: Mapping[str, Erasure]) -> tuple[Run, ...]:
-    """What erasures that are pending take away at the next time."""
+    """The retractions of pending erasures at the next time."""
     return tuple(run for one in erasures.values() if one.pending is not None for run in one.pending.runs)
 
 
 def under_way(state: State) -> Mapping[str, Erasure]:
-    """The erasures that have retracted their rows, and of which there is no proof yet, by id."""
+    """The erasures that have retracted their rows and have no proof yet, by id."""
     return {key: one for key, one in state.erasures.items() if one.proof is None and one.pending is None}
 
 
 def erased_from(state: State) -> Antichain:
-    """From which time on new readers may hold a shard: that of the last erasure that has not ended; [0] without one.
+    """The first time that new readers may hold: that of the last unfinished erasure; [0] without one.
 
-    Who held an earlier time before keeps since back. Others must not come after him: the erasure would never end.
+    Readers that hold an earlier time keep it. New ones are refused: the erasure would never complete.
     """
     return Antichain(max((erasure.at for erasure in under_way(state).values()), default=0))
 
 
 def stretch(state: State, at: int) -> Sequence[HollowBatch]:
-    """The batches, from the first on, that may hold rows of times up to `at`."""
+    """The first batches, up to the last that may hold rows of times up to `at`."""
     batches = state.trace.batches
     end = len(batches)
     while end and not batches[end - 1].desc.lower.less_equal(at):
@@ -54,14 +54,14 @@ def stretch(state: State, at: int) -> Sequence[HollowBatch]:
 
 
 def is_rewritten(state: State, at: int) -> bool:
-    """Whether neither a part of the State nor a merge under way can show a row that was gone by the time `at`."""
+    """Whether neither a part of the State nor a merge under way can contain a row that was gone by the time `at`."""
     return is_merged(state, at) and not any(True for _ in _stale(state))
 
 
 def is_merged(state: State, at: int) -> bool:
-    """Whether all that was written up to `at` is one batch in which each insert has met its retraction.
+    """Whether everything written up to `at` is one batch in which each insertion has met its retraction.
 
-    A State from before all of that was written shows less, but later ones may show more: so it does not count.
+    False if not everything up to `at` was written yet: later States may contain more.
     """
     if state.upper.less_equal(at):
         return False
@@ -72,14 +72,15 @@ def is_merged(state: State, at: int) -> bool:
 
 
 def may_rewrite(state: State, at: int) -> bool:
-    """Whether nothing before `at` can be read any more, so that a merge makes inserts meet their retractions."""
+    """Whether no time before `at` is readable, so that a merge cancels insertions and their retractions."""
     return Antichain(at) <= state.merge_since and not any(time < at for time in kept_below(state, state.merge_since))
 
 
 def to_rewrite(state: State) -> int | None:
-    """The time up to which all has to become one batch now, for an erasure; None: there is nothing to merge for one.
+    """The time up to which everything has to be merged into one batch for an erasure; None: no merge is needed.
 
-    Until there is a receipt. What was empty when it was rewritten may be joined to rows that came later since.
+    It is needed until the erasure is proved: a batch that was empty when it was rewritten may have been joined to later
+    rows.
     """
     wanted = [erasure.at for erasure in under_way(state).values()]
     found = [at for at in wanted if may_rewrite(state, at) and not is_merged(state, at)]
@@ -87,7 +88,7 @@ def to_rewrite(state: State) -> int | None:
 
 
 def waits(state: State, at: int) -> tuple[Wait, ...]:
-    """What keeps times before `at` readable, or old rows in the State: the first ones, by name."""
+    """What keeps times before `at` readable, or old rows in the State; at most WAITS_SHOWN_MAX, by name."""
     found: list[Wait] = []
     if state.since < Antichain(at) and not state.since.is_empty:
         found += _readers(state, at)
@@ -102,7 +103,7 @@ def waits(state: State, at: int) -> tuple[Wait, ...]:
     found += [Wait("merge", claim.owner, None, claim.lapses_ms) for claim in _stale(state)]
     if not found and not is_rewritten(state, at):
         found.append(Wait("merge", "compactor"))
-    return tuple(sorted(found, key=lambda wait: (wait.kind, wait.name)))[:WAITS_TOLD_MAX]
+    return tuple(sorted(found, key=lambda wait: (wait.kind, wait.name)))[:WAITS_SHOWN_MAX]
 
 
 def states_held(state: State, rewritten: int) -> tuple[Wait, ...]:
@@ -112,14 +113,14 @@ def states_held(state: State, rewritten: int) -> tuple[Wait, ...]:
         for key, reader in state.leased_readers.items()
         if reader.seqno < rewritten
     ]
-    return tuple(sorted(held, key=lambda wait: wait.name))[:WAITS_TOLD_MAX]
+    return tuple(sorted(held, key=lambda wait: wait.name))[:WAITS_SHOWN_MAX]
 
 
 def lent_before(state: State, erasure: Erasure) -> tuple[Wait, ...]:
-    """Loans by which a blob may stay that shows rows of an erasure: to clones, and of the owners of its own blobs."""
+    """Loans that may retain a blob with rows of an erasure: to clones, and from the owners of its borrowed blobs."""
     until = erasure.rewritten_ms
     found = {loan.borrower for loan in state.loans.values() if not until or loan.begun_ms <= until}
-    return tuple(Wait("loan", name) for name in sorted(found | set(state.borrowed.values())))[:WAITS_TOLD_MAX]
+    return tuple(Wait("loan", name) for name in sorted(found | set(state.borrowed.values())))[:WAITS_SHOWN_MAX]
 
 
 def _readers(state: State, at: int) -> list[Wait]:
@@ -137,16 +138,16 @@ def _readers(state: State, at: int) -> list[Wait]:
 
 
 def _stale(state: State) -> Iterator[Claim]:
-    """Claims on merges that can never be applied, as an input is gone: what they have written may show old rows."""
+    """Claims on merges that can never be applied since an input is gone; their outputs may contain old rows."""
     for claim in state.claims.values():
         if not all(state.trace.holds(part) for part in claim.inputs):
             yield claim
 
 
 def gone_at(state: State, before: int) -> int:
-    """By which time rows were gone that went before `before`, or by a truncation before that time or a later one.
+    """The time by which the rows before `before` were gone, by a truncation before that time or a later one.
 
-    A truncation that found nothing to take away took no time: all was gone at the latest time before it.
+    A truncation without rows to remove took no time: they were gone at the latest time before it.
     """
     found = next((one for one in state.truncations if 0 < before <= one.before), None)
     if found is None:

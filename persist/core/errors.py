@@ -12,7 +12,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
         ConstraintViolated  rows, or what a shard holds, break a constraint of the shard
       Unauthorized         no or bad token
       Forbidden            the token does not allow this
-        ReadOnly           a region, or a copy, which only reads: write at home
+        ReadOnly           a read-only region or copy: write at home
       Conflict             lost a race; carries the actual value
         UpperMismatch      the shard's upper is not the expected one
         OpaqueMismatch     another holder has fenced this critical reader
@@ -20,12 +20,12 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
         SchemaMismatch     the schema is not the expected one
         OutcomeForgotten   the outcome of the token is no longer known, or it was minted in the future
       Expired              the lease has ended; read again, or open a new writer
-      NotReadable          as_of lies before since
+      NotReadable          as_of is before since
       Overloaded           back off for `retry_after_s`, then retry
       Unavailable          definitely did not happen; retrying is safe
         NotComplete        the time is not complete yet; wait longer, or read an earlier time
       Indeterminate        may have happened; retry with the same token
-      UpgradeNeeded        written by a newer build, or asked of an older one; upgrade the one that says so
+      UpgradeNeeded        written by a newer build, or sent to an older one; upgrade the one that raises it
       Corruption           durable bytes contradict each other; stop
         HistoryLost        the log lost commits that this process has read; restart it to continue without them
 """
@@ -71,13 +71,13 @@ class TokenReused(InvalidUsage):
 
 
 class NegativeMultiplicity(InvalidUsage):
-    """It does not quote the row: messages come to logs, and a row may have to be erased."""
+    """Its message does not quote the row: messages are logged, and the row may have to be erased."""
 
     kind = "negative_multiplicity"
 
 
 class ConstraintViolated(InvalidUsage):
-    """Details: `constraint`, its name; `count`, how many rows or keys break it; `keys`, the first of their keys."""
+    """Details: `constraint`, its name; `count` of the rows or keys that violate it; `keys`, the first of their keys."""
 
     kind = "constraint_violated"
 
@@ -91,7 +91,7 @@ class Forbidden(PersistError):
 
 
 class ReadOnly(Forbidden):
-    """Details: `home`, URLs of servers at home, as far as they are known."""
+    """Details: `home`, URLs of servers at home, if they are known."""
 
     kind = "read_only"
 
@@ -147,24 +147,24 @@ class Overloaded(PersistError):
 
 
 class Unavailable(PersistError):
-    """Details, where a store can be read but not written (its disk is full, or read-only): `writable`, false."""
+    """Details, if a store can be read but not written (its disk is full or read-only): `writable`, false."""
 
     kind = "unavailable"
 
     @property
     def is_unwritable(self) -> bool:
-        """Whether a store can be read and not written: waiting does not help, and what only reads can go on."""
+        """Whether a store can be read but not written: waiting does not help, and reads still work."""
         return self.details.get("writable") is False
 
 
 class NotComplete(Unavailable):
-    """Details: `as_of` and `upper`, or the wall clock that is not over and that of now, in ms: `at_ms`, `now_ms`."""
+    """Details: `as_of` and `upper`, or the requested instant and the present one, in ms: `at_ms`, `now_ms`."""
 
     kind = "not_complete"
 
 
 class Indeterminate(PersistError):
-    """Details, where a later try was refused: `refused`, the kind of that error, and the details of it."""
+    """Details, if a later try was refused: `refused`, the kind of that error, and its details."""
 
     kind = "indeterminate"
 
@@ -178,7 +178,7 @@ class Corruption(PersistError):
 
 
 class HistoryLost(Corruption):
-    """The log is not the one that led to what this process has read."""
+    """The log no longer contains commits that this process has read."""
 
     kind = "history_lost"
 
@@ -191,7 +191,7 @@ def _all(cls: type[PersistError]) -> list[type[PersistError]]:
 
 
 def kinds() -> Mapping[str, type[PersistError]]:
-    """Every kind of the tree and its class; a subclass that keeps its parent's kind does not stand for it."""
+    """Every kind of the tree and its class, without subclasses that keep their parent's kind."""
     return {cls.kind: cls for cls in _all(PersistError) if "kind" in vars(cls)}
 
 
@@ -202,7 +202,7 @@ def from_kind(kind: str, message: str, details: Mapping[str, Any]) -> PersistErr
 
 
 def shown(value: object) -> str:
-    """A value that a caller gave, for a sentence: at most 100 characters. Python shows no integer of many digits."""
+    """A caller's value for a message, at most 100 characters. Python refuses to format integers of many digits."""
     try:
         return repr(value)[:100]
     except ValueError:

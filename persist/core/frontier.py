@@ -15,13 +15,13 @@ from persist.core.record import Meta, Record
 
 TIME_MIN = 0
 TIME_MAX = 2**63 - 2  # one below int64's last, so that time + 1 always fits
-FAR_TIME = 2**62  # nobody counts so far by intent: nanoseconds since 1970 come there in 2116
+FAR_TIME = 2**62  # times beyond it are mistakes: nanoseconds since 1970 reach it in 2116
 
 
 class Antichain(Record, frozen=True):
     """A frontier: `element` is its only time, or None for the empty (closed) frontier.
 
-    For a time that came from outside use `frontier`, which checks it.
+    For untrusted input use `frontier`, which checks it.
     """
 
     element: Annotated[int, Meta(ge=TIME_MIN, le=TIME_MAX + 1)] | None

@@ -22,24 +22,24 @@ from persist.core.results import Result
 from persist.core.retention_plan import Facts
 from persist.core.shard_settings import MARK_EVERY_MS, Looked, RowPolicy, Rung
 
-# Commands about wall clocks, settings of a shard, its history, tags and cuts. `commands` has all of their names.
+# Commands about wall clocks, settings of a shard, its history, tags and cuts. `commands` exports all of them.
 
 
 class ResolveTime(ReadCommand, frozen=True):
-    """The upper that the shard had by the wall clock `at_ms`, which is sealed by this. -> TimeResolved
+    """The upper of the shard at the wall clock `at_ms`, which is sealed by this command. -> TimeResolved
 
-    It is answered the same for ever. TimeToCome: the instant is not over yet. NotReadable: it is not known, or not any
-    more. Unavailable: the clock of the committer could not be checked.
+    The answer never changes. TimeToCome: the instant is in the future. NotReadable: it is unknown or forgotten.
+    Unavailable: the clock of the committer could not be checked.
     """
 
     at_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 
 
 class TimesShown(ReadCommand, frozen=True):
-    """From which wall clocks on the times from `first` to `last` are shown. -> MarksShown, page by page
+    """The wall clocks from which the times from `first` to `last` are visible. -> MarksShown, page by page
 
-    NotReadable: `first` was forgotten. InvalidUsage: it is not complete. It commits only where a checked clock can
-    date what came without one.
+    NotReadable: `first` was forgotten. InvalidUsage: it is not complete. It commits only if a checked clock can date
+    rows that were committed without one.
     """
 
     first: Annotated[int, Meta(ge=0)]
@@ -48,17 +48,17 @@ class TimesShown(ReadCommand, frozen=True):
 
 
 class LowerSeal(Command, frozen=True):
-    """Repair a seal that a wrong clock has moved far ahead: it goes back to the checked clock. -> SealLowered
+    """Repair a seal that a wrong clock has moved far ahead: set it back to the checked clock. -> SealLowered
 
-    Marks stay. Other instants in between have no answer any more. Changes nothing where the seal is not far ahead.
+    Marks are kept. Other instants in between lose their answer. Changes nothing if the seal is not far ahead.
     """
 
 
 class SetSettings(ManageCommand, frozen=True):
     """Change the shard's settings iff their version is the expected one. -> SettingsAre
 
-    `history_ms` None: for ever; 0: as readers need it. `rows` None: all of them are kept. Conflict carries the actual
-    version. A retry is safe.
+    `history_ms` None: unlimited; 0: as long as readers need it. `rows` None: all rows are kept. Conflict carries the
+    actual version. A retry is safe.
     """
 
     expected_version: Annotated[int, Meta(ge=0)]
@@ -68,13 +68,13 @@ class SetSettings(ManageCommand, frozen=True):
 
 
 class ForgetOutlived(MaintainCommand, frozen=True):
-    """Forget history of before `before_ms`, tags that were kept long enough, and dropped rows. -> HistoryMoved
+    """Forget history before `before_ms`, expired tags, and dropped rows. -> HistoryMoved
 
-    History: the shard's own hold moves to what was there at `before_ms`, where that is older than the history of the
-    shard by the clock of this commit; where the shard keeps none, since follows the latest time as far as readers
-    allow. None: it stays. Dropped rows leave the State where no readable time comes before their drop, by metadata
-    alone: parts wholly before a cut go, parts across it are clipped. A retry is safe. Unavailable: the clock of the
-    committer could not be checked, by which history or a tag is due.
+    History: the shard's own hold moves to the upper at `before_ms`, if that instant is beyond the retention of the
+    shard by the clock of this commit; without retention, since follows the latest time as far as readers allow. None:
+    it is unchanged. Dropped rows leave the State, by metadata alone, if no readable time precedes their drop: parts
+    wholly before a cut are removed, parts across it are clipped. A retry is safe. Unavailable: the clock of the
+    committer, which decides what has expired, could not be checked.
     """
 
     before_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] | None = None
@@ -89,10 +89,10 @@ class ForgetHistory(Command, frozen=True):
 
 
 class SetTag(ManageCommand, frozen=True):
-    """Keep `time` readable under the name `tag`, for `keep_ms` from now on (None: until it is taken away). -> TagsAre
+    """Keep `time` readable under the name `tag`, for `keep_ms` from now on (None: until it is removed). -> TagsAre
 
-    The time must be readable: not before since, or kept by a tag already. A tag that is there stays at its time, and
-    gets this `keep_ms`; Conflict where it is at another time. A retry is safe.
+    The time must be readable: not before since, or kept by a tag already. An existing tag of the same time gets this
+    `keep_ms`; Conflict if it is of another time. A retry is safe.
     """
 
     tag: str
@@ -101,24 +101,24 @@ class SetTag(ManageCommand, frozen=True):
 
 
 class RemoveTag(ManageCommand, frozen=True):
-    """Take a tag away; its time is forgotten unless something else keeps it. -> TagRemoved, also where there is none"""
+    """Remove a tag; its time is forgotten unless something else keeps it. -> TagRemoved, also if there is none"""
 
     tag: str
 
 
-# Commands of row policies, and their results. `commands` has all of their names too.
+# Commands of row policies, and their results.
 
 
 RUNGS_AT_ONCE = 8
 
 
-CUTS_TRIED_MAX = 2  # so many a run takes
+CUTS_TRIED_MAX = 2  # that one run takes
 
 
 class ReadRetention(ReadCommand, frozen=True):
-    """The shard's policy of rows, and what it goes by. -> RetentionIs; changes nothing.
+    """The shard's row policy, and the facts for its plan. -> RetentionIs; changes nothing.
 
-    With `policy` or `cuts_ms`: as it would be with this policy, and once the cuts of these instants were taken.
+    With `policy` or `cuts_ms`: as they would be with this policy, and after taking the cuts of these instants.
     """
 
     policy: RowPolicy | None = None
@@ -126,11 +126,11 @@ class ReadRetention(ReadCommand, frozen=True):
 
 
 class TakeCuts(Command, frozen=True):
-    """Keep what the shard had by some instants, for its policy of rows: cuts, and tags of its ladder. -> CutsTaken
+    """Take the cuts and the tags of the row policy at some instants. -> CutsTaken
 
-    Nothing is kept where that is not known or not readable any more, nor by a cut where nothing came since the one
-    before it, nor by a tag where there is one of that name. Tags beyond those that the ladder keeps go. A retry is
-    safe. Unavailable: the clock of the committer could not be checked, or an instant is to come.
+    An instant that is unknown or no longer readable is skipped, as is a cut if nothing was written since the one before
+    it, and a tag whose name exists. Tags in excess of the ladder are removed. A retry is safe. Unavailable: the clock
+    of the committer could not be checked, or an instant is in the future.
     """
 
     scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
@@ -140,10 +140,10 @@ class TakeCuts(Command, frozen=True):
 
 
 class NoteLooked(Command, frozen=True):
-    """Remember how far the policy has come by its column. -> Done. A retry is safe.
+    """Record the progress of the policy by its column. -> Done. A retry is safe.
 
-    Nothing changes where the settings have another version by now, or where it has come further. `overran`: what a
-    consumer has not passed went.
+    Nothing changes if the settings have another version by now, or if the policy has progressed further. `overran`:
+    rows that a consumer has not passed were removed.
     """
 
     scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
@@ -153,9 +153,9 @@ class NoteLooked(Command, frozen=True):
 
 
 class RetentionIs(Result, frozen=True):
-    """`checked_ms` is the committer's clock, where the blob store agrees with it; None: nobody knows the time.
+    """`checked_ms` is the committer's clock if the blob store agrees with it, else None.
 
-    `rows` are there at the latest time; None: that is not known.
+    `rows` is the number of rows at the latest time; None: unknown.
     """
 
     facts: Facts
@@ -164,22 +164,22 @@ class RetentionIs(Result, frozen=True):
 
 
 class CutsTaken(Result, frozen=True):
-    """How many cuts are new."""
+    """The number of new cuts."""
 
     count: int
 
 
-# Commands of erasures. `commands` has all of their names too.
+# Commands of erasures.
 
 
 class ReadErasures(MaintainCommand, frozen=True):
-    """The shard's erasures as of now, and what each waits for. -> ErasuresAre; changes nothing."""
+    """The shard's erasures, and what each waits for. -> ErasuresAre; changes nothing."""
 
 
 class NoteRewritten(MaintainCommand, frozen=True):
-    """From now on no part of the shard shows the rows of this erasure; `doomed` are blobs that did. -> Done
+    """Record that no part of the shard contains the rows of this erasure; `doomed` are blobs that did. -> Done
 
-    Changes nothing where a part may still show them, or where it was noted before.
+    Changes nothing if a part may still contain them, or if it was recorded before.
     """
 
     erasure: str
@@ -187,9 +187,9 @@ class NoteRewritten(MaintainCommand, frozen=True):
 
 
 class ProveErasure(MaintainCommand, frozen=True):
-    """Both stores were looked through, and nothing of this erasure is left. -> Done
+    """Record the proof that a scan of both stores found nothing left of this erasure. -> Done
 
-    Changes nothing where a rollup of before `rewritten` is still named, or where it was proved before.
+    Changes nothing if a rollup from before `rewritten` is still named, or if it was proved before.
     """
 
     erasure: str

@@ -12,21 +12,21 @@ from persist.core.record import Meta, Record
 
 # Ids and sequence numbers. An id is its type letter and 32 hex digits, a plain string, as records hold it.
 #
-# Nothing here makes randomness: ids are minted from bytes that the caller's `IdSource` gives.
+# Nothing here is random: ids are minted from the caller's `IdSource`.
 
 
 _HEX = re.compile(r"[0-9a-f]{32}\Z")
-LIFE_DIGITS = 8  # of a shard's id, which tell the lives of a name apart
+LIFE_DIGITS = 8  # of a shard's id, which distinguish the lives of a name
 INCARNATION_MAX = 16**LIFE_DIGITS - 1
-NAME_CHARS_MAX = 256  # what every consensus store takes for a key
+NAME_CHARS_MAX = 256  # that every consensus store accepts in a key
 _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9._-]{1,128})?\Z")
 
 
 class IdSource(Protocol):
-    """Where fresh ids come from; a simulation passes a seeded one."""
+    """A source of fresh ids; a simulation passes a seeded one."""
 
     def uuid7(self) -> str:
-        """32 hex digits of a UUID version 7, never given before."""
+        """32 hex digits of a new UUID version 7."""
         ...
 
 
@@ -57,7 +57,7 @@ def mint(kind: Callable[[str], _Id], ids: IdSource) -> _Id:
 
 
 def parse(kind: Callable[[str], _Id], text: object) -> _Id:
-    """Check an id that came from outside: `parse(Token, text)`. Raises InvalidUsage."""
+    """Check an untrusted id: `parse(Token, text)`. Raises InvalidUsage."""
     if not isinstance(text, str) or text[:1] != _LETTERS[kind] or not _HEX.match(text[1:]):
         name = getattr(kind, "__name__", kind)
         raise InvalidUsage(f"{name} is '{_LETTERS[kind]}' and 32 hex digits, not {text!r:.80}")
@@ -65,29 +65,29 @@ def parse(kind: Callable[[str], _Id], text: object) -> _Id:
 
 
 def written(kind: object) -> Meta:
-    """What makes the decoder of a record check an id as `parse` does: `Annotated[Token, written(Token)]`."""
+    """The annotation that makes a record's decoder check an id as `parse` does: `Annotated[Token, written(Token)]`."""
     return Meta(pattern=rf"\A{_LETTERS[kind]}[0-9a-f]{{32}}\Z")
 
 
 def writer_of(token: Token) -> WriterId:
-    """The writer that a command names whose token comes alone. It is never registered: the token is remembered."""
+    """The writer of a command with a caller's token. It is never registered: the token itself is remembered."""
     return WriterId(_LETTERS[WriterId] + token[1:])
 
 
 def token_of_key(key: str) -> Token:
-    """The token that stands for a text of your own, as the parameter `token` and `Idempotency-Key` do over HTTP.
+    """The idempotency token for a text of your own, as with the parameter `token` and `Idempotency-Key` over HTTP.
 
-    The same text is the same token, so choose one that stands for one write, such as `load-2030-01-01`. Raises
+    The same text is the same token, so choose one that identifies one write, such as `load-2030-01-01`. Raises
     InvalidUsage (`key` is no text, or empty).
     """
     if not isinstance(key, str) or not key or any("\ud800" <= char <= "\udfff" for char in key):
-        raise InvalidUsage(f"the text of a token is Unicode text that is not empty; {key!a:.80} is not")
+        raise InvalidUsage(f"a token is a non-empty Unicode text; {key!a:.80} is not")
     digits = hashlib.sha256(b"persist token\0" + key.encode()).hexdigest()
     return Token(f"i{digits[:12]}8{digits[13:32]}")
 
 
 def shard_id_of(name: str, incarnation: int = 0) -> ShardId:
-    """The id of the shard that has this name in this one of its lives: every drop ends a life, the first one is 0.
+    """The id of the shard of this name in this life: every drop ends a life, the first one is 0.
 
     The ids of all lives of a name differ in their last `LIFE_DIGITS` digits only (see `family_of`).
     """
@@ -96,12 +96,12 @@ def shard_id_of(name: str, incarnation: int = 0) -> ShardId:
 
 
 def incarnation_of(name: str, shard: str) -> int:
-    """Which life of the name has this id."""
+    """The life of the name that has this id."""
     return int(shard[1:], 16) ^ int(shard_id_of(name)[1:], 16)
 
 
 def family_of(shard: str) -> str:
-    """What the ids of all lives of one name begin with, and no other name's do."""
+    """The common prefix of the ids of all lives of one name, which no other name's ids have."""
     return shard[:-LIFE_DIGITS]
 
 
@@ -113,7 +113,7 @@ def critical_reader_id_of(name: str) -> CriticalReaderId:
 def check_shard_name(name: object) -> str:
     """A shard's human name, `[A-Za-z0-9._-]{1,128}`, optionally `region/name`. Raises InvalidUsage.
 
-    It begins with no `-`: a command would take it for an option.
+    It does not begin with `-`, since a command line would take it for an option.
     """
     if not isinstance(name, str) or not _NAME.match(name) or name.strip("./") == "" or ".." in name.split("/"):
         raise InvalidUsage(
@@ -125,13 +125,13 @@ def check_shard_name(name: object) -> str:
     return name
 
 
-# What binds two stores into one location: the same record lies in both.
+# The record that binds two stores into one location: it is stored in both.
 
 
 class LocationBinding(Record, frozen=True):
-    """The id of a location, its epoch (1 at first), and which pair of stores was bound: `pair` is fresh at each epoch.
+    """The id of a location, its epoch (1 at first), and a random id of the pair of stores, new at each epoch.
 
-    Two consensus stores that were bound to one blob store at the same time differ in `pair` alone.
+    Two consensus stores that were bound to one blob store at the same time differ in `pair` only.
     """
 
     location_id: str

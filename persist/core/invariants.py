@@ -72,12 +72,12 @@ def _check_tags(old: State, new: State) -> None:
 
 
 def _check_drops(old: State, new: State) -> None:
-    """A drop takes a time of this commit, and the time before its cut can be told apart. It goes when none needs it."""
+    """A new drop is at a time of this commit, with a readable time before its cut. It is kept while it is needed."""
     for drop in new.drops:
         is_new = drop not in old.drops
         is_told_apart = is_kept(old, drop.cut - 1) or drop.cut - 1 in cut_times(old)
         if is_new and not (is_told_apart and old.upper.less_equal(drop.at)):
-            raise Corruption(f"shard {old.name!r} would drop what lies before {drop.cut}, which was forgotten")
+            raise Corruption(f"shard {old.name!r} would drop rows before {drop.cut}, a time that was forgotten")
     # One that is not effective yet may be taken back.
     gone = [drop for drop in old.drops if drop not in new.drops and not old.upper.less_equal(drop.at)]
     if gone and not new.tombstone and (earliest_readable(new) < Antichain(gone[-1].at) or new.floor < gone[-1].cut):
@@ -85,7 +85,7 @@ def _check_drops(old: State, new: State) -> None:
 
 
 def _check_truncations(old: State, new: State) -> None:
-    """Their cuts ascend. Retractions of a new one lie at a time of this commit, so that they can be told apart."""
+    """Their cuts ascend. Retractions of a new one have a time of this commit, so that they are distinguishable."""
     for one, following in pairwise(new.truncations):
         if not (one.before < following.before and one.at <= following.at):
             raise Corruption(f"truncations of shard {old.name!r} would not ascend: {one}, then {following}")

@@ -1,8 +1,8 @@
-"""Bundles: lists of parts in the blob store, by which a batch of very many parts takes little room in the State.
+"""Bundles: lists of parts in the blob store, so that a batch of very many parts takes little room in the State.
 
-In the State a bundle stands where its parts stood, as one part with `bundle` set. So a merge, a claim and the garbage
-collector treat it as they treat any part: by its id and its key. Its parts are named while it is named. They leave the
-State with it, unless the State names them itself from then on.
+In the State a bundle replaces its parts, as one part with `bundle` set. So a merge, a claim and the garbage collector
+treat it as any part: by its id and its key. Its parts count as named while it is named. They leave the State with it,
+unless the State names them directly from then on.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from persist.core.state import Policy, State
 
 INT64_MAX = 2**63 - 1
 
-Listed = tuple[Run, ...]  # what one bundle holds
+Listed = tuple[Run, ...]  # the contents of one bundle
 
 
 class Moves(Record, frozen=True):
-    """What a commit moved between the State and bundles, where the keys that the State itself names do not tell.
+    """The parts that a commit moved between the State and bundles, which the keys in the State do not show.
 
     `bundled` are the keys of parts that a bundle lists now. `emptied` are the keys of bundles whose parts did not leave
-    with them: the State names these, or the bundle could not be read. `left` are the keys of parts of these that did.
+    with them: the State names these, or the bundle could not be read. `left` are the keys of their parts that did.
     """
 
     bundled: frozenset[str] = frozenset()
@@ -34,7 +34,7 @@ class Moves(Record, frozen=True):
     left: frozenset[str] = frozenset()
 
     def gone(self, unnamed: tuple[str, ...]) -> tuple[str, ...]:
-        """What left the State, of what it does not name itself any more."""
+        """The keys that left the State, of those that it no longer names directly."""
         if not self.bundled and not self.left:
             return unnamed
         return tuple(sorted(self.left.union(unnamed) - self.bundled))
@@ -44,7 +44,7 @@ NO_MOVES = Moves()
 
 
 def bundle_of(bundle_id: PartId, key: str, listed: Listed, size: int, checksum: int) -> Part:
-    """What stands in the State for a bundle: its blob has `size` bytes with this checksum."""
+    """The part that represents a bundle in the State: its blob has `size` bytes with this checksum."""
     parts = [part for run in listed for part in run.parts]
     diff_sum = diff_sum_of(parts)
     uppers = [part.key_upper for part in parts if part.key_upper is not None]
@@ -53,7 +53,7 @@ def bundle_of(bundle_id: PartId, key: str, listed: Listed, size: int, checksum: 
         key=key,
         data=None,
         format=FORMAT_BUNDLE,
-        schema_id=min(part.schema_id for part in parts),  # an old one is told by it
+        schema_id=min(part.schema_id for part in parts),  # the oldest, so that old parts are found
         rows=sum(part.rows for part in parts),
         size=sum(part.size for part in parts),
         checksum=checksum,
@@ -73,9 +73,9 @@ def bundle_of(bundle_id: PartId, key: str, listed: Listed, size: int, checksum: 
 
 
 def to_bundle(batch: HollowBatch, policy: Policy, shard: ShardId) -> Sequence[Run]:
-    """The runs of a batch that should go to bundles: those of blobs of its own, where they have too many parts.
+    """The runs of a batch that should be bundled: those of the shard's own blobs, if they have too many parts.
 
-    A bundle that lists parts which another shard has lent would hide from that one which are still needed.
+    Borrowed parts are not bundled, since the shard that has lent them must see which ones are still needed.
     """
     if sum(len(run.parts) for run in batch.runs) <= policy.plain_parts_max:
         return ()
@@ -88,9 +88,9 @@ def _is_own_blob(part: Part, shard: ShardId) -> bool:
 
 
 def packed(runs: Iterable[Run], parts_max: int) -> Iterator[list[Listed]]:
-    """How runs go into bundles of at most `parts_max` parts: each list is a run of bundles, in key order.
+    """The runs grouped into bundles of at most `parts_max` parts: each list is a run of bundles, in key order.
 
-    A longer run is cut. Shorter ones are put together by where their keys begin, so that a read of few keys needs few.
+    A longer run is split. Shorter ones are grouped by their first keys, so that a read of few keys needs few bundles.
     """
     held: list[Run] = []
     count = 0
@@ -109,7 +109,7 @@ def packed(runs: Iterable[Run], parts_max: int) -> Iterator[list[Listed]]:
 
 
 def unpacked(run: Run, read: Callable[[Part], Listed]) -> Iterator[Run]:
-    """The runs that a run stands for, where `read` tells what a bundle lists."""
+    """The runs that a run represents; `read` returns what a bundle lists."""
     if len(run.parts) == 1 and run.parts[0].bundle is not None:
         yield from read(run.parts[0])
         return
@@ -120,9 +120,9 @@ def unpacked(run: Run, read: Callable[[Part], Listed]) -> Iterator[Run]:
 
 
 def moves(old: State, new: State, group: Iterable[c.Command]) -> Moves:
-    """What the commands of a commit moved. Where a later command of the group took it away again, too much is kept.
+    """The parts that the commands of a commit moved, also if a later command of the group removed them again.
 
-    The orphan sweep takes that.
+    The orphan sweep deletes such parts.
     """
     bundled: set[str] = set()
     emptied: set[str] = set()

@@ -1,26 +1,26 @@
 """Which merges of a shard are due: from a State to stretches of adjacent batches. Pure.
 
 There are two planners with the same rules. A *committer* merges the newest batches while they are small (`is_small`):
-`garbage_due`, `inline_due` and `tier_due`. Its commits join the group of the process that commits anyway, while
+`garbage_due`, `inline_due` and `tier_due`. Its merges are committed in the groups of the writing process, while
 another process would have to win races against a busy writer. A *worker* of maintenance merges everything else: `plan`.
-It leaves the newest small batches to the committer as long as these are few (`left_batches_max`).
+It leaves the newest small batches to the committer as long as there are few of them (`left_batches_max`).
 
-- Tiers: a stretch is due when its rows are at least `FAN_IN` times those of its largest member. So every row that is
-  rewritten lands in a run that much larger, and is rewritten at most a logarithm of times. The committer counts whole
-  batches as members. The worker counts runs, so that a batch of many runs is merged by itself.
-- Garbage: a stretch that since has wholly passed is collapsed when most of its rows would cancel out. What would be
-  left is estimated by the sum of the diffs. The estimate may be wrong, so the rows must also have grown by a part of
-  the largest member since it was written. That bounds the work in any case.
-- Inline rows leave the State when they are many or take much of their room.
-- Claims: what another is at work on (`taken`, ids of parts) is left alone. A plan names parts by id, so it cannot
-  conflict with writers.
+- Tiers: a stretch is due if its rows are at least `FAN_IN` times those of its largest member. So every rewritten row
+  moves to a run that much larger, and is rewritten at most a logarithm of times. The committer counts whole batches as
+  members. The worker counts runs, so that a batch of many runs is merged on its own.
+- Garbage: a stretch that since has wholly passed is compacted if most of its rows would cancel out. The rest is
+  estimated by the sum of the diffs. The estimate may be wrong, so the rows must also have grown by a part of the
+  largest member since it was written, which bounds the work in any case.
+- Inline rows are moved to a blob when they are many or take much of their room in the State.
+- Claims: parts that another worker is merging (`taken`, their ids) are left alone. A plan names parts by id, so it
+  cannot conflict with writers.
 
-An erasure comes before all of these: what was written up to its time becomes one batch.
+An erasure takes precedence: everything written up to its time is merged into one batch.
 
-The worker has four more rules, each of which rewrites a row a bounded number of times. Where too many batches are left
-that are not due, the youngest are merged with one that they outweigh: a logarithm of them is left whatever their sizes.
-A batch whose history since has passed is collapsed. A batch of an older schema is written in the current one. Where a
-shard keeps its history by age, the oldest batches are collapsed as rows get older than that.
+The worker has four more rules, each of which rewrites a row a bounded number of times. If too many batches are left
+that are not due, the youngest are merged with one that they outweigh, which leaves a logarithm of them whatever their
+sizes. A batch whose history since has passed is compacted. A batch of an older schema is rewritten in the current one.
+If a shard retains its history by age, the oldest batches are compacted as their history expires.
 """
 
 from __future__ import annotations
@@ -39,65 +39,65 @@ from persist.core.state import Policy, State, cut_times, kept_below, named_times
 FAN_IN = 4
 
 # --- the committer's policy
-SMALL_ROWS = 32_768  # a batch beyond either of these two is the workers'
+SMALL_ROWS = 32_768  # a batch beyond either of these two is left to the workers
 SMALL_BYTES = 4 * 1024 * 1024
-BEHIND = 2  # times `Policy.inline_batches`: with so many small batches merges are behind
-BEHIND_ROOM_PART = 4  # or when inline rows leave no more than this part of their room
+BEHIND = 2  # merges are behind with this multiple of `Policy.inline_batches` of small batches
+BEHIND_ROOM_PART = 4  # or if no more than this part of the room for inline rows is left
 INLINE_ROOM_PART = 2  # inline rows are moved to a blob when they take this part of their room
 GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
-GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
-GARBAGE_GROWTH = 2  # and the rows must have grown by this part of the largest member, for workers too
-SPECS_MAX = 64  # merges that one plan names
+GARBAGE_PERCENT = 150  # rows, in percent of those that a merge would leave, beyond which they are compacted
+GARBAGE_GROWTH = 2  # the rows must also have grown by this part of the largest member, for workers too
+SPECS_MAX = 64  # merges of one plan
 LOOKED_AT_MAX = 256  # newest batches
 
 # --- the worker's policy
 WORKER_GARBAGE_PERCENT, GARBAGE_PERCENT_AT_REST = 200, 120
 GARBAGE_GROWTH_AT_REST = 8
 AGED_PERCENT, AGED_PERCENT_AT_REST = 20, 10
-LEFT_BATCHES_MAX = 128  # with more small batches than this the committers do not keep up, or live too briefly to merge
+LEFT_BATCHES_MAX = 128  # with more small batches, committers do not keep up, or are too short-lived to merge
 
 
 @dataclass(frozen=True, slots=True)
 class MergePolicy:
-    """What is due for a worker."""
+    """The thresholds of a worker."""
 
     fan_in: int = FAN_IN
-    small_rows: int = 16_384  # a stretch of fewer waits for more batches; nor is a batch rewritten for its history
+    small_rows: int = 16_384  # a smaller stretch waits for more batches, and a smaller batch keeps its history
     batches_soft: int = 24  # with more batches than this the youngest are merged with one that they outweigh
     inline_flush_bytes: int = 256 * 1024
-    left_batches_max: int = 0  # so many of the newest small batches are left to the committer
-    is_at_rest: bool = False  # nobody writes: less garbage is kept
+    left_batches_max: int = 0  # the newest small batches that are left to the committer
+    is_at_rest: bool = False  # the shard is not being written: less garbage is kept
 
     @property
     def fan_in_small(self) -> int:
-        """The `fan_in` of a stretch with fewer than `small_rows`, of which a commit costs more than the rows."""
+        """The `fan_in` of a stretch with fewer than `small_rows`, where the commit costs more than the rows."""
         return self.fan_in if self.is_at_rest else 2 * self.fan_in
 
     @property
     def garbage_percent(self) -> int:
-        """Where no history is kept: all rows in percent of those that a merge may leave."""
+        """Without history: all rows in percent of those that a merge may leave."""
         return GARBAGE_PERCENT_AT_REST if self.is_at_rest else WORKER_GARBAGE_PERCENT
 
     @property
     def garbage_growth(self) -> int:
-        """And the rows must have grown by this part of the largest member."""
+        """The part of the largest member by which the rows must have grown."""
         return GARBAGE_GROWTH_AT_REST if self.is_at_rest else GARBAGE_GROWTH
 
     @property
     def aged_percent(self) -> int:
-        """Where history is kept: rows that it no longer needs, in percent of the others."""
+        """With history: rows that it no longer needs, in percent of the others."""
         return AGED_PERCENT_AT_REST if self.is_at_rest else AGED_PERCENT
 
     def beside_writers(self) -> MergePolicy:
-        """This policy where writers do their small merges themselves."""
+        """This policy for a shard whose writers do small merges themselves."""
         return replace(self, left_batches_max=LEFT_BATCHES_MAX, batches_soft=self.batches_soft // 2)
 
     def at_rest(self) -> MergePolicy:
-        """This policy while nobody writes: the shard is brought closer to its least size."""
+        """This policy for a shard that is not being written: it is compacted closer to its minimum size."""
         return replace(self, fan_in=2, small_rows=0, left_batches_max=0, is_at_rest=True)
 
 
-# --- what both ask
+# --- shared by both planners
 
 
 def is_small(batch: HollowBatch) -> bool:
@@ -105,7 +105,7 @@ def is_small(batch: HollowBatch) -> bool:
 
 
 def claimed(state: State, now_ms: int | None = None) -> frozenset[str]:
-    """The parts on which workers are at work at `now_ms` of the lease clock (default: when the State was committed)."""
+    """The parts in live claims at `now_ms` of the lease clock (default: when the State was committed)."""
     now_ms = state.lease_now_ms if now_ms is None else now_ms
     return frozenset(part for claim in state.claims.values() if not claim.lapsed(now_ms) for part in claim.inputs)
 
@@ -119,10 +119,10 @@ def _with_rows(batches: Sequence[HollowBatch]) -> int:
 
 
 def _passed(batches: Sequence[HollowBatch], since: Antichain) -> int:
-    """How many batches, from the first on, since has wholly passed: all their rows may be brought to one time."""
+    """The number of batches, from the first on, that since has wholly passed: all their rows may share one time."""
     if since.element is None:
         return 0
-    end = bisect_right(batches, since.element, key=_begin)  # those that begin beyond it come last
+    end = bisect_right(batches, since.element, key=_begin)
     while end and _is_beyond(batches[end - 1], since.element):
         end -= 1
     return end
@@ -140,7 +140,7 @@ def _is_beyond(batch: HollowBatch, since: int) -> bool:
 
 
 def _is_garbage(state: State, batches: Sequence[HollowBatch], largest: int, percent: int, growth: int) -> bool:
-    """Whether most of the rows would cancel out, and enough of them came after the largest member was written."""
+    """Whether most of the rows would cancel out, and enough of them were added after the largest member was written."""
     rows = sum(batch.rows for batch in batches)
     if rows < 2 or (rows - largest) * growth < largest:
         return False
@@ -153,9 +153,9 @@ def _is_garbage(state: State, batches: Sequence[HollowBatch], largest: int, perc
 
 
 def _tagged(state: State, lower: Antichain, upper: Antichain) -> int:
-    """How many times of `[lower, upper)` tags, cuts and drops keep apart from later ones.
+    """The number of times in `[lower, upper)` that tags, cuts and drops keep distinct from later ones.
 
-    For each, what is left may be there again.
+    A merge may have to keep the remaining rows once more for each of them.
     """
     times = named_times(state) | cut_times(state) | {drop.cut - 1 for drop in state.drops}
     within = (time for time in times if lower.less_equal(time) and not upper.less_equal(time + 1))
@@ -166,7 +166,7 @@ def _tagged(state: State, lower: Antichain, upper: Antichain) -> int:
 
 
 def garbage_due(state: State, taken: Set[str]) -> Sequence[HollowBatch]:
-    """The newest batches that since has wholly passed, when most of their rows would cancel out."""
+    """The newest batches that since has wholly passed, if most of their rows would cancel out."""
     trace = state.trace
     if trace.rows > GARBAGE_ROWS:
         return ()
@@ -245,7 +245,7 @@ def tier_due(trace: Trace, taken: Set[str], inline: int) -> Sequence[HollowBatch
 def inline_stretch(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     """Adjacent batches that hold inline rows only (or none): the stretch with the most bytes, or the newest such.
 
-    Looks from the newest on, no further than where all inline bytes are found.
+    The search begins with the newest batch, and ends once all inline bytes are found.
     """
     best: list[HollowBatch] = []
     stretch: list[HollowBatch] = []
@@ -266,7 +266,7 @@ def inline_stretch(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
 
 
 def inline_rows_from(trace: Trace, upper: Antichain) -> Sequence[HollowBatch]:
-    """The batches from this time on, with those of their runs only whose parts are all inline."""
+    """The batches from this time on, reduced to runs whose parts are all inline."""
     came = takewhile(lambda batch: upper <= batch.desc.lower, reversed(trace.batches))
     inline = [(batch, tuple(run for run in batch.runs if all(part.is_inline for part in run.parts))) for batch in came]
     return [batch_of(batch.desc, runs) for batch, runs in reversed(inline) if runs]
@@ -283,7 +283,7 @@ def _newest_inline(batches: Sequence[HollowBatch], taken: Set[str]) -> Sequence[
 
 def is_inline(batch: HollowBatch) -> bool:
     """Whether a batch holds inline rows only (or none)."""
-    for run in batch.runs:  # asked some forty times a commit: loops cost a third of generators
+    for run in batch.runs:  # called for each new batch: loops cost a third of generators
         for part in run.parts:
             if part.data is None:
                 return False
@@ -296,8 +296,7 @@ def is_inline(batch: HollowBatch) -> bool:
 def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) -> list[MergeSpec]:
     """The merges that are due, none of them overlapping, in the order in which they should be done.
 
-    `now_ms` is of the lease clock. `idle` says that nobody has written for a while. Merges that were begun and
-    abandoned come first.
+    `now_ms` is of the lease clock. `idle`: the shard was not written for a while. Abandoned merges come first.
     """
     if state.tombstone or state.merge_since.is_empty:
         return []
@@ -312,7 +311,7 @@ def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) 
     if (at := to_rewrite(state)) is not None:
         whole = stretch(state, at)
         parts = [part.id for batch in whole for part in batch.parts()]
-        if taken.isdisjoint(parts):  # else when those have ended who are at work on it: nobody else begins there
+        if taken.isdisjoint(parts):  # otherwise later: no other merge begins there meanwhile
             specs.append(_spec(state, whole))
         taken.update(parts)
     batches = batches[: len(batches) - _left_to_committer(batches, policy.left_batches_max)]
@@ -323,7 +322,7 @@ def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) 
 
 
 def _abandoned(state: State, now_ms: int) -> Iterator[MergeSpec]:
-    """Merges whose worker is gone but whose output so far is kept with their claim."""
+    """Merges whose worker is gone but whose partial output is kept with their claim."""
     for key, claim in state.claims.items():
         if not claim.done or not claim.lapsed(now_ms):
             continue
@@ -337,7 +336,7 @@ def _abandoned(state: State, now_ms: int) -> Iterator[MergeSpec]:
 
 
 def _left_to_committer(batches: Sequence[HollowBatch], most: int) -> int:
-    """How many of the newest batches, empty ones among them, are left to the committer: none if they are too many."""
+    """The number of the newest batches, empty ones included, that are left to the committer; 0 if it is too large."""
     count = with_rows = 0
     for batch in reversed(batches):
         if not is_small(batch):
@@ -350,12 +349,12 @@ def _left_to_committer(batches: Sequence[HollowBatch], most: int) -> int:
 
 
 def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> Iterator[MergeSpec]:
-    """The merges that are due in a stretch of batches that nobody is at work on."""
+    """The merges that are due in a stretch of batches that no worker is merging."""
     largest = [max((run.longest for run in batch.runs), default=0) for batch in batches]
     stretches = _garbage(state, batches, largest, policy)
     stretches = stretches or list(_due(batches, largest, (0, len(batches)), policy))
     stretches = stretches or _outweighed(batches, policy)
-    # Smaller ones first: they are done soon, and they keep the number of batches down.
+    # Smaller ones first: they end soon, and reduce the number of batches.
     for first, end in sorted(stretches, key=lambda s: sum(batch.rows for batch in batches[s[0] : s[1]])):
         yield _spec(state, batches[first:end])
     used = {index for first, end in stretches for index in range(first, end)}
@@ -388,11 +387,11 @@ def _garbage(
 
 
 def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> int:
-    """How many of the first batches are to be merged, as their history is older than what the shard keeps of it.
+    """The number of the first batches to merge because their history has expired, in a shard with history by age.
 
-    Since then passes a part of a batch at a time, and seldom the whole. What it has passed is estimated as if the rows
-    of a batch were spread evenly over its times. Where that is wrong nothing is merged for ever: a merge leaves no row
-    that since has passed anew, and each such row takes away itself and one other at most.
+    Since then passes a batch in parts, and seldom as a whole. What it has passed is estimated as if the rows of a batch
+    were spread evenly over its times. A wrong estimate does not lead to endless merges: after a merge no row remains
+    that since has newly passed, and each such row cancels itself and at most one other.
     """
     since, whole = state.merge_since.element, state.trace.batches
     rows, settled, kept, anew, left = state.trace.rows, 0, 0, 0.0, 0.0
@@ -417,7 +416,7 @@ def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> 
 
 
 def _earliest(batch: HollowBatch) -> int:
-    """The earliest time that a batch tells apart from others."""
+    """The earliest time that a batch keeps distinct from others."""
     return max(batch.desc.lower.element or 0, batch.desc.since.element or 0)
 
 
@@ -426,8 +425,8 @@ def _due(
 ) -> Iterator[tuple[int, int]]:
     """The longest stretches `[first, end)` that are due, none overlapping.
 
-    No due stretch holds the largest run of one that is not due, so the search goes on on either side of that run. Its
-    rows are a good part of all: after a logarithm of such steps none are left.
+    No due stretch contains the largest run of one that is not due, so the search continues on either side of that run.
+    Its rows are a fixed part of all, so the search ends after a logarithm of steps.
     """
     first, end = within
     if sum(batch.run_count for batch in batches[first:end]) <= 1:
@@ -442,7 +441,10 @@ def _due(
 
 
 def _outweighed(batches: Sequence[HollowBatch], policy: MergePolicy) -> list[tuple[int, int]]:
-    """Too many batches: the longest stretch up to the youngest whose first batch the others outweigh `fan_in` fold."""
+    """With too many batches: the longest stretch up to the youngest whose first batch the others outweigh.
+
+    They outweigh it if they have `fan_in` times its rows.
+    """
     if sum(1 for batch in batches if batch.rows) <= policy.batches_soft:
         return []
     rows, due = 0, len(batches)
@@ -454,9 +456,9 @@ def _outweighed(batches: Sequence[HollowBatch], policy: MergePolicy) -> list[tup
 
 
 def _has_history(batch: HollowBatch, state: State) -> bool:
-    """Whether since has passed at least half of the times that a batch of which much may cancel tells apart.
+    """Whether since has passed at least half of the times that a batch keeps distinct, and much of it may cancel.
 
-    Each such merge halves what is left to collapse, so a batch is rewritten for this at most 63 times.
+    Each such merge halves the rest, so a batch is rewritten for this at most 63 times.
     """
     since, low = state.merge_since, _earliest(batch)
     high = max(part.time_max for part in batch.parts())
@@ -466,9 +468,9 @@ def _has_history(batch: HollowBatch, state: State) -> bool:
 
 
 def _has_untagged(batch: HollowBatch, state: State) -> bool:
-    """Whether half of the times that the last merge of this batch kept apart need not be any more, and much may cancel.
+    """Whether half of the times that the last merge of this batch kept distinct are not needed, and much may cancel.
 
-    Each such merge halves what is kept apart, so a tag causes few of them.
+    Each such merge halves these times, so a tag causes few of them.
     """
     if not batch.desc.kept:
         return False

@@ -1,4 +1,4 @@
-"""Holds by name: tags keep single times readable, loans keep blobs that a clone names. Pure."""
+"""Named holds: tags keep single times readable, loans retain blobs that a clone names. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}")
 
 
 class Tag(Record, frozen=True):
-    """A time that stays readable, up to the instant `until_ms` (UTC, since 1970); None: until it is taken away.
+    """A time that stays readable until the instant `until_ms` (UTC, since 1970); None: until it is removed.
 
-    `laddered`: a policy has set it, and takes it away.
+    `laddered`: set, and later removed, by a row policy.
     """
 
     time: int
@@ -33,7 +33,7 @@ class Tag(Record, frozen=True):
 
 
 def check_tag_name(name: object) -> str:
-    """The name as it is. Raises InvalidUsage where no tag can have it."""
+    """The name, if it is valid for a tag. Raises InvalidUsage."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):  # a path cannot hold these
         raise InvalidUsage(
             f"tag {name!r:.200} is no name of a tag: use 1 to 128 of the characters A-Z a-z 0-9 . _ -, and not - first"
@@ -43,8 +43,8 @@ def check_tag_name(name: object) -> str:
 
 # Loans: blobs of one shard that another one, a clone, may name. Pure.
 #
-# The owner keeps one `Loan` a clone, which names a list of blob keys. The borrower keeps whose loans it has. What a
-# list holds, nobody deletes while the loan stands.
+# The owner has one `Loan` per clone, which names a list of blob keys. The borrower records the owners of its loans.
+# Blobs in a list are not deleted while the loan exists.
 
 
 LOANS_MAX = 10_000  # of one owner
@@ -52,9 +52,9 @@ LENT_KEYS_MAX = 1_000_000  # of one list
 
 
 class Loan(Record, frozen=True):
-    """What the owner keeps of a clone: the shard `borrower` may name the `keys` blobs that the list at `list_key` has.
+    """The owner's record of a clone: the shard `borrower` may name the `keys` blobs in the list at `list_key`.
 
-    `begun_ms` is when it was lent, by the committer's clock.
+    `begun_ms` is when the loan began, by the committer's clock.
     """
 
     borrower: str
@@ -64,7 +64,7 @@ class Loan(Record, frozen=True):
 
 
 class LentKeys(Record, frozen=True):
-    """A list: blob keys of one owner, ascending, among them what bundles that it has list in turn."""
+    """A list of blob keys of one owner, ascending, including those that its bundles list."""
 
     keys: tuple[str, ...]
 
@@ -73,18 +73,18 @@ Loans = Mapping[LoanId, Loan]
 
 
 def is_foreign(key: str, shard: str) -> bool:
-    """Whether a well-formed blob key belongs to another name than the shard of this id, whichever life it is of."""
+    """Whether a well-formed blob key belongs to another name than the shard of this id, in any life."""
     return not key.startswith(family_of(shard))
 
 
 def by_owner(keys: Iterable[str]) -> dict[str, set[str]]:
-    """Blob keys by the family of ids to which they belong."""
-    found: dict[str, set[str]] = {}
+    """Blob keys by the family of shard ids to which they belong."""
+    owners: dict[str, set[str]] = {}
     for key in keys:
-        found.setdefault(family_of(shard_of(key)), set()).add(key)
-    return found
+        owners.setdefault(family_of(shard_of(key)), set()).add(key)
+    return owners
 
 
 def compact(key: str) -> bytes:
-    """The 16 bytes of the id in a well-formed blob key, which no other key has."""
+    """The 16 bytes of the id in a well-formed blob key, which is unique to it."""
     return bytes.fromhex(key.rpartition("/")[2][1:33])

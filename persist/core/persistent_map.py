@@ -1,8 +1,8 @@
 """Mappings that share what did not change: a State has tens of thousands of entries, and a commit changes a few.
 
-A change costs what is changed, on average, not what is there; so does telling two mappings apart of which one came from
-the other. Both are a dict that is never changed again, and a small dict of changes beside it. When the changes become
-many they are folded into a new dict (as log-structured stores do).
+A change costs time in proportion to what changed, on average; so does comparing two mappings of which one was derived
+from the other. A mapping is an immutable dict and a small dict of changes, which are folded into a new dict when they
+become many (as in log-structured stores).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _V = TypeVar("_V")
 
 _DELETED: Any = object()
 _SAME: Any = object()  # as in the dict below
-CHANGES_MIN = 32  # beside the square root of the entries: by then copying the changes costs as much as folding them
+CHANGES_MIN = 32  # plus the square root of the entries: then copying the changes costs as much as folding them
 
 
 class Entries(Mapping[_K, _V], Generic[_K, _V]):
     """An immutable mapping. `with_changes` makes one from another mapping.
 
-    `due` is for entries that end by themselves: a time before which none of them does. `held` is for entries that hold
-    a seqno: the least of these. None: not known. Both may be set by whoever has worked them out.
+    `due` is for entries that expire: a time before which none does. `held` is for entries that hold a seqno: the least
+    one. None: not known. Both are caches that any caller may set.
     """
 
     __slots__ = ("_base", "_changes", "_length", "due", "held")
@@ -75,7 +75,7 @@ class Entries(Mapping[_K, _V], Generic[_K, _V]):
         return self._length
 
     def plain(self) -> dict[_K, _V]:
-        """A new dict of the same entries, in their order. It is much faster than to look them up one by one."""
+        """A new dict of the same entries, in their order. Much faster than looking them up one by one."""
         found = {**self._base, **self._changes}
         if len(found) == self._length:
             return found
@@ -99,7 +99,7 @@ class Entries(Mapping[_K, _V], Generic[_K, _V]):
 
 
 def with_changes(before: Mapping[_K, _V], changed: Mapping[_K, _V], deleted: Iterable[_K] = ()) -> Entries[_K, _V]:
-    """The mapping with these entries set and these keys deleted, of which some may be missing."""
+    """The mapping with these entries set and these keys deleted, some of which may be missing."""
     length, changes, gone = len(before), dict(changed), frozenset(deleted)
     for key in changed:
         length += key not in before
@@ -119,7 +119,7 @@ def with_changes(before: Mapping[_K, _V], changed: Mapping[_K, _V], deleted: Ite
 
 
 def _held(before: Entries[Any, Any], changed: Mapping[Any, Any], gone: frozenset[Any]) -> int | None:
-    """The least seqno after this change. None: it is not known, or one that held it has moved or gone."""
+    """The least seqno after this change. None: unknown, also if the entry that held it has changed or gone."""
     held = before.held
     if held is None or any(key in before and before[key].seqno == held for key in (*changed, *gone)):
         return None
@@ -128,15 +128,12 @@ def _held(before: Entries[Any, Any], changed: Mapping[Any, Any], gone: frozenset
 
 
 def watched(entries: Mapping[_K, _V]) -> Entries[_K, _V]:
-    """The same entries, as a mapping that remembers what was worked out of all of them.
-
-    One that was read from bytes is a plain dict, which remembers nothing.
-    """
+    """The same entries, as a mapping with caches. One that was decoded is a plain dict without caches."""
     return entries if isinstance(entries, Entries) else Entries(entries, {}, len(entries))
 
 
 def difference(before: Mapping[_K, _V], after: Mapping[_K, _V]) -> tuple[dict[_K, _V], tuple[_K, ...]]:
-    """What `with_changes` takes to make `after` of `before`: the entries to set, and the keys to delete."""
+    """The arguments with which `with_changes` makes `after` from `before`: entries to set, and keys to delete."""
     if isinstance(before, Entries) and isinstance(after, Entries) and before._base is after._base:
         old, new = before._changes, after._changes  # of which one was made from the other, so most are the same object
         pairs = zip(new, map(old.get, new, repeat(_SAME)), new.values(), strict=False)

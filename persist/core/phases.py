@@ -1,7 +1,7 @@
-"""The phases of a shard, and which commands are legal in each. `transitions.step` asks `check` before every command.
+"""The phases of a shard, and the commands that are legal in each. `transitions.step` calls `check` for every command.
 
-A shard is live until its upper or its since becomes `[]`. It is dropped when both are, which only `Drop` brings about:
-it needs a scope that writers and readers lack. `Finalise` then takes it to its tombstone. No phase comes back in one
+A shard is live until its upper or its since becomes `[]`. It is dropped when both are, which only `Drop` causes: it
+needs a scope that writers and readers lack. `Finalise` then takes it to its tombstone. A phase never returns in one
 life of the name: `Recreate` begins the next life, as another shard.
 """
 
@@ -16,23 +16,23 @@ from persist.core.state import State
 
 
 class Phase(Enum):
-    """`value` is how documents call it."""
+    """`value` is its name in documents."""
 
     LIVE = "live"
-    CLOSED_TO_WRITES = "closed to writes"  # upper is []: no time is left to write at
+    CLOSED_TO_WRITES = "closed to writes"  # upper is []: there is no further time to write at
     CLOSED_TO_READS = "closed to reads"  # since is []: all history may be forgotten
     DROPPED = "dropped"  # both
-    TOMBSTONE = "tombstone"  # nothing is left but the name, which may be used again
+    TOMBSTONE = "tombstone"  # only the name is left, which may be used again
 
 
 EVER = frozenset(Phase)
 BEFORE_TOMBSTONE = EVER - {Phase.TOMBSTONE}
 BEFORE_DROP = BEFORE_TOMBSTONE - {Phase.DROPPED}
 
-# What these give back is gone after a drop, and they say so. That holds in the next life of the name too.
+# After a drop, and in the next life of the name, these are answered as if they had happened: their holds are gone.
 GIVING_BACK = (c.ExpireReader, c.ExpireWriter, c.ExpireCriticalReader)
 
-# A command that is not named here is legal in every phase before the drop.
+# A command without an entry is legal in every phase before the drop.
 PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Insert: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Rewrite: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
@@ -40,21 +40,21 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Recreate: frozenset({Phase.TOMBSTONE}),
     c.BeginClone: frozenset({Phase.TOMBSTONE}),
     c.Drop: EVER,
-    # What was begun before the drop may end.
+    # Work that was begun before the drop may be completed.
     c.FlushAttributes: BEFORE_TOMBSTONE,
     c.HoldClaim: BEFORE_TOMBSTONE,
     c.MergeResult: BEFORE_TOMBSTONE,
-    # A tombstone keeps its one rollup, and everything may be given up again.
+    # A tombstone keeps one rollup, and everything may be released again.
     c.AddRollup: EVER,
     c.RemoveRollups: EVER,
     c.ReleaseClaim: EVER,
     c.ForgetLapsed: EVER,
-    # Loans outlive what was lent, and the life of the name.
+    # Loans outlive the lent parts and the life of the name.
     c.LendOn: EVER,
     c.ShrinkLoan: EVER,
     c.EndLoan: EVER,
     c.Returned: EVER,
-    # What there is goes on elsewhere in the phase that it is in.
+    # A shard keeps its phase at another home.
     c.HandOver: EVER,
     c.TakeBack: EVER,
     **dict.fromkeys(GIVING_BACK, EVER),
@@ -62,17 +62,17 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
 
 
 def dropped(name: str) -> str:
-    """What is said to who asks for a dropped shard."""
-    return f"shard {name!r} was dropped; create it anew to use its name again"
+    """The message of an error about a dropped shard."""
+    return f"shard {name!r} was dropped; create it again to use its name"
 
 
 def outlived(name: str) -> str:
-    """What is said to who holds something of an earlier life of the name."""
-    return f"shard {name!r} was dropped, and its name belongs to another one now; open it anew"
+    """The message of an error about an earlier life of the name."""
+    return f"shard {name!r} was dropped, and its name belongs to another shard now; open it again"
 
 
 def only_drop(name: str) -> str:
-    """What is said to who would close the other frontier of a shard too."""
+    """The message of an error of a command that would close the second frontier of a shard."""
     return f"shard {name!r} would be closed both to writes and to reads by this, which only a drop does; drop it"
 
 
@@ -92,7 +92,7 @@ def phase_of(state: State) -> Phase:
 def check(state: State, command: c.Command, phase: Phase) -> None:
     """Refuse a command that is not legal in the phase of the State.
 
-    Raises UnknownShard after a drop, UpperMismatch where the shard is closed to what takes its next time, InvalidUsage
+    Raises UnknownShard after a drop, UpperMismatch if the command needs a next time and there is none, InvalidUsage
     otherwise.
     """
     if phase in phases_of(type(command)):
@@ -111,6 +111,6 @@ def check(state: State, command: c.Command, phase: Phase) -> None:
 
 
 def check_end(before: State, after: State, command: c.Command) -> None:
-    """Raises InvalidUsage where a command other than `Drop` has closed a shard to both writes and reads."""
+    """Raise InvalidUsage if a command other than `Drop` has closed the shard to both writes and reads."""
     if after.is_closed and not before.is_closed and not isinstance(command, c.Drop):
         raise InvalidUsage(only_drop(before.name))

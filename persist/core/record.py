@@ -1,9 +1,9 @@
-"""Records: what is written as bytes. The only module of the core that knows msgspec.
+"""Records: the base of everything that is encoded as bytes. The only module of the core that knows msgspec.
 
-A record is written as an array of its fields in their order, and bytes are decoded straight into it. A field may be
-added at the end, with a default; none is ever removed or reordered. A record with more fields than this build knows is
-refused. Records are never changed, and none leads back to itself: so the garbage collector need not look at them.
-Making one in Python checks nothing; decoding one checks every field.
+A record is encoded as an array of its fields in their order. A field may be added at the end, with a default; none is
+removed or reordered. Decoding a record with more fields than this build knows fails. Records are immutable and without
+reference cycles, so the garbage collector does not track them. Constructing one in Python checks nothing; decoding one
+checks every field.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results: what commands on a shard are answered, one record each. `commands` has all of their names too."""
+"""The results of commands on a shard, one record each. `commands` exports all of them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def snake(name: str) -> str:
 
 
 class Result(Record, frozen=True, tag=snake):
-    """What a command is answered."""
+    """The base of all results."""
 
 
 class PartReplaced(Result, frozen=True):
-    """The part that was taken out, as the State knew it; None: an earlier try had done it."""
+    """The part that was removed, as it was in the State; None: an earlier try has done it."""
 
     part: Part | None
 
@@ -42,14 +42,14 @@ class Appended(Result, frozen=True):
 
 
 class AttributeValues(Result, frozen=True):
-    """Values by key; None: unset. `following`: a scan goes on there (None: there is no more)."""
+    """Values by key; None: unset. `following`: the first key of the next page (None: this is the last)."""
 
     values: Mapping[AttributeKey, int | None]
     following: AttributeKey | None = None
 
 
 class Flushed(Result, frozen=True):
-    """`applied` (now or by an earlier try), or refused because another flush came first."""
+    """`applied` (now or by an earlier try), or refused because another flush was committed first."""
 
     applied: bool
 
@@ -68,7 +68,7 @@ class SinceDowngraded(Result, frozen=True):
 
 
 class CriticalReaderState(Result, frozen=True):
-    """`registered` names this hold among all that its name has had."""
+    """`registered` distinguishes this hold from others of its name."""
 
     since: Antichain
     opaque: str
@@ -77,29 +77,29 @@ class CriticalReaderState(Result, frozen=True):
 
 
 class HoldGivenUp(Result, frozen=True):
-    """A critical reader was given up at `seqno`, which the caller did not know: ask again, naming that."""
+    """A critical reader was given up at `seqno`, which the caller did not know: retry with `seen=seqno`."""
 
     seqno: SeqNo
 
 
 class TimeResolved(Result, frozen=True):
-    """Everything before `upper` was there at the wall clock `at_ms`, a point of the grid: `as_of` is one below it."""
+    """Everything before `upper` was written by the wall clock `at_ms`, a grid point: read as of `upper` - 1."""
 
     upper: Antichain
     at_ms: int
 
 
 class TimeToCome(Result, frozen=True):
-    """The wall clock that was asked for is not over yet: it is `now_ms`."""
+    """The requested instant is in the future: it is `now_ms` now."""
 
     now_ms: int
 
 
 class MarksShown(Result, frozen=True):
-    """Marks, newest first. Wall clocks from a mark on, up to the next newer one, name the times below its upper.
+    """Marks, newest first. At instants from a mark up to the next newer one, the times below its upper are visible.
 
-    So a time is shown from the oldest mark beyond it. None is beyond it: not known yet. All are: it came before
-    the first mark, and it is not known either. `following`: times up to this one are on the next page; None: none are.
+    So a time is visible from the oldest mark beyond it. If no mark is beyond it, or all are, its instant is unknown.
+    `following`: times up to this one are on the next page; None: this is the last.
     """
 
     marks: tuple[Mark, ...]
@@ -107,7 +107,7 @@ class MarksShown(Result, frozen=True):
 
 
 class SealLowered(Result, frozen=True):
-    """The seal now, and up to where it reached; None: it was not far ahead."""
+    """The seal now, and the instant up to which it reached before; None: it was not far ahead."""
 
     sealed_ms: int
     lowered_from_ms: int | None
@@ -129,13 +129,13 @@ class TagsAre(Result, frozen=True):
 
 
 class TagRemoved(Result, frozen=True):
-    """The tag that was there; None: there was none."""
+    """The tag that was removed; None: there was none."""
 
     tag: Tag | None
 
 
 class ErasuresAre(Result, frozen=True):
-    """The shard's erasures by id, and for what those wait that have not ended: `()` is for the next collection.
+    """The shard's erasures by id, and what unfinished ones wait for; `()`: the next garbage collection.
 
     `now_ms` is the clock of the service.
     """
@@ -160,7 +160,7 @@ class Finalised(Result, frozen=True):
 
 
 class Claimed(Result, frozen=True):
-    """Whether the caller holds the claim, and how far an earlier holder came with the same inputs."""
+    """Whether the caller holds the claim, and the progress of an earlier holder with the same inputs."""
 
     granted: bool
     owner: str
@@ -177,7 +177,7 @@ class SweptBefore(Result, frozen=True):
 
 
 class Bundled(Result, frozen=True):
-    """`applied`, or refused because a part is gone, or at work on."""
+    """`applied`, or refused because a part is gone or being merged."""
 
     applied: bool
 

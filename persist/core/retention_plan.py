@@ -1,4 +1,4 @@
-"""What a retention policy does now: the due cut, the next look by a column, and what holds them back. Pure."""
+"""The next step of a row policy: the due cut, the next look by a column, and what holds them back. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from persist.core.shard_settings import DROP, KeptCut, Retention, RowPolicy
 from persist.core.state import State
 from persist.core.truncation import Truncation
 
-# What a row policy does now: by which cut to truncate, and what holds that back. Pure.
+# The cut by which to truncate, and what holds that back. Pure.
 #
-# The closest cut above the threshold, the lowest upper bound: of the cuts after which the limit still stays, the
-# latest.
+# It is the latest of the cuts after which the limit is still satisfied (the lowest upper bound of the threshold).
 
 
 STEP_MS_MIN = 1_000
@@ -25,10 +24,10 @@ STEP_MS_MAX = 600_000
 
 
 class Facts(Record, frozen=True):
-    """What a plan goes by. `rows` are there now (None: not known), `stored_rows` and `stored_bytes` with all history.
+    """The inputs of a plan. `rows` is the present number (None: unknown); `stored_rows`, `stored_bytes` with history.
 
-    `holds` are the positions of the policy's consumers; those that are not registered are left out. `tags` are
-    those that its ladder has set. `erasing_ms` is when the oldest erasure was asked for that is pending (0: none is).
+    `holds` are the positions of the policy's consumers; those that are not registered are left out. `tags` are those
+    that its ladder has set. `erasing_ms` is when the oldest pending erasure was requested (0: there is none).
     """
 
     policy: RowPolicy | None
@@ -47,38 +46,35 @@ class Facts(Record, frozen=True):
 
     @property
     def drops(self) -> bool:
-        """Whether the policy truncates by drops: always where the shard is fed by `append`, whose times are taken."""
+        """Whether the policy truncates by drops: always in a shard fed by `append`, where it must not take a time."""
         return self.policy is not None and (self.policy.mode == DROP or self.done.appended)
 
     @property
     def pending(self) -> int:
-        """The cut of a drop that becomes effective with the writer's next commit; 0: none waits."""
+        """The cut of a pending drop, which becomes effective with the writer's next commit; 0: there is none."""
         last = self.truncated
         return last.before if last.before and not last.wrote and not last.seen and self.upper.less_equal(last.at) else 0
 
     @property
     def came(self) -> int | None:
-        """Rows that are there, and those that truncations took away."""
+        """The present rows plus those that truncations removed."""
         return None if self.rows is None else self.rows + self.truncated.removed
 
     @property
     def ahead(self) -> list[tuple[int, KeptCut]]:
-        """The cuts that the policy has not come to yet, oldest first.
-
-        Those up to the cut of the last truncation do not count: all from before them has gone.
-        """
+        """The cuts that the policy has not reached yet, oldest first, without those up to the last truncation."""
         done = max(self.done.upper, self.truncated.before)
         return [(at_ms, cut) for at_ms, cut in sorted(self.cuts.items()) if cut.upper > done]
 
     @property
     def newest(self) -> tuple[int, int]:
-        """Instant and upper of the newest cut, also where the policy is done with it."""
+        """Instant and upper of the newest cut, also if the policy is done with it."""
         known = [(self.done.cut_ms, self.done.upper), *((at_ms, cut.upper) for at_ms, cut in self.cuts.items())]
         return max(known)
 
 
 class Due(Record, frozen=True):
-    """The cut by which to truncate now, why, and which consumers it passes."""
+    """The cut by which to truncate now, the reasons, and the consumers that it passes."""
 
     cut_ms: int
     cut: KeptCut
@@ -87,14 +83,14 @@ class Due(Record, frozen=True):
 
 
 class RetentionPlan(Record, frozen=True):
-    """What is due, and what holds back what the limits ask for; in sentences."""
+    """The due cut, and sentences that say what holds back a later one."""
 
     due: Due | None
     held_by: tuple[str, ...] = ()
 
 
 def facts_of(state: State) -> Facts:
-    """What a State tells of its policy."""
+    """The facts about the row policy of a State."""
     policy, trace = state.settings.rows, state.trace
     known = {
         name: state.critical_readers.get(critical_reader_id_of(name)) for name in (policy.consumers if policy else ())
@@ -117,9 +113,9 @@ def facts_of(state: State) -> Facts:
 
 
 def rows_there(state: State) -> int | None:
-    """How many rows there are at the latest time. None: that is not known.
+    """The number of rows at the latest time. None: unknown.
 
-    What a drop took away is in files that are still there, and so in what the State counts, until they are gone.
+    Dropped rows are still counted in the State until their parts are removed.
     """
     last = state.truncated
     may_count_more = last.before > 0 and not last.wrote  # the last truncation was a drop, or found nothing
@@ -129,14 +125,14 @@ def rows_there(state: State) -> int | None:
 
 
 def rows_before(state: State, upper: int) -> int | None:
-    """Rows that had come before a time, as `KeptCut.rows` tells them. A batch across it counts as before."""
+    """The rows written before a time, as in `KeptCut.rows`. A batch across it counts as before."""
     later = _sum(batch.diff_sum for batch in state.trace.batches if batch.desc.lower >= Antichain(upper))
     total = facts_of(state).came
     return None if later is None or total is None else total - later
 
 
 def plan(facts: Facts, now_ms: int) -> RetentionPlan:
-    """What the policy does at this instant, which has to be a checked clock's for anything to be done by it."""
+    """What the policy does at this instant. Act on it only if `now_ms` is from a checked clock."""
     policy = facts.policy
     if policy is None:
         return RetentionPlan(None)
@@ -156,7 +152,7 @@ def plan(facts: Facts, now_ms: int) -> RetentionPlan:
 
 
 def blocked(facts: Facts) -> str | None:
-    """Why no row can go now, whatever the policy says; None: rows can go."""
+    """Why no row can be removed now, whatever the policy; None: rows can be removed."""
     if facts.upper.element is None or facts.since.is_empty:
         return "the shard is closed"
     if facts.upper <= facts.since:
@@ -165,14 +161,14 @@ def blocked(facts: Facts) -> str | None:
 
 
 def blocked_by_column(facts: Facts) -> str | None:
-    """As `blocked`, for rows that go by a column: these are retracted, which takes a time."""
+    """As `blocked`, for a policy by a column, whose retractions take a time."""
     if facts.done.appended:
         return "the shard is fed by append, whose writer owns the times: to retract rows by a column would take one"
     return blocked(facts)
 
 
 def behind(facts: Facts, time: int) -> tuple[str, ...]:
-    """The consumers that have not read all that came before the time."""
+    """The consumers that have not read everything before the time."""
     names = () if facts.policy is None else facts.policy.consumers
     holds = {name: facts.holds.get(name) for name in names}
     return tuple(
@@ -181,10 +177,10 @@ def behind(facts: Facts, time: int) -> tuple[str, ...]:
 
 
 def wanted_cuts(facts: Facts, now_ms: int) -> Iterator[int]:
-    """The instants for which a cut should be taken now, oldest first: one that is old enough, and that of the grid.
+    """The instants for which cuts should be taken now, oldest first: an old one, and the current grid point.
 
-    None where nothing came since the newest one. An old one is asked for where none was taken in time: of a policy
-    that is new, or after maintenance was away.
+    Empty if nothing was written since the newest cut. The old one is included if none was taken in time: for a new
+    policy, or after a pause of maintenance.
     """
     policy = facts.policy
     if policy is None or not policy.cuts or facts.upper.element is None or facts.since.is_empty:
@@ -201,7 +197,7 @@ def wanted_cuts(facts: Facts, now_ms: int) -> Iterator[int]:
 
 
 def next_ms(facts: Facts, now_ms: int) -> int | None:
-    """The next instant at which there may be something to do, if nothing moves the shard; None: there is none."""
+    """The next instant at which there may be something to do, if the shard does not change; None: there is none."""
     policy = facts.policy
     if policy is None or not policy.cuts or facts.upper.element is None or facts.since.is_empty:
         return None
@@ -215,12 +211,12 @@ def next_ms(facts: Facts, now_ms: int) -> int | None:
 
 
 def step_ms(policy: RowPolicy) -> int:
-    """How often, at most, a shard is looked at again for its policy."""
+    """The minimum time between two runs of the policy of a shard, in ms."""
     return max(STEP_MS_MIN, min(STEP_MS_MAX, policy.cut_every_ms // 10))
 
 
 def _wanted(facts: Facts, policy: RowPolicy, now_ms: int) -> tuple[tuple[int, KeptCut] | None, tuple[str, ...]]:
-    """The latest cut that one of the limits asks for, and which limits do."""
+    """The latest cut that a limit requires, and the limits that require one."""
     found: dict[str, tuple[int, KeptCut]] = {}
     ahead = facts.ahead
     if policy.age_ms is not None:
@@ -237,7 +233,7 @@ def _wanted(facts: Facts, policy: RowPolicy, now_ms: int) -> tuple[tuple[int, Ke
 
 
 def _leaving(facts: Facts, ahead: list[tuple[int, KeptCut]], rows: int) -> tuple[int, KeptCut] | None:
-    """The latest cut after which at least so many rows have come."""
+    """The latest cut after which at least `rows` rows were written."""
     came = facts.came
     if came is None:
         return None
@@ -249,7 +245,7 @@ def _leaving(facts: Facts, ahead: list[tuple[int, KeptCut]], rows: int) -> tuple
 def _told(facts: Facts, name: str, upper: int) -> str:
     hold = facts.holds.get(name)
     if hold is None:
-        return f"consumer {name!r} has no critical reader yet, so nobody knows what it has read"
+        return f"consumer {name!r} has no critical reader yet, so its position is unknown"
     return f"consumer {name!r} is at {hold}, and the policy would truncate before {upper}"
 
 
@@ -262,16 +258,16 @@ def _sum(values: Iterator[int | None]) -> int | None:
     return total
 
 
-# The ladder of tags: of hours, days and months so many are kept.
+# The ladder of tags: a number of hourly, daily and monthly tags.
 
 
 def own_rungs(tags: Mapping[str, Tag], rung: str) -> list[str]:
-    """The tags of a rung, oldest first: their names are in that order."""
+    """The tags of a rung, oldest first, which is the order of their names."""
     return sorted(name for name, tag in tags.items() if tag.laddered and name.startswith(f"{rung}-"))
 
 
 def outlived_rungs(policy: RowPolicy | None, tags: Mapping[str, Tag]) -> list[str]:
-    """The tags of the policy's ladder that are beyond what it keeps; the newest ones stay."""
+    """The tags of the policy's ladder in excess of its numbers, oldest first."""
     gone: list[str] = []
     for rung, count in ({} if policy is None else asdict(policy.tags)).items():
         own = own_rungs(tags, rung)
@@ -281,15 +277,15 @@ def outlived_rungs(policy: RowPolicy | None, tags: Mapping[str, Tag]) -> list[st
 
 # When a row policy has to look for rows by its column, and what its consumers have passed. Pure.
 #
-# A look reads what may have become of age. So it is worth one only where something was written since the last one,
-# where one of the values that it left can have come of age, or where consumers have passed what waited for them.
+# A look reads rows that may have expired. So it is due only if rows were written since the last one, if a value that it
+# left may have expired, or if consumers have passed rows that waited for them.
 
 
 NEVER_MS = 253_370_764_800_000  # the year 9999 begins
 
 
 def passed(facts: Facts) -> int | None:
-    """The time that all consumers have passed: each has read what came before it. None: there are no consumers.
+    """The time that all consumers have passed: each has read everything before it. None: there are no consumers.
 
     A consumer that is not registered has passed nothing.
     """
@@ -302,13 +298,13 @@ def passed(facts: Facts) -> int | None:
 
 
 def has_to_look(facts: Facts, now_ms: int, *, by_hand: bool = False) -> bool:
-    """Whether rows are to be looked for by the column now. `by_hand`: also where it did so a moment ago."""
+    """Whether a look by the column is due. `by_hand`: regardless of the minimum time between looks."""
     at_ms = next_look_ms(facts, now_ms, by_hand=by_hand)
     return at_ms is not None and at_ms <= now_ms
 
 
 def next_look_ms(facts: Facts, now_ms: int, *, by_hand: bool = False) -> int | None:
-    """The next instant at which to look, if nothing moves the shard; None: not before it moves."""
+    """The next instant at which to look, if the shard does not change; None: not before it changes."""
     policy, looked = facts.policy, facts.done.looked
     if policy is None or policy.column is None or not facts.upper.element or blocked_by_column(facts) is not None:
         return None
@@ -322,7 +318,7 @@ def next_look_ms(facts: Facts, now_ms: int, *, by_hand: bool = False) -> int | N
 
 
 def of_age_ms(*found: int) -> int | None:
-    """The first of these instants; None: there is none, or it is so far away that nothing comes of age.
+    """The first of these instants; None: there is none, or it is beyond NEVER_MS.
 
     Rows often have a far value for "valid for ever", such as 9999-12-31, or the greatest number.
     """
@@ -331,13 +327,15 @@ def of_age_ms(*found: int) -> int | None:
 
 
 def waiting(facts: Facts) -> tuple[str, ...]:
-    """For whom rows wait that are old enough by the column, in sentences."""
+    """Sentences that name the consumers for which expired rows are kept."""
     policy, looked, so_far = facts.policy, facts.done.looked, passed(facts)
     if policy is None or looked.held is None or looked.version != facts.version or so_far is None:
         return ()
-    told = []
+    sentences = []
     for name in behind(facts, looked.held + 1):
         hold = facts.holds.get(name)
         where = "has no critical reader yet" if hold is None else f"is at {hold}"
-        told.append(f"consumer {name!r} {where}, and rows that are old enough by column {policy.column!r} wait for it")
-    return tuple(told)
+        sentences.append(
+            f"consumer {name!r} {where}, and rows that have expired by column {policy.column!r} wait for it"
+        )
+    return tuple(sentences)

@@ -1,4 +1,4 @@
-"""The command that writes rows which follow from the contents of a shard, and what its parts come to. Pure."""
+"""The command that writes rows which were computed from the contents of a shard, and the effects of its parts. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from persist.core.state import SchemaRecord
 
 INSERT = "insert"  # into a shard with unique keys
 EDITS = (INSERT, "upsert", "merge_into", "delete", "update", "replace_where", "overwrite")
-"""Verbs, as the commit history has them."""
+"""Table verbs, as the commit history names them."""
 RESTORE, TRUNCATE, DROP_BEFORE, ERASE = "restore", "truncate", "drop_before", "erase"
-NEVER = -2  # an `as_of` that precedes no upper: it asks what became of a token, and changes nothing
+NEVER = -2  # an `as_of` that precedes no upper: the command asks for the outcome of a token, and changes nothing
 
 
 class SchemaChange(Record, frozen=True):
-    """`schema` becomes current, iff the current id is `expected_id`. What is refused changes neither rows nor columns.
+    """`schema` becomes current iff the current id is `expected_id`; otherwise neither rows nor columns change.
 
-    Raises SchemaMismatch, and InvalidUsage where the shard cannot evolve so.
+    Raises SchemaMismatch, and InvalidUsage if the shard cannot evolve to it.
     """
 
     expected_id: int
@@ -31,10 +31,11 @@ class SchemaChange(Record, frozen=True):
 
 
 class NewErasure(Record, frozen=True):
-    """The State remembers the erasure under its id, and the shard itself lets history before it go.
+    """The State records the erasure under its id, and the shard's own hold on earlier history ends.
 
-    So it does with its commit history, and with `tags` with all earlier tags. `pending` erasures were there when the
-    rows were computed; UpperMismatch where there are others now. `force`: at once, where a shard is fed by `append`.
+    The earlier commit history is removed too, and with `tags` all earlier tags. `pending` is the number of pending
+    erasures when the rows were computed; UpperMismatch if it differs now. `force`: at once in a shard that is fed by
+    `append`.
     """
 
     erasure: Annotated[str, Meta(pattern="^e[0-9a-f]{32}$")]
@@ -46,7 +47,7 @@ class NewErasure(Record, frozen=True):
 
 
 class PassedCut(Record, frozen=True):
-    """The policy of rows is done with its cut of the instant `cut_ms`: that one and earlier ones go.
+    """The row policy is done with its cut of the instant `cut_ms`: this cut and earlier ones are removed.
 
     `overran`: it has passed a consumer.
     """
@@ -58,22 +59,22 @@ class PassedCut(Record, frozen=True):
 class Rewrite(WriterCommand, frozen=True):
     """Write rows that were computed from the contents as of `as_of`, the time before `expected_upper`. -> Appended
 
-    They land at the next time, iff the shard's upper is `expected_upper`. `[]` with a tombstone: whatever it is. The
-    other fields are parts that are present or absent; `operation` is what the commit history calls them, and
-    InvalidUsage where it does not match. An empty interval: nothing changed, or it waits for the next time of a shard
-    that is fed by `append`. UpperMismatch carries the actual upper. A token stands for the operation, its target and
-    the `question`, whatever rows that comes to.
+    They land at the next time, iff the shard's upper is `expected_upper`; `[]` with a tombstone: at any upper. The
+    other fields are parts that are present or absent; `operation` is their name in the commit history, and InvalidUsage
+    if it does not match them. An empty interval: nothing changed, or it waits for the next time of a shard that is fed
+    by `append`. UpperMismatch carries the actual upper. A token identifies the operation, its target and the
+    `question`, whatever the resulting rows.
 
-    - `schema`: see SchemaChange. The rows are of the schema after that, or of one before it.
+    - `schema`: see SchemaChange. The rows are of that schema, or of an earlier one.
     - `cut`: as for CompareAndAppend; 0: unique keys were looked up, and no truncation is pending.
-    - `settings_version`: the settings have it, and a policy by a column; else Conflict.
-    - `undoes`: the rows lead back to the contents as of this time, and truncations after it are undone.
-    - `truncates`: the rows take away what is there since before this time. It lands also where rows were only added
-      since `expected_upper`; where the shard is truncated that far already, nothing changes.
-    - `tombstone`: rows before this time go without a row that says so; `[]`: all. InvalidUsage where what was written
-      from then on may hold a retraction; NotReadable where the time before it was forgotten.
+    - `settings_version`: the settings have this version and a policy by a column; otherwise Conflict.
+    - `undoes`: the rows restore the contents as of this time, and truncations after it are undone.
+    - `truncates`: the rows retract what was written before this time. It also lands if rows were only added since
+      `expected_upper`; if the shard is truncated that far already, nothing changes.
+    - `tombstone`: rows before this time are dropped without retractions; `[]`: all rows. InvalidUsage if later updates
+      may contain a retraction of them; NotReadable if the time before it was forgotten.
     - `erasure`: see NewErasure.
-    - `passes`: see PassedCut. The cut is what the rows go before.
+    - `passes`: see PassedCut. The cut is the time before which rows are removed.
     """
 
     expected_upper: Antichain
@@ -93,12 +94,11 @@ class Rewrite(WriterCommand, frozen=True):
 
 
 class Effects(Record, frozen=True):
-    """What a rewrite does, as its parts tell.
+    """The effects of a rewrite, as its parts imply.
 
-    `as_of` is the time that it is about, and `point` the time by which the commit history names it, if it does.
-    `scopes`: of each of these one is needed. `removes`: it takes rows away, and adds none. In a shard that is fed by
-    `append` it is refused (`refused_fed`), or it `waits` for the next time. `takes_time`, `is_remembered`: also without
-    rows.
+    `as_of` is its target time, and `point` that time if the commit history names it. `scopes`: one of each group is
+    needed. `removes`: it removes rows, and adds none. In a shard that is fed by `append` it is refused (`refused_fed`),
+    or it `waits` for the next time. `takes_time`, `is_remembered`: also without rows.
     """
 
     is_consistent: bool
@@ -134,13 +134,13 @@ _MAIN: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "cut": ((INSERT,), _WRITTEN),
     "": (tuple(verb for verb in EDITS if verb != INSERT), _WRITTEN | {"schema", "clears"}),
 }
-"""Of the part that tells operations apart: what they are called, and the parts that may come with it."""
+"""By the part that distinguishes operations: their names, and the parts that may accompany it."""
 _REMOVING = frozenset({"truncates", "settings_version", "before", "erasure"})
 _WAITING = frozenset({"before", "erasure"})
 
 
 def effects(rewrite: Rewrite) -> Effects:
-    """What the parts of a rewrite come to. Raises nothing: `is_consistent` tells whether they belong together."""
+    """The effects of a rewrite. Raises nothing: `is_consistent` says whether its parts may be combined."""
     parts = _parts(rewrite)
     main = min(parts & _MAIN.keys(), default="")
     operations, beside = _MAIN[main]
@@ -161,12 +161,12 @@ def effects(rewrite: Rewrite) -> Effects:
 
 
 def scopes_of(command: Command) -> tuple[tuple[str, ...], ...]:
-    """Of each of these one scope is needed to send the command."""
+    """The scopes that a command needs: one of each group."""
     return effects(command).scopes if isinstance(command, Rewrite) else (command.scopes,)
 
 
 def _parts(rewrite: Rewrite) -> frozenset[str]:
-    """The parts that are present. A tombstone is `before` a time, or `clears` the shard."""
+    """The names of the parts that are present. A tombstone is `before` a time, or `clears` the shard."""
     clears = rewrite.tombstone is not None and rewrite.tombstone.is_empty
     present = {
         "runs": bool(rewrite.runs),

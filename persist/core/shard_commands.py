@@ -1,4 +1,4 @@
-"""Commands on a shard as a whole: schema, region, lapsed leases, and clones with their results."""
+"""Commands on a shard as a whole: schema, home region, lapsed leases, and clones with their results."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from persist.core.record import Meta, Record
 from persist.core.results import Result
 from persist.core.state import Claim, LeasedReader, SchemaRecord, State, WriterState
 
-# Commands that change what a shard's rows are. `commands` has all of their names too.
+# Commands that change the schema. `commands` exports all names of this module.
 
 
 class EvolveSchema(ManagedCommand, frozen=True):
     """Make `schema` current iff the current id is `expected_id` and the shard can evolve to it. -> SchemaRegistered
 
-    It has other columns than the schema before it, or other constraints, and not both. Where its types have no room for
-    every value, or it constrains rows more, `expected_upper` is the upper up to which the contents were found to fit;
-    UpperMismatch where somebody wrote since. Rows that were staged before are staged anew then. InvalidUsage where it
-    is no schema, does not fit the one before it, or needs an upper.
+    It changes either columns or constraints. If its types cannot hold every value of the present ones, or its
+    constraints are stricter, `expected_upper` is the upper up to which the contents were checked; UpperMismatch if rows
+    were written since. Rows that were staged before have to be staged again. InvalidUsage if it is invalid, does not
+    fit the present schema, or needs an `expected_upper`.
     """
 
     expected_id: int
@@ -30,32 +30,32 @@ class EvolveSchema(ManagedCommand, frozen=True):
     expected_upper: Antichain | None = None
 
 
-# Commands by which a shard goes on at another home. `commands` has all of their names.
+# Commands that move a shard to another home.
 
 
 class HandOver(Command, frozen=True):
-    """The last commit of the shard here: it goes on at a home of the location that has this epoch. -> Done
+    """Hand the shard over to the home of the location with this epoch, as its last commit here. -> Done
 
-    From then on every change is refused as ReadOnly, but for `TakeBack`. Conflict: it was handed over to another one.
+    From then on every change is refused as ReadOnly, except `TakeBack`. Conflict: it was handed over to another home.
     """
 
     epoch: Annotated[int, Meta(ge=1)]
 
 
 class TakeBack(Command, frozen=True):
-    """The shard goes on here: nothing came of the home of this epoch. -> Done, also where it was not handed over.
+    """Undo a hand-over to the home of this epoch, which did not start. -> Done, also if there was none.
 
-    Conflict: it was handed over to another one.
+    Conflict: it was handed over to another home.
     """
 
     epoch: Annotated[int, Meta(ge=1)]
 
 
-# Commands that end what has lapsed. `commands` has all of their names too.
+# Commands that end lapsed leases.
 
 
 class LapsedLeases(Record, frozen=True):
-    """Leases as they are in some State."""
+    """Leases as they were in some State."""
 
     leased_readers: Mapping[Annotated[ReaderId, written(ReaderId)], LeasedReader] = {}
     writers: Mapping[Annotated[WriterId, written(WriterId)], WriterState] = {}
@@ -63,12 +63,12 @@ class LapsedLeases(Record, frozen=True):
 
 
 class ForgetLapsed(MaintainCommand, frozen=True):
-    """Forget what lapsed: leases, and the right to name what was staged. -> SweptBefore, whose commit always happens.
+    """Remove lapsed leases, and refuse old staged blobs from now on. -> SweptBefore; it always commits.
 
-    Readers, writers and claims go whose leases lapsed. The caller vouches that those in `silent` lapsed too. One of
-    them that was renewed since, so that it differs from what is given here, is kept. From now on no blob is named
-    whose key was minted before `staged_before_ms`, unless it is named already; never beyond the committer's own clock.
-    A commit that was stepped from an earlier State loses its race: so what is that old and is not named now may be
+    It removes readers, writers and claims whose leases have lapsed. The caller guarantees that those in `silent` have
+    lapsed too; one that was renewed since, so that it differs from `silent`, is kept. From now on a blob whose key was
+    minted before `staged_before_ms` (at most the committer's clock) may not be named unless it is named already. A
+    commit that was planned on an earlier State loses its race, so blobs that are that old and not named now may be
     deleted.
     """
 
@@ -76,7 +76,7 @@ class ForgetLapsed(MaintainCommand, frozen=True):
     staged_before_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)] = 0
 
 
-# Commands of clones, and their results. `commands` has all of their names too.
+# Commands of clones, and their results.
 
 
 _Id = Annotated[LoanId, written(LoanId)]
@@ -86,7 +86,7 @@ _Count = Annotated[int, Meta(ge=1, le=LENT_KEYS_MAX)]
 class Lend(Command, frozen=True):
     """The shard `borrower` may name blobs that the State at `seqno` names: those of the list at `list_key`. -> Lent
 
-    Accepted iff no collection can have begun that deletes one of them. Repeating it is safe.
+    Accepted iff no garbage collection that deletes one of them can have begun. A retry is safe.
     """
 
     loan: _Id
@@ -99,8 +99,8 @@ class Lend(Command, frozen=True):
 class LendOn(Command, frozen=True):
     """The shard `borrower` may name blobs that are lent already, as a clone of a clone does. -> Lent
 
-    Accepted iff the loan `through` has the list at `through_key` still, of which this one is a part: whoever asks has
-    compared them. Legal in every phase and life of the owner. Repeating it is safe.
+    Accepted iff the loan `through` still has the list at `through_key`. The caller has checked that this list is a part
+    of it. Legal in every phase and life of the owner. A retry is safe.
     """
 
     loan: _Id
@@ -112,9 +112,9 @@ class LendOn(Command, frozen=True):
 
 
 class ShrinkLoan(MaintainCommand, frozen=True):
-    """The borrower needs only the blobs of the list at `new_key`, a part of that at `list_key`. -> Lent
+    """Reduce a loan to the list at `new_key`, a part of that at `list_key`. -> Lent
 
-    Accepted iff the loan has that list still.
+    Accepted iff the loan still has the list at `list_key`.
     """
 
     loan: _Id
@@ -124,24 +124,24 @@ class ShrinkLoan(MaintainCommand, frozen=True):
 
 
 class EndLoan(MaintainCommand, frozen=True):
-    """The borrower names no blob of the loan, and will name none. -> Done, also where there is no such loan."""
+    """End a loan: the borrower names none of its blobs any more. -> Done, also if there is no such loan."""
 
     loan: _Id
 
 
 class Returned(MaintainCommand, frozen=True):
-    """The owner has ended this loan; the borrower forgets it. -> Done, also where it knows of none.
+    """Let the borrower forget a loan that its owner has ended. -> Done, also if it is unknown.
 
-    InvalidUsage while the State names a blob of that owner, and has no other loan of it.
+    InvalidUsage while the State names a blob of that owner and has no other loan from it.
     """
 
     loan: _Id
 
 
 class BeginClone(Command, frozen=True):
-    """The next life of the name begins as a clone: with this State, whose loans stand. -> Done
+    """Begin the next life of the name as a clone, with this State. -> Done
 
-    Expired: a loan may have been ended meanwhile.
+    Expired: one of its loans may have been ended meanwhile.
     """
 
     state: State
@@ -149,6 +149,6 @@ class BeginClone(Command, frozen=True):
 
 
 class Lent(Result, frozen=True):
-    """Whether the loan stands, with this list."""
+    """Whether the loan exists, with this list."""
 
     accepted: bool

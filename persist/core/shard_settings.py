@@ -1,4 +1,4 @@
-"""Settings of a shard, which its State keeps: its history, the grid of its wall clocks, and which rows it keeps."""
+"""Settings of a shard, stored in its State: retention of history, the grid of wall clocks, and the row policy."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated
 from persist.core.errors import InvalidUsage, shown
 from persist.core.record import Meta, Record
 
-# Row policies: which rows a shard keeps, and what its State remembers of that.
+# Row policies: the rows that a shard retains, and the policy's progress in its State.
 #
-# A policy goes by cuts that maintenance takes as time passes: at an instant of a grid, the upper that the shard had by
-# then. A cut is truncated by once the policy says so. Until then the time before it stays readable, as that of a tag.
+# A policy uses cuts that maintenance takes as time passes: the upper of the shard at an instant of a grid. The shard is
+# truncated by a cut once the policy requires it. Until then the time before the cut stays readable, as that of a tag.
 
 
-CUTS_MAX = 1_000  # of a shard; beyond that every other one goes
+CUTS_MAX = 1_000  # of a shard; beyond that every other one is removed
 CUTS_OF_AN_AGE_MAX = 900  # so that a policy by age finds one that is old enough
-CUTS_OF_AN_AGE = 100  # unless the policy says otherwise
+CUTS_OF_AN_AGE = 100  # unless the policy sets cut_every
 CUT_EVERY_MS_MIN = 1_000
 CUT_EVERY_MS_MAX = 366 * 24 * 3600 * 1000
 CUT_EVERY_MS = 3_600_000  # of a policy without an age
@@ -27,7 +27,7 @@ CONSUMERS_MAX = 100
 RUNG_MAX = 200  # tags of one kind in a ladder
 CURSOR_CHARS_MAX = 256
 COLUMN_CHARS_MAX = 1_000
-RETRACT, DROP = "retract", "drop"  # how a cut takes rows away
+RETRACT, DROP = "retract", "drop"  # how a cut removes rows
 UNITS = ("s", "ms", "us", "ns")  # of a column of whole numbers: since 1970, UTC
 _BYTES = re.compile(r"([0-9]{1,18})(B|[KMGTP]iB|[kMGTP]B)?")
 _BYTE_UNITS: dict[str, int] = {unit + "iB": 1024**power for power, unit in enumerate("KMGTP", 1)}
@@ -35,14 +35,14 @@ _BYTE_UNITS |= {unit + "B": 1000**power for power, unit in enumerate("kMGTP", 1)
 
 
 class Ladder(Record, frozen=True):
-    """How many tags of hours, days and months are kept."""
+    """The numbers of hourly, daily and monthly tags."""
 
     hourly: int = 0
     daily: int = 0
     monthly: int = 0
 
     def check(self) -> None:
-        """Raises InvalidUsage where a number makes no sense."""
+        """Raise InvalidUsage if a number is out of range."""
         for rung in ("hourly", "daily", "monthly"):
             count = getattr(self, rung)
             if not 0 <= count <= RUNG_MAX:
@@ -50,7 +50,7 @@ class Ladder(Record, frozen=True):
 
 
 class Rung(Record, frozen=True):
-    """A tag of a ladder: its name, and the instant by which it shows what was there."""
+    """A tag of a ladder: its name, and the instant whose contents it keeps."""
 
     tag: str
     at_ms: Annotated[int, Meta(ge=0, le=2**48 - 1)]
@@ -60,13 +60,13 @@ NO_LADDER = Ladder()
 
 
 class RowPolicy(Record, frozen=True):
-    """Rows older than `age_ms` go, and the oldest ones beyond `bytes_max` or `rows_max`; None: no such limit.
+    """Rows older than `age_ms` are removed, and the oldest ones beyond `bytes_max` or `rows_max`; None: no such limit.
 
-    `cut_every_ms` is how finely: what goes was there before an instant of that grid. Nothing goes that one of the
-    critical readers `consumers` has not passed, unless it is older than `consumers_max_age_ms` (None: in any case).
-    `tags` is the ladder of tags that maintenance sets and takes away. Rows of which `column` tells a wall clock that is
-    older than `column_age_ms` go too, whenever they came; `column_unit` is that of whole numbers ("": it has a type of
-    its own for wall clocks). `mode` tells whether cuts take rows away by retractions or by a drop.
+    `cut_every_ms` is the granularity: rows written before an instant of that grid are removed together. Rows that one
+    of the critical readers `consumers` has not passed are kept, unless they are older than `consumers_max_age_ms`
+    (None: always). `tags` is the ladder of tags that maintenance sets and removes. Rows whose `column` has a wall clock
+    older than `column_age_ms` are removed too, whenever they were written; `column_unit` is the unit of whole numbers
+    ("": the column has a timestamp type). `mode` says whether cuts remove rows by retractions or by a drop.
     """
 
     age_ms: int | None = None
@@ -83,22 +83,22 @@ class RowPolicy(Record, frozen=True):
 
     @property
     def cuts(self) -> bool:
-        """Whether rows go by when they came, so that cuts are taken for it."""
+        """Whether rows are removed by the time of their writes, so that cuts are taken."""
         return self.age_ms is not None or self.bytes_max is not None or self.rows_max is not None
 
     @property
     def takes_rows(self) -> bool:
-        """Whether rows go by it: else it only sets tags."""
+        """Whether it removes rows; otherwise it only sets tags."""
         return self.cuts or self.column is not None
 
     def check(self) -> None:
-        """Raises InvalidUsage where a limit makes no sense."""
+        """Raise InvalidUsage if a limit is out of range or does not fit another one."""
         self.tags.check()
         self._check_column()
         self._check_mode()
         if not self.takes_rows and self.tags == NO_LADDER:
             raise InvalidUsage(
-                "a policy needs an age, bytes, rows, a column or tags; to keep all rows take the policy away"
+                "a policy needs an age, bytes, rows, a column or tags; to keep all rows remove the policy"
             )
         if not self.takes_rows and self.consumers:
             raise InvalidUsage("consumers are for a policy with an age, bytes, rows or a column")
@@ -136,13 +136,13 @@ class RowPolicy(Record, frozen=True):
         if self.mode not in (RETRACT, DROP):
             raise InvalidUsage(f"mode is {self.mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
         if self.mode == DROP and self.column is not None:
-            raise InvalidUsage("a drop goes by when rows came, not by a column; take mode 'retract'")
+            raise InvalidUsage("a drop removes rows by the time of their writes, not by a column; use mode 'retract'")
         if self.mode == DROP and not self.cuts:
             raise InvalidUsage("mode is for a policy with an age, bytes or rows")
 
     def _check_column(self) -> None:
         if (self.column is None) != (self.column_age_ms is None):
-            raise InvalidUsage("column and column_age belong together: the column, and from which age on its rows go")
+            raise InvalidUsage("column and column_age belong together: the column, and the age at which rows expire")
         if self.column is None and self.column_unit:
             raise InvalidUsage("column_unit is given without column")
         if self.column is not None and not 1 <= len(self.column) <= COLUMN_CHARS_MAX:
@@ -154,13 +154,13 @@ class RowPolicy(Record, frozen=True):
 
 
 def cut_every_of(age_ms: int | None, consumers_max_age_ms: int | None = None) -> int:
-    """How finely rows of that age go, unless the policy says otherwise; so coarse that it has the cuts for both."""
+    """The default `cut_every_ms` for these ages: so coarse that the cuts cover both."""
     fine_ms = CUT_EVERY_MS if age_ms is None else max(CUT_EVERY_MS_MIN, age_ms // CUTS_OF_AN_AGE)
     return min(CUT_EVERY_MS_MAX, max(fine_ms, -(-(consumers_max_age_ms or 0) // CUTS_OF_AN_AGE_MAX)))
 
 
 def bytes_of(given: object) -> int:
-    """The bytes that a number or a text means, such as `500GiB` or `20MB`. Raises InvalidUsage."""
+    """The bytes of a number or a text such as `500GiB` or `20MB`. Raises InvalidUsage."""
     if type(given) is int:
         return given
     if isinstance(given, str) and (found := _BYTES.fullmatch(given)):
@@ -169,9 +169,9 @@ def bytes_of(given: object) -> int:
 
 
 class KeptCut(Record, frozen=True):
-    """An upper that the shard had by an instant. `rows` had come by then, without what was taken away by others.
+    """The upper of the shard at an instant. `rows` were written by then, rows removed by truncations included.
 
-    None: that is not known. Rows that truncations took away count as if they were there still.
+    None: unknown. Rows that were retracted otherwise do not count.
     """
 
     upper: int
@@ -179,11 +179,11 @@ class KeptCut(Record, frozen=True):
 
 
 class Looked(Record, frozen=True):
-    """What the policy found when it looked for rows by its column, as the settings of `version` say; 0: never yet.
+    """The result of the last look for expired rows by the policy's column, by the settings of `version`; 0: none yet.
 
-    It looked at all that was there before the time `upper`, at `at_ms`, by a checked clock, and took `removed` rows
-    away. Of what is left nothing is old enough before `next_ms` (None: nothing will be), but for rows that wait for
-    consumers: `held` is the time that all of these had passed (None: none waits).
+    It read everything before the time `upper`, at `at_ms` by a checked clock, and removed `removed` rows. No remaining
+    row expires before `next_ms` (None: never), except rows that wait for consumers: `held` is the time that all
+    consumers had passed (None: no row waits).
     """
 
     version: int = 0
@@ -198,11 +198,11 @@ NOT_LOOKED = Looked()
 
 
 class Retention(Record, frozen=True):
-    """How far the policy has come: everything before the time `upper`, which is the cut of the instant `cut_ms`.
+    """The progress of the policy: it is done with everything before the time `upper`, the cut of the instant `cut_ms`.
 
-    That was at `at_ms`, by a checked clock, and took `removed` rows away (None: not known). `overran` counts the
+    That was at `at_ms`, by a checked clock, and removed `removed` rows (None: unknown). `overran` counts the
     truncations that passed a consumer. `appended`: the last rows came by `append`, whose writer owns the times.
-    `looked` is how far it has come by its column.
+    `looked` is the progress by the column.
     """
 
     cut_ms: int = 0
@@ -217,7 +217,7 @@ class Retention(Record, frozen=True):
 NO_RETENTION = Retention()
 
 
-# All settings, and how texts say them.
+# All settings, and their texts.
 
 
 MARK_EVERY_MS = 1_000
@@ -226,11 +226,11 @@ HISTORY_MS_MAX = 2**48 - 1
 
 
 class ShardSettings(Record, frozen=True):
-    """`history_ms`: for so long every time stays readable, by the wall clock. None: for ever; 0: as readers need it.
+    """`history_ms`: the retention of history; None: unlimited; 0: as long as readers need it.
 
-    `mark_every_ms`: how finely a wall clock names a time. `rows`: which rows it keeps (None: all of them). `version`
-    counts the changes, also those by which columns lose their names, which a policy may go by. 0: the shard has no
-    settings, as those that are older than settings. Then since goes by the readers alone, and by what `forget` says.
+    `mark_every_ms`: the granularity of wall clocks. `rows`: the row policy (None: all rows are kept). `version` counts
+    the changes, also renames of columns, since a policy may name one. 0: the shard has no settings. Then only readers
+    and `forget` determine since.
     """
 
     history_ms: int | None = None
@@ -240,11 +240,11 @@ class ShardSettings(Record, frozen=True):
 
     @property
     def keeps_history(self) -> bool:
-        """Whether the shard itself holds since back, whoever reads it."""
+        """Whether the shard itself holds since back, independently of readers."""
         return self.version > 0 and self.history_ms != 0
 
     def check(self) -> None:
-        """Raises InvalidUsage where a number makes no sense."""
+        """Raise InvalidUsage if a number is out of range."""
         if self.history_ms is not None and not 0 <= self.history_ms <= HISTORY_MS_MAX:
             raise InvalidUsage(f"history is {self.history_ms} ms; it must be in [0, {HISTORY_MS_MAX}], or for ever")
         if not 0 < self.mark_every_ms <= MARK_EVERY_MS_MAX:
@@ -254,7 +254,7 @@ class ShardSettings(Record, frozen=True):
             self._check_ladder(self.rows.tags)
 
     def _check_ladder(self, ladder: Ladder) -> None:
-        """A tag shows what was there by an instant of the shard's own grid: that of its hour or day must be one."""
+        """A tag keeps the contents at an instant of the shard's grid, so its hour or day must be one."""
         for is_set, what, period_ms in (
             (ladder.hourly, "hourly", _UNITS_MS["h"]),
             (ladder.daily or ladder.monthly, "daily or monthly", _UNITS_MS["d"]),
@@ -275,9 +275,9 @@ _AGE = re.compile(r"([0-9]{1,15})(ms|s|m|h|d|w)")
 
 
 def history_ms(given: object, what: str = "history", *, takes_none: bool = True) -> int | None:
-    """The `history_ms` that a text means, such as `7d`, `none` or `forever`. Raises InvalidUsage naming `what`.
+    """The `history_ms` of a text such as `7d`, `none` or `forever`. Raises InvalidUsage naming `what`.
 
-    Without `takes_none` an age of nothing is refused too.
+    Without `takes_none` an age of zero is refused too.
     """
     found: int | None = -1
     if given in (NONE, FOREVER):
@@ -291,7 +291,7 @@ def history_ms(given: object, what: str = "history", *, takes_none: bool = True)
 
 
 def history_text(kept_ms: int | None) -> str:
-    """As `history_ms` reads it, in the largest unit that fits."""
+    """The text that `history_ms` reads, in the largest unit that fits."""
     if not kept_ms:
         return FOREVER if kept_ms is None else NONE
     unit = max((unit for unit, ms in _UNITS_MS.items() if kept_ms % ms == 0), key=_UNITS_MS.__getitem__)
@@ -299,9 +299,9 @@ def history_text(kept_ms: int | None) -> str:
 
 
 class HistoryDefaults:
-    """How much history new shards keep: `7d`, or with other ages for names that begin so: `7d,eu/=30d,tmp/=none`.
+    """Default retention of new shards: `7d`, or with others by prefix of the name: `7d,eu/=30d,tmp/=none`.
 
-    Raises InvalidUsage where the text cannot be read.
+    Raises InvalidUsage if the text is malformed.
     """
 
     def __init__(self, text: str) -> None:

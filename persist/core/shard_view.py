@@ -1,4 +1,4 @@
-"""What readers and writers need of a State, and the digest of what callers have been acknowledged."""
+"""Views of a State for readers and writers, and the digest of what was acknowledged to callers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId
 from persist.core.named_holds import Tag
 from persist.core.record import Record
 from persist.core.shard_settings import ShardSettings
-from persist.core.state import LeasedReader, SchemaRecord, State, told_apart
+from persist.core.state import LeasedReader, SchemaRecord, State, visible_truncations
 from persist.core.truncation import RowDrop, Truncations
 
-# What readers and writers need of a State, and how they ask for it.
+# What readers and writers need from a State, and the request for it.
 
 
 class SeenVersion(Record, frozen=True):
-    """A State that somebody has read: its seqno, and the commit that made it."""
+    """A State that a caller has read: its seqno, and the id of the commit that made it."""
 
     seqno: SeqNo
     commit_id: str
 
 
 class ShardDetails(Record, frozen=True):
-    """Settings and holds of a shard: `cursors` are the times from which on critical readers hold it."""
+    """Settings, tags and critical readers of a shard: `cursors` maps each critical reader to its since."""
 
     settings: ShardSettings
     tags: dict[str, Tag]
@@ -33,15 +33,14 @@ class ShardDetails(Record, frozen=True):
 
 
 class ShardView(Record, frozen=True):
-    """What readers and writers need of a State: frontiers, schemas, and the batches that they asked for.
+    """What readers and writers need from a State: frontiers, schemas, and the requested batches.
 
-    Who reads contents from the batches asks `persist.core.truncation.contents` which of them count. `truncations` are
-    those that a readable time comes before and no restore has undone; only with batches. `service_times` are the
-    intervals of times that the service chose; only where they were asked for. `erasing` are so many erasures that are
-    pending; `retracting` is what they take away at the upper; only with batches. `erased` is the time of the last
-    erasure, from which on new readers may hold the shard. `reader` is the one that was asked for, None where it is
-    gone; `tagged` the time of the tag, None where there is none. `details` are there where they were asked for.
-    `schema_times` are those of the State.
+    To read contents, pass the batches through `persist.core.truncation.contents`. `truncations` are those that a
+    readable time precedes and no restore has undone; only with batches. `service_times` are the intervals of times that
+    the service chose, if requested. `erasing` is the number of pending erasures; `retracting` are their retractions at
+    the upper; only with batches. `erased` is the time of the last erasure, from which on new readers may hold the
+    shard. `reader` is the requested one, None if it is gone; `tagged` the time of the requested tag, None if there is
+    none. `details` are set if requested. `schema_times` are those of the State.
     """
 
     name: str
@@ -66,17 +65,17 @@ class ShardView(Record, frozen=True):
 
     @property
     def seen(self) -> SeenVersion:
-        """By which a later request tells what its caller has read."""
+        """The State of this view, for `ViewRequest.seen` of a later request."""
         return SeenVersion(self.seqno, self.commit_id)
 
     @property
     def is_dropped(self) -> bool:
-        """Nobody can write and nobody can read any more."""
+        """Whether the shard is closed to both writes and reads."""
         return self.upper.is_empty and self.since.is_empty
 
 
 def view_of(state: State, request: ViewRequest) -> ShardView:
-    """The view of a State with what the request asks for. Costs what is shown, not what is there."""
+    """The requested view of a State. Costs time in proportion to the view, not to the State."""
     batches = state.trace.beyond(request.lower) if request.with_batches else ()
     pending = pending_erasures(state)
     reader = state.leased_readers.get(request.reader) if request.reader is not None else None
@@ -93,7 +92,7 @@ def view_of(state: State, request: ViewRequest) -> ShardView:
         batches,
         state.commit_id,
         state.drops,
-        told_apart(state) if request.with_batches else (),
+        visible_truncations(state) if request.with_batches else (),
         state.service_times if request.with_service_times else (),
         len(pending),
         pending_runs(pending) if request.with_batches else (),
@@ -110,14 +109,14 @@ def _details(state: State) -> ShardDetails:
 
 
 class ViewRequest(Record, frozen=True):
-    """Which State to wait for, and how much of it to show.
+    """The State to wait for, and how much of it to return.
 
-    Wait at most `timeout_s` until the time `past` is complete (upper beyond it). The State holds every commit that was
-    acknowledged before the request, or, where `min_seqno` is given, every commit up to that one. `lower`: leave out
-    batches whose upper is not beyond it. `seen`: what the caller has read of the shard, perhaps through another
-    process; HistoryLost, if that is not in the log any more. `with_service_times`: show the times that the service
-    chose. `reader`, `tag`: show what this leased reader holds, and the time of this tag. `with_details`: show the
-    settings, all tags and all critical readers.
+    Waits at most `timeout_s` until the time `past` is complete (upper beyond it). The State includes every commit that
+    was acknowledged before the request, or, with `min_seqno`, every commit up to that one. `lower`: leave out batches
+    whose upper is not beyond it. `seen`: the State that the caller has read before, perhaps through another process;
+    HistoryLost if it is no longer in the log. `with_service_times`: return the times that the service chose. `reader`,
+    `tag`: return the hold of this leased reader, and the time of this tag. `with_details`: return the settings, all
+    tags and all critical readers.
     """
 
     past: int | None = None
@@ -132,18 +131,18 @@ class ViewRequest(Record, frozen=True):
     with_details: bool = False
 
 
-# What callers were told of a shard, besides rows, as a digest: maintenance and leases leave it as it is. Pure.
+# A digest of what was acknowledged to callers, besides rows: maintenance and leases do not change it. Pure.
 
 
 def digest_of(state: State) -> str:
-    """Two States of one shard with the same digest differ in nothing that a caller asked for and was given.
+    """A digest of everything that callers changed. States of one shard with equal digests have the same changes.
 
-    It has frontiers of writers, the count of rows, schemas, critical readers, attributes, settings, tags and erasures.
-    What moves by itself is left out: since, marks of wall clocks, leases, batches, files. Where maintenance has moved
-    attributes to their index, or has forgotten a tag, the digests differ although nothing was asked for.
+    It covers frontiers of writers, the count of rows, schemas, critical readers, attributes, settings, tags and
+    erasures. It leaves out what maintenance moves: since, marks of wall clocks, leases, batches, files. Digests may
+    also differ because maintenance has moved attributes to their index, or has removed a tag.
     """
     erased = {name: (erasure.at, erasure.question, erasure.reason) for name, erasure in state.erasures.items()}
-    told = (
+    acknowledged = (
         state.shard_id,
         state.is_closed,
         state.upper.to_json(),
@@ -156,4 +155,4 @@ def digest_of(state: State) -> str:
         sorted(state.tags.items()),
         sorted(erased.items()),
     )
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr(acknowledged).encode()).hexdigest()[:32]

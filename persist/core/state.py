@@ -1,6 +1,6 @@
-"""The State of a shard: everything that is known about it, except the rows in blobs.
+"""The State of a shard: all of its metadata; rows are in blobs.
 
-Frozen: a transition makes a new State that shares what did not change, so that two consecutive States can be
+Immutable: a transition makes a new State that shares what did not change, so that two consecutive States can be
 compared by identity. Mappings are never mutated after they are put into a State.
 """
 
@@ -25,9 +25,9 @@ from persist.core.spill import SpillFile, SpillKind
 from persist.core.truncation import NOT_TRUNCATED, RowDrop, Truncation, Truncations
 
 SERVICE_TIMES_MAX = 64
-ROLLUP_LEAST = 32  # seqnos from a rollup to the next one, at least, unless `Policy.rollup_every` is fewer
-BUNDLE_GROWTH = 4  # times as many parts as a batch may name itself are listed by one bundle, of about a MiB
-OVERLAY_ROOM = 5  # times as many entries as make a flush due slow writers down (Overloaded)
+ROLLUP_LEAST = 32  # minimum of seqnos between two rollups, unless `Policy.rollup_every` is smaller
+BUNDLE_GROWTH = 4  # parts listed by one bundle, of about a MiB, in multiples of `Policy.plain_parts_max`
+OVERLAY_ROOM = 5  # an overlay of so many times the flush threshold throttles writers (Overloaded)
 
 
 class Policy(Record, frozen=True):
@@ -35,20 +35,20 @@ class Policy(Record, frozen=True):
 
     inline_part_bytes_max: int = 64 * 1024
     inline_shard_bytes_max: int = 1024 * 1024
-    inline_batches: int = 64  # of the newest ones that hold inline rows only, which then are merged into a blob
-    batches_max: int = 10_000  # more unmerged batches than this slow writers down (Overloaded)
-    rollup_every: int = 1_024  # seqnos between rollups, and now and then twice that: so many state diffs opening reads
-    overlay_flush_at: int = 2_000  # attributes, outcomes, marks, or half as many commits, in a State: they go to blobs
+    inline_batches: int = 64  # so many of the newest batches with inline rows only are merged into a blob
+    batches_max: int = 10_000  # more unmerged batches throttle writers (Overloaded)
+    rollup_every: int = 1_024  # seqnos between rollups, at most twice that; opening reads so many state diffs
+    overlay_flush_at: int = 2_000  # attributes, outcomes, marks, or half as many commits, in a State: flushed to blobs
     plain_parts_max: int = 1_024  # parts of a batch that the State names itself; beyond that they go to bundles
 
     @property
     def overlay_turn_at(self) -> int:
-        """So many are flushed in the place of a rollup."""
+        """Overlay entries that are flushed in place of a rollup."""
         return max(1, self.overlay_flush_at // 2)
 
     @property
     def overlay_max(self) -> int:
-        """Attributes, outcomes or entries that wait for their blobs; more slow writers down (Overloaded)."""
+        """Overlay entries of one kind; more throttle writers (Overloaded)."""
         return OVERLAY_ROOM * self.overlay_flush_at
 
     @property
@@ -65,7 +65,7 @@ class SchemaRecord(Record, frozen=True):
 
 
 class Leased:
-    """Something held under a lease, which heartbeats renew."""
+    """A record with a lease, which heartbeats renew."""
 
     __slots__ = ()
     heartbeat_ms: int
@@ -77,12 +77,12 @@ class Leased:
         return self.heartbeat_ms + self.lease_ms
 
     def lapsed(self, now_ms: int, leases: int = 1) -> bool:
-        """Whether so many leases have passed since the last heartbeat."""
+        """Whether `leases` times the lease have passed since the last heartbeat."""
         return self.heartbeat_ms + leases * self.lease_ms < now_ms
 
 
 class WriterState(Leased, Record, frozen=True):
-    """A registered writer, and the outcome of its most recent command for when it is asked again.
+    """A registered writer, and the outcome of its most recent command, which answers a retry.
 
     `lower`, `upper` describe the batch that `token` appended.
     """
@@ -97,7 +97,7 @@ class WriterState(Leased, Record, frozen=True):
 class LeasedReader(Leased, Record, frozen=True):
     """An expiring hold on `since` and on `seqno`: no blob that the State at `seqno` or later names is deleted.
 
-    With `point` it holds the time `since` alone, as a tag does: the shard's since may pass it.
+    With `point` it holds the single time `since`, as a tag does: the shard's since may pass it.
     """
 
     since: Antichain
@@ -109,9 +109,9 @@ class LeasedReader(Leased, Record, frozen=True):
 
 
 class CriticalReader(Record, frozen=True):
-    """A hold on `since` that never expires; only who knows `opaque` moves it.
+    """A hold on `since` that never expires; moving it requires `opaque`.
 
-    `registered` is the seqno after which it was taken. It tells this hold from an earlier one of the same name.
+    `registered`, the seqno after which it was taken, distinguishes it from an earlier hold of the same name.
     """
 
     since: Antichain
@@ -121,17 +121,17 @@ class CriticalReader(Record, frozen=True):
 
 
 class Rollup(Record, frozen=True):
-    """Where the whole State at one seqno lies."""
+    """The blob of the whole State at one seqno, and its size in bytes."""
 
     key: str
     size: int
 
 
 class Claim(Leased, Record, frozen=True):
-    """A worker's claim on a piece of maintenance; another may take it over once it lapsed.
+    """A worker's claim on a maintenance task; another worker may take it over once it has lapsed.
 
     For a merge: `inputs` are the part ids it reads, `done` the output parts it has written so far and `resume_key`
-    the encoded key from which it goes on. The output parts are part of the State, so nothing sweeps them.
+    the encoded key at which it resumes. The output parts are named by the State, so they are not swept.
     """
 
     owner: str
@@ -146,40 +146,37 @@ class Claim(Leased, Record, frozen=True):
 class State(Record, frozen=True):
     """One version of a shard. `walltime_ms` is when it was committed, by the committer's clock, which may be wrong.
 
-    `lease_clock_ms` is the time by which leases are judged: it goes on only by what committers have watched. 0: not
-    yet. A blob whose key was minted before `swept_before_ms` is not named any more unless it is named already:
-    maintenance may have swept it.
+    `lease_clock_ms` is the clock of leases, which advances by the time that committers have observed; 0: not begun.
+    A blob whose key was minted before `swept_before_ms` may have been swept, so a commit may not name it unless it is
+    named already.
 
-    `attributes` are the recent values (None: deleted), which cover those in the index. `event_count` and `byte_count`,
-    the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself. `features` names
-    what a build must know to read this State and to go on from it (see `persist.formats.builds`). `outcomes` are the
-    recent outcomes of tokens, by id. Tokens that were minted at `forgotten_ms` or before may have an outcome that is no
-    longer known. `service_times` are the intervals of times that the service chose, ascending, of which there are at
-    most SERVICE_TIMES_MAX: older ones are joined.
-    `incarnation` counts the lives of the name before this one. `long_diffs` are the blobs of state diffs that were too
-    long for the log, by seqno, while their log entries live. `given_up` is the seqno of the last commit that retired a
-    critical reader: a registration from before it may be one that was answered, given up, and delivered late.
+    `attributes` are the recent values (None: deleted), which override those in the index. `event_count` and
+    `byte_count`, the rows and the bytes of parts ever appended, are attributes that the shard maintains. `features`
+    names what a build must know to read and to change this State (see `persist.formats.builds`). `outcomes` are the
+    recent outcomes of tokens, by id. The outcome of a token minted at or before `forgotten_ms` may be forgotten.
+    `service_times` are the intervals of times that the service chose, ascending, at most SERVICE_TIMES_MAX: older ones
+    are joined. `incarnation` counts the earlier lives of the name. `long_diffs` are the blobs of state diffs that were
+    too long for the log, by seqno, while their log entries exist. `given_up` is the seqno of the last commit that
+    retired a critical reader: an older registration may be one that was answered, given up, and delivered late.
 
     `left` are the staged parts that left the trace (the 16 bytes of their ids, and the seqno at which they left), so
     that none is named again; those minted before `left_before_ms` are forgotten, and refused by their age. `commit_id`
     is that of the commit that made this State; the next state diff names it as its parent.
 
-    `seal` and `marks` tell which upper belongs to which wall clock: `seal.last` is the newest mark, `marks` the recent
-    ones before it, by instant; older ones lie in the index of attributes. `history_hold` is the shard's own hold on
-    since, by its `settings`; `[]` where it holds none. `tags` are times that stay readable when since has passed them.
-    `truncations` are those that no restore has undone: the last one, and those that some readable time comes before.
-    `restored_at` is the time of the last restore.
-    `drops` are those by a drop that some readable time comes before, ascending. No row before `floor` is there as of
-    any readable time. `cuts` are those by which the policy of rows will truncate, by the instant whose upper they are;
-    `retention` tells how far it has come. `erasures` are rows that were to go for good, by id. `loans` say which of
-    its blobs clones may name, `borrowed` from which shards it may name blobs itself, as a clone. `handed_over` is the
-    epoch of the home at which the shard goes on, and it does not change here any more; 0: it goes on here. Parts that
-    name an older schema than `schema_floor` are committed no more: it asks more of rows than those before it.
-    `schema_times` are the first times that were written once a schema was registered, by its id; one that is not among
-    them counts as there from the first time on.
+    `seal` and `marks` map wall clocks to uppers: `seal.last` is the newest mark, `marks` the recent ones before it, by
+    instant; older ones are in the attribute index. `history_hold` is the shard's own hold on since, by its `settings`;
+    `[]`: none. `tags` are times that stay readable after since has passed them. `truncations` are those that no restore
+    has undone: the last one, and those that a readable time precedes. `restored_at` is the time of the last restore.
+    `drops` are the row drops that a readable time precedes, ascending. No row before `floor` is visible at any readable
+    time. `cuts` are the future truncations of the row policy, by the instant whose upper they are; `retention` is its
+    progress. `erasures` are the erasures, by id. `loans` are the lists of its blobs that clones may name, `borrowed`
+    the owners of blobs that it may name itself, as a clone. `handed_over` is the epoch of the home that has taken over
+    the shard, which is read-only here; 0: none. Parts of an older schema than `schema_floor`, which has stricter
+    constraints, are refused. `schema_times` are the first times that were written after a schema was registered, by its
+    id; a schema without one applies from the first time on.
 
-    `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`. `spilled`
-    are the files with older outcomes and entries, by kind, oldest first.
+    `entries` are the recent commits of the history, by seqno; `info_bytes` is the size of the callers' texts in them.
+    `spilled` are the files with older outcomes and entries, by kind, oldest first.
     """
 
     name: str
@@ -235,12 +232,12 @@ class State(Record, frozen=True):
 
     @property
     def truncated(self) -> Truncation:
-        """The last truncation that was not undone."""
+        """The last truncation that no restore has undone."""
         return self.truncations[-1] if self.truncations else NOT_TRUNCATED
 
     @property
     def lease_now_ms(self) -> int:
-        """The time by which leases are judged, as of this State."""
+        """The clock of leases as of this State, in ms."""
         return self.lease_clock_ms or self.walltime_ms
 
     @property
@@ -254,19 +251,19 @@ class State(Record, frozen=True):
 
     @property
     def is_closed(self) -> bool:
-        """Nobody can write and nobody can read any more."""
+        """Whether the shard is closed to both writes and reads."""
         return self.upper.is_empty and self.since.is_empty
 
     @property
     def merge_since(self) -> Antichain:
-        """The time to which merges bring earlier ones. Where nobody can read any more, all go to the latest time."""
+        """The time to which merges advance earlier ones: since, or the latest time if the shard is closed to reads."""
         if not self.since.is_empty or self.upper.element is None:
             return self.since
         return Antichain(max(self.upper.element - 1, 0))
 
     @property
     def seqno_since(self) -> SeqNo:
-        """The earliest seqno that any leased reader holds; the current one without readers. Every commit asks."""
+        """The earliest seqno that a leased reader holds; the current one without readers. Called by every commit."""
         readers = self.leased_readers
         if not readers:
             return self.seqno
@@ -308,19 +305,16 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
 
 
 def remembering(state: State) -> State:
-    """The State as it was read from bytes, with readers and writers that remember what was worked out of all of them.
-
-    Every commit asks when the first of their leases may lapse.
-    """
+    """The State as it was decoded, with mappings of readers and writers that cache when the first lease may lapse."""
     return replace(state, writers=watched(state.writers), leased_readers=watched(state.leased_readers))
 
 
 def held_since(state: State, *more: Antichain) -> Antichain:
-    """The meet of what all readers, the shard's own history and `more` hold; since as it is, where nothing does.
+    """The meet of the holds of all readers, the shard's own history and `more`; the current since without holds.
 
-    A leased hold beyond the latest complete time counts as that time. Its reader waits for times to come, or mistook
-    the unit: the others still read what there is. A lease at `[]` holds nothing, as one that has lapsed: it cannot
-    close the shard to reads. Critical readers can, whatever history says.
+    A leased hold beyond the latest complete time counts as that time: its reader waits for future times, or used a
+    wrong unit, and must not take what exists from other readers. A lease at `[]` holds nothing, so it cannot close the
+    shard to reads. Critical readers can, regardless of the history setting.
     """
     leased = (r.since for r in state.leased_readers.values() if not r.since.is_empty and not r.point)
     holds = [_reached(since, state.upper) for since in leased]
@@ -332,35 +326,36 @@ def held_since(state: State, *more: Antichain) -> Antichain:
 
 
 def kept_below(state: State, since: Antichain) -> tuple[int, ...]:
-    """The times before `since` that a merge of this State keeps apart, ascending. There may be more than 1,000.
+    """The times before `since` that a merge of this State keeps distinct, ascending. There may be more than 1,000.
 
-    They are the times of tags and before cuts (also those by which a policy drops), those of readers that hold one time
-    alone, the last times before the cuts of drops, and those at which truncations wrote retractions, with the times
-    before these. None is ever added before the shard's since. So a merge may ask a later State than the one in which
-    since was found. In a shard that is closed to reads only drops count: what they dropped has still to leave.
+    They are the times of tags and before cuts (also those of a policy that drops), those of readers that hold a single
+    time, the last times before the cuts of drops, and those at which truncations wrote retractions, with the times
+    before these. None is ever added before the shard's since, so a merge may use a later State than the one from which
+    it took since. In a shard that is closed to reads only drops count: the dropped rows still have to be removed.
     """
     if since.element is None:
         return ()
-    found = {drop.cut - 1 for drop in state.drops}
+    kept = {drop.cut - 1 for drop in state.drops}
     if not state.since.is_empty:
-        found |= _points(state) | cut_times(state)
-        found.update(time for one in told_apart(state) if one.wrote for time in (one.at - 1, one.at))
-    return tuple(sorted(time for time in found if time < since.element))
+        kept |= _points(state) | cut_times(state)
+        wrote = (truncation.at for truncation in visible_truncations(state) if truncation.wrote)
+        kept.update(time for at in wrote for time in (at - 1, at))
+    return tuple(sorted(time for time in kept if time < since.element))
 
 
-def told_apart(state: State) -> Truncations:
-    """The truncations that a readable time comes before. By those a later one tells which rows have gone already."""
-    if not state.truncations:  # every view asks, and what is readable depends on all readers
+def visible_truncations(state: State) -> Truncations:
+    """The truncations that a readable time precedes. A later truncation needs them to find which rows are gone."""
+    if not state.truncations:  # every view calls this, and the rest looks at all readers
         return ()
     earliest = earliest_readable(state)
-    return tuple(one for one in state.truncations if earliest < Antichain(one.at))
+    return tuple(truncation for truncation in state.truncations if earliest < Antichain(truncation.at))
 
 
 def named_times(state: State) -> set[int]:
-    """The times that tags keep, and those before cuts.
+    """The times that tags keep readable, and those before cuts.
 
-    A policy that drops reads nothing as of its cuts. There they are told apart, and nobody can read as of them by that
-    alone: else the cuts that are still to come would keep all that was dropped.
+    The cuts of a policy that drops are not readable, although merges keep their times distinct: otherwise its future
+    cuts would retain everything that was dropped.
     """
     policy = state.settings.rows
     tagged = {tag.time for tag in state.tags.values()}
@@ -368,17 +363,17 @@ def named_times(state: State) -> set[int]:
 
 
 def cut_times(state: State) -> set[int]:
-    """The times before the cuts of the policy of rows, which merges keep apart."""
+    """The times before the cuts of the row policy, which merges keep distinct."""
     return {cut.upper - 1 for cut in state.cuts.values()}
 
 
 def is_kept(state: State, time: int) -> bool:
-    """Whether a read as of this time is exact, as far as history goes: since lies at or before it, or it is kept."""
+    """Whether history allows an exact read as of this time: it is at or beyond since, or it is kept."""
     return state.since.less_equal(time) or (not state.since.is_empty and time in _points(state))
 
 
 def earliest_readable(state: State) -> Antichain:
-    """The first time as of which anybody may still read; `[]` where nobody can read any more."""
+    """The first readable time; `[]` if the shard is closed to reads."""
     if state.since.is_empty:
         return EMPTY
     return meet([state.since, *map(Antichain, _points(state))])
@@ -386,13 +381,13 @@ def earliest_readable(state: State) -> Antichain:
 
 def _points(state: State) -> set[int]:
     """The single times that tags, cuts and readers keep."""
-    found = named_times(state)
-    found.update(r.since.element for r in state.leased_readers.values() if r.point and r.since.element is not None)
-    return found
+    times = named_times(state)
+    times.update(r.since.element for r in state.leased_readers.values() if r.point and r.since.element is not None)
+    return times
 
 
 def latest_time(state: State) -> Antichain:
-    """The latest complete time; [0] where there is none."""
+    """The latest complete time; [0] if there is none."""
     upper = state.upper.element
     return Antichain(TIME_MAX if upper is None else max(upper - 1, 0))
 
@@ -404,7 +399,7 @@ def _reached(hold: Antichain, upper: Antichain) -> Antichain:
 
 
 def blank_state(name: str) -> State:
-    """What the first State of a shard is a change of; never committed itself."""
+    """The State from which the first state diff of a shard leads; never committed itself."""
     return State(
         name=name,
         shard_id=shard_id_of(name),
@@ -419,7 +414,7 @@ def blank_state(name: str) -> State:
 def initial_state(
     name: str, schema: SchemaRecord, now_ms: int, settings: ShardSettings = NO_SETTINGS, caller: Caller = NOBODY
 ) -> State:
-    """The State of a shard that was just created; its seqno is v1 once committed."""
+    """The State of a new shard, which is committed as v1."""
     hold = MINIMUM if settings.keeps_history else EMPTY
     entry = CommandEntry("create", MINIMUM, MINIMUM, caller=caller if caller != NOBODY else None)
     made = {"seqno": SeqNo(1), "walltime_ms": now_ms, "schemas": {1: schema}}

@@ -1,8 +1,7 @@
 """State diffs: the change between two consecutive States. `apply(diff(a, b), a) == b`.
 
-A State is seen as named collections of keyed entries (writers by id, batches by their lower, ...); a state diff
-holds, for each collection that changed, what was set and what was deleted. So its size is that of the
-change, never that of the State.
+A State consists of named collections of keyed entries (writers by id, batches by their lower, ...). A state diff
+holds, for each collection that changed, the entries set and deleted, so its size is that of the change.
 """
 
 from __future__ import annotations
@@ -70,14 +69,13 @@ class TraceDiff(Record, frozen=True):
 
 
 class StateDiff(Record, frozen=True):
-    """The change from State `seqno - 1` to State `seqno`. None: that part of the State stayed as it was.
+    """The change from State `seqno - 1` to State `seqno`. None: that field of the State is unchanged.
 
-    `commit_id` tells this commit from any other that tried for the same seqno. `gone` are the blobs that
-    the earlier State named and the later one does not: what GC may delete one day. `rollup_seqno`/`rollup_key`
-    name the newest rollup as of the later State: where one who only has this diff starts to load. `parent_id` is the
-    commit that made the earlier State; empty for the first State. `elsewhere`: the
-    whole state diff lies in this blob, and this one only stands for it in the log. `emptied` are those bundles among
-    `gone` whose parts did not leave with them (`persist.core.manifests`).
+    `commit_id` distinguishes this commit from any other that tried for the same seqno. `gone` are the blobs that only
+    the earlier State named, which garbage collection may delete later. `rollup_seqno`/`rollup_key` name the newest
+    rollup as of the later State, from which loading starts. `parent_id` is the commit that made the earlier State;
+    empty for the first State. `elsewhere`: the whole state diff is in this blob, and this one only refers to it in the
+    log. `emptied` are those bundles among `gone` whose parts did not leave with them (`persist.core.manifests`).
     """
 
     seqno: SeqNo
@@ -142,14 +140,14 @@ SCALARS = tuple(
     for name in State.__struct_fields__
     if name in StateDiff.__struct_fields__ and name not in (*MAPPINGS, "seqno", "walltime_ms", "commit_id", "trace")
 )
-# One call each, and not one for each field.
+# One call for all fields, instead of one for each.
 _MAPPINGS_OF, _SCALARS_OF, _NAMING_OF = attrgetter(*MAPPINGS), attrgetter(*SCALARS), attrgetter(*_NAMING_BLOBS)
 
 
 def diff(
     old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = None, emptied: tuple[str, ...] = ()
 ) -> StateDiff:
-    """The state diff that leads from `old` to `new`. `gone`: what left it, where that is known already."""
+    """The state diff that leads from `old` to `new`. `gone`: the blobs that left, if they are known already."""
     changed: dict[str, Any] = {}
     for name, before, after in zip(MAPPINGS, _MAPPINGS_OF(old), _MAPPINGS_OF(new), strict=True):
         if before is not after and (change := MapDiff(*difference(before, after))) != _NO_CHANGE:
@@ -173,7 +171,7 @@ def diff(
 
 
 def only_holds(change: StateDiff) -> bool:
-    """Whether it changes nothing but the holds of leased readers, and forgets registrations that lapsed."""
+    """Whether it only changes holds of leased readers, and removes lapsed registrations."""
     kept = {"leased_readers", "lease_clock_ms", "writers", "claims", "left", "left_before_ms", "seal", "marks"}
     if any(getattr(change, name) is not None for name in ("trace", *SCALARS, *MAPPINGS) if name not in kept):
         return False
@@ -181,13 +179,13 @@ def only_holds(change: StateDiff) -> bool:
 
 
 def in_blob(change: StateDiff, key: str) -> StateDiff:
-    """The same state diff, where it lies in the blob of this key: the State that follows names the blob."""
+    """The same state diff for the blob of this key, which the following State names."""
     named = change.long_diffs or _NO_CHANGE
     return replace(change, long_diffs=MapDiff({**named.set, change.seqno: key}, named.deleted))
 
 
-def standing_for(change: StateDiff, key: str, size: int) -> StateDiff:
-    """What stands in the log for a state diff that lies in a blob."""
+def referring_to(change: StateDiff, key: str, size: int) -> StateDiff:
+    """The log entry for a state diff that is stored in a blob."""
     return StateDiff(
         seqno=change.seqno,
         walltime_ms=change.walltime_ms,
@@ -200,7 +198,7 @@ def standing_for(change: StateDiff, key: str, size: int) -> StateDiff:
 
 
 def apply(change: StateDiff, state: State) -> State:
-    """The State that follows `state`. Raises Corruption when the diff does not fit."""
+    """The State that follows `state`. Raises Corruption if the diff does not fit."""
     if change.seqno != state.seqno + 1:
         raise Corruption(f"state diff v{change.seqno} of shard {state.name!r} does not follow v{state.seqno}")
     if change.parent_id and state.commit_id and change.parent_id != state.commit_id:
@@ -220,7 +218,7 @@ def apply(change: StateDiff, state: State) -> State:
 
 
 def trace_between(old: Trace, new: Trace) -> TraceDiff | None:
-    """What leads from one trace to the other; None: nothing."""
+    """The change from one trace to the other; None: none."""
     change = old.difference(new)
     return None if change is None else TraceDiff(*change)
 
@@ -235,7 +233,7 @@ def _apply_trace(state: State, change: TraceDiff) -> Trace:
 
 
 def gone_between(old: State, new: State) -> tuple[str, ...]:
-    """Blobs that the State itself named before and not after. Only what changed is looked at."""
+    """The blobs that only the old State named. Costs time in proportion to the change."""
     gone: set[str] = set()
     change = trace_between(old.trace, new.trace)
     if change is not None and change.count:

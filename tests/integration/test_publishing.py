@@ -339,7 +339,7 @@ def test_a_rollup_that_holds_another_state_than_the_log_makes_is_not_taken(world
     wrong = state.trace.batches[:-1]
     assert rolled_up(world.user.versions, replace(state, trace=trace_of(wrong)), world.user.machine(NAME).apply)
     log = [found.seqno for found in world.consensus.scan(NAME, 1, 100)]
-    with pytest.raises(Corruption, match="another State than its log makes"):
+    with pytest.raises(Corruption, match="differs from the State that its log"):
         world.collector().run(NAME)
     assert [found.seqno for found in world.consensus.scan(NAME, 1, 100)][: len(log)] == log
     assert log[0] == SeqNo(1)

@@ -166,7 +166,7 @@ def truncated_once_more() -> Broken:
 
 def truncated_rows_count_again() -> Broken:
     """What earlier truncations took away since the cut counts as there, so equal rows that came later go for it."""
-    return patch.object(persist.core.shard_view, "told_apart", lambda _: ())
+    return patch.object(persist.core.shard_view, "visible_truncations", lambda _: ())
 
 
 def drop_ignores_retractions() -> Broken:

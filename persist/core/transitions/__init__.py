@@ -90,13 +90,13 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
 def step(state: State, command: c.Command, context: Context) -> tuple[State, c.Result]:
     """Apply one command. Raises an error of the tree when it is refused; the State is then unchanged.
 
-    A retry is answered in any phase but the last, as its first try was: the shard may have been closed in between.
+    A retry is answered as its first try in any phase but the last: the shard may have been closed in between.
     """
     if command.shard is not None and command.shard != state.shard_id:
-        if isinstance(command, phases.GIVING_BACK):  # it went with the life that has ended
+        if isinstance(command, phases.GIVING_BACK):  # its hold ended with that life
             return state, c.Done()
         raise UnknownShard(phases.outlived(state.name))
-    if context.verdict.shard not in (None, state.shard_id):  # a name was used again after the parts were looked at
+    if context.verdict.shard not in (None, state.shard_id):  # the name was reused after the parts were validated
         raise UnknownShard(phases.outlived(state.name))
     phase = phases.phase_of(state)
     if phase is not phases.Phase.TOMBSTONE and (again := writers.answered_before(state, command, context)) is not None:

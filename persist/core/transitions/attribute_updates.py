@@ -27,7 +27,7 @@ _NO_PAGE = IndexPage({}, None)
 
 
 def value_of(state: State, key: AttributeKey, context: Context) -> int | None:
-    """The attribute's value in this State; None when it is unset."""
+    """The attribute's value in this State; None if it is unset."""
     if key in state.attributes:
         return state.attributes[key]
     if is_core_key(key):
@@ -39,7 +39,7 @@ def value_of(state: State, key: AttributeKey, context: Context) -> int | None:
 
 
 def with_updates(state: State, updates: Sequence[AttributeUpdate], context: Context) -> State:
-    """The State after the updates. Raises AttributeMismatch when a condition fails."""
+    """The State after the updates. Raises AttributeMismatch if a condition fails."""
     if not updates:
         return state
     if len(updates) > UPDATES_MAX:
@@ -68,7 +68,7 @@ def scan(state: State, command: c.ScanAttributes, context: Context) -> tuple[Sta
     if state.attribute_root.height:
         _check_indexed(state, context)
         page = context.indexed.pages[command.lower, command.upper]
-    end = page.following or command.upper  # beyond it the index has not been read
+    end = page.following or command.upper  # up to which the index was read
     recent = {k: v for k, v in state.attributes.items() if command.lower <= k and (end is None or k < end)}
     merged = {**page.values, **recent}
     found = sorted(key for key, value in merged.items() if value is not None)
@@ -78,9 +78,9 @@ def scan(state: State, command: c.ScanAttributes, context: Context) -> tuple[Sta
 
 
 def flush(state: State, command: c.FlushAttributes, context: Context) -> tuple[State, c.Flushed]:
-    """Move values from the State to the index, iff the index is the one that the flush began with."""
+    """Move values from the State to the index, iff the index is the one from which the flush began."""
     root = command.root
-    if root == state.attribute_root:  # a retry, or another flush that looks the same from afar
+    if root == state.attribute_root:  # a retry, or another flush with the same root
         return state, c.Flushed(all(state.attribute_chunks.get(k) == chunk for k, chunk in command.chunks.items()))
     if command.expected != state.attribute_root:
         return state, c.Flushed(False)
@@ -90,7 +90,7 @@ def flush(state: State, command: c.FlushAttributes, context: Context) -> tuple[S
         if not belongs_to(chunk.key, state.shard_id):
             raise InvalidUsage(f"chunk key {chunk.key!r} does not belong to shard {state.name!r}")
         if context.may_be_swept(state, chunk.key):
-            return state, c.Flushed(False)  # the values stay in the State; the next flush writes them anew
+            return state, c.Flushed(False)  # the values stay in the State for the next flush
     known = {**state.attribute_chunks, **command.chunks}
     live = {first: chunk for first, chunk in known.items() if first + chunk.length > root.lowest}
     kept = {

@@ -48,7 +48,7 @@ _WRITING: Mapping[type[c.Command], str] = {
     c.Insert: "insert",
     c.Append: "append",
     c.CompareAndAppend: "compare_and_append",
-    c.Rewrite: "rewrite",  # its own operation is told
+    c.Rewrite: "rewrite",  # replaced by its own operation
     c.AdvanceUpper: "advance_upper",
     c.UpdateAttributes: "update_attributes",
 }
@@ -71,21 +71,20 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.ProveErasure: "erased",
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
-ENTRIES_KEPT_MAX = 256  # commits whose entries a State without a history of its own holds
-INFO_KEPT_BYTES = 64 * 1024  # that callers said in them
+ENTRIES_KEPT_MAX = 256  # commits whose entries a State without retention of history holds
+INFO_KEPT_BYTES = 64 * 1024  # of callers' texts in them
 
 
 def entry_of(
     before: State, after: State, command: c.Command, result: c.Result, caller: Caller = NOBODY, verdict: Verdict = SOUND
 ) -> CommandEntry | None:
-    """What the command that led from one State to the other leaves in the commit history; None: nothing.
+    """The commit history's entry for the command that led from one State to the other; None: it has none.
 
-    A write that changed neither rows nor times nor attributes leaves nothing, so a retry that is answered as before
-    makes no second entry.
+    A write that changed neither rows nor times nor attributes has none, so a retry makes no second entry.
     """
     if isinstance(command, c.TakeCuts) and after.cuts is before.cuts and after.tags is before.tags:
         return None
-    kind, said = type(command), caller if caller != NOBODY else None
+    kind, known_caller = type(command), caller if caller != NOBODY else None
     operation = OPERATIONS.get(kind)
     if operation is None:
         return None
@@ -93,7 +92,7 @@ def entry_of(
         if isinstance(command, c.Rewrite):
             operation, point = command.operation, c.effects(command).point
             if point is not None:
-                said = replace(caller, purpose=purpose_of(operation, point, caller.purpose))
+                known_caller = replace(caller, purpose=purpose_of(operation, point, caller.purpose))
         changed = (after.trace, after.attributes, after.schemas)
         if all(
             now is then for now, then in zip(changed, (before.trace, before.attributes, before.schemas), strict=True)
@@ -103,7 +102,7 @@ def entry_of(
         if lower == upper and isinstance(result, c.Appended):  # rows joined a batch of the same commit
             lower, upper = result.lower, result.upper
         rows, size = after.event_count - before.event_count, after.byte_count - before.byte_count
-        return CommandEntry(operation, lower, upper, rows, size, _retractions(_added(before, command)), said)
+        return CommandEntry(operation, lower, upper, rows, size, _retractions(_added(before, command)), known_caller)
     if kind in _MENDING:
         change = trace_between(before.trace, after.trace)
         if change is None or not change.batches:
@@ -112,13 +111,13 @@ def entry_of(
         rows, size = sum(batch.rows for batch in batches), sum(batch.size for batch in batches)
         parts = [part for batch in batches for part in batch.parts()]
         lower, upper = batches[0].desc.lower, batches[-1].desc.upper
-        return CommandEntry(operation, lower, upper, rows, size, _retractions(parts), said)
+        return CommandEntry(operation, lower, upper, rows, size, _retractions(parts), known_caller)
     if kind in (c.ForgetHistory, c.ForgetOutlived):
-        return CommandEntry(operation, before.since, after.since, caller=said)
+        return CommandEntry(operation, before.since, after.since, caller=known_caller)
     if verdict.constrains:
         operation = "set_constraints"
     upper = MINIMUM if kind is c.Recreate else after.upper
-    return CommandEntry(operation, upper, upper, caller=said)
+    return CommandEntry(operation, upper, upper, caller=known_caller)
 
 
 def is_maintenance(entry: CommandEntry) -> bool:
@@ -126,11 +125,11 @@ def is_maintenance(entry: CommandEntry) -> bool:
 
 
 def recorded(state: State, entries: Iterable[CommandEntry]) -> State:
-    """The State with the entries of the commit that makes it. Without a history of its own it keeps the newest only."""
-    told = tuple(entries)
-    if not told:
+    """The State with the entries of the commit that makes it. Without retention only the newest entries are kept."""
+    recorded_entries = tuple(entries)
+    if not recorded_entries:
         return state
-    commit = Committed(state.walltime_ms, told)
+    commit = Committed(state.walltime_ms, recorded_entries)
     kept = with_changes(state.entries, {state.seqno: commit})
     state = replace(state, entries=kept, info_bytes=state.info_bytes + commit.info_bytes)
     is_much = len(kept) >= ENTRIES_KEPT_MAX or state.info_bytes >= INFO_KEPT_BYTES
@@ -147,7 +146,7 @@ def recorded(state: State, entries: Iterable[CommandEntry]) -> State:
 
 
 def cut(state: State, below: SeqNo) -> State:
-    """The State whose entries begin where its log does, if it keeps no history of its own."""
+    """The State whose entries begin where its log does, if it has no retention of history."""
     if state.settings.keeps_history:
         return state
     gone = [seqno for seqno in state.entries if seqno < below]
@@ -156,43 +155,43 @@ def cut(state: State, below: SeqNo) -> State:
 
 
 def _added(before: State, command: Any) -> Iterable[Part]:
-    """The parts that a write brought, without those that the State had already."""
+    """The parts that a write added, without those that the State had already."""
     covered: Antichain = before.upper if isinstance(command, c.Append) else MINIMUM
     parts = (part for run in getattr(command, "runs", ()) for part in run.parts)
     return [_clipped(part, covered) for part in parts if covered.less_equal(part.time_max)]
 
 
 def _clipped(part: Part, covered: Antichain) -> Part:
-    """A part of which the State has the beginning tells the sum of its diffs no more."""
+    """The part; without its sum of diffs if the State has its beginning already."""
     return part if covered.less_equal(part.time_min) else replace(part, diff_sum=None)
 
 
 def _retractions(parts: Iterable[Part]) -> int | None:
-    """How many of the rows have a negative multiplicity. None where bounds and sums do not tell."""
-    found = 0
+    """The number of rows with a negative multiplicity; None if bounds and sums do not determine it."""
+    count = 0
     for part in parts:
         if part.diff_min >= 0:
             continue
         if part.diff_sum is None:
             return None
         if part.diff_max < 0:
-            found += part.rows
+            count += part.rows
         elif part.diff_min == -1 and part.diff_max == 1:
-            found += (part.rows - part.diff_sum) // 2
+            count += (part.rows - part.diff_sum) // 2
         else:
             return None
-    return found
+    return count
 
 
-# Transitions of outcomes: what a token that came alone is answered.
+# Transitions of outcomes: the answers to retries with a caller's token.
 
 
 UNREGISTERED = WriterState(0, 0)
-OUTCOMES_MAX = 20_000_000  # of a shard; more than this slow writers down (Overloaded)
+OUTCOMES_MAX = 20_000_000  # of a shard; more throttle writers (Overloaded)
 
 
 def is_alone(command: c.WriterCommand) -> bool:
-    """Whether the command's token is remembered by itself, and not with a registered writer."""
+    """Whether the command has a caller's token, which is remembered without a registered writer."""
     return command.writer == writer_of(command.token)
 
 
@@ -205,12 +204,12 @@ def is_of_the_future(command: c.Command, now_ms: int) -> bool:
 
 
 def outcome_of(state: State, key: str, context: Context) -> TokenOutcome | None:
-    """What is remembered under this id, in the State or in its files."""
+    """The outcome with this id, in the State or in its files."""
     return state.outcomes.get(key) or context.remembered.get(key)
 
 
 def answered(state: State, command: c.WriterCommand, context: Context) -> c.Appended | None:
-    """What the command was answered the first time; None: it is new. Raises TokenReused, OutcomeForgotten."""
+    """The first answer to the command; None: it is new. Raises TokenReused, OutcomeForgotten."""
     known = outcome_of(state, key_of(command.token), context)
     if known is None:
         _check_known(state, command.token, context)
@@ -223,34 +222,34 @@ def answered(state: State, command: c.WriterCommand, context: Context) -> c.Appe
 
 
 def with_outcome(state: State, command: c.WriterCommand, result: c.Appended, context: Context) -> State:
-    """The State that remembers what the command was answered. Raises Overloaded when there is no room."""
+    """The State that remembers the answer to the command. Raises Overloaded if there is no room."""
     check_outcome_room(state, context.policy)
     outcome = TokenOutcome(result.lower, result.upper, command.digest, context.lease_now_ms)
     return replace(state, outcomes=with_changes(state.outcomes, {key_of(command.token): outcome}))
 
 
 def check_outcome_room(state: State, policy: Policy) -> None:
-    """Raises Overloaded if the State cannot remember one more outcome."""
+    """Raise Overloaded if the State cannot remember one more outcome."""
     check_room(state, OUTCOMES, policy)
     kept = len(state.outcomes) + sum(file.count for file in state.files_of(OUTCOMES))
     if kept >= OUTCOMES_MAX:
         raise Overloaded(
-            f"shard {state.name!r} remembers {kept} tokens; use fewer, or none where a write is not repeated",
+            f"shard {state.name!r} remembers {kept} tokens; use fewer, or none for writes that are not retried",
             retry_after_s=RETRY_SOON_S,
         )
 
 
 def is_retired(state: State, writer: WriterId, context: Context) -> bool:
-    """Whether the writer was registered before, and may have written: then its id is never registered again."""
+    """Whether the writer was registered before and may have written, so that its id is never registered again."""
     born = born_ms(key_of(writer))
     return outcome_of(state, key_of(writer), context) is not None or (born is not None and born <= state.forgotten_ms)
 
 
 def of_ended_life(state: State, store_ms: int, context: Context) -> dict[str, TokenOutcome]:
-    """What the next life of the name must know of minted tokens that were born later than the store's time.
+    """The outcomes that the next life of the name inherits: those of tokens minted later than the store's time.
 
-    Their makers' clocks are ahead, by seconds mostly. At most `ENDED_MAX`, those that are the least ahead. They stay in
-    the State, so they are fewer than half of what a flush waits for.
+    The clocks of their clients are ahead, mostly by seconds. At most `ENDED_MAX`, those that are the least ahead. They
+    stay in the State, so they are fewer than half of a flush threshold.
     """
     kept_max = min(ENDED_MAX, context.policy.overlay_flush_at // 4)
     ahead = ((born, key) for key in state.outcomes if (born := born_ms(key)) is not None and born > store_ms)
@@ -258,7 +257,7 @@ def of_ended_life(state: State, store_ms: int, context: Context) -> dict[str, To
 
 
 def retired(state: State, writers: Iterable[WriterId], now_ms: int) -> State:
-    """The State without these writers, which are remembered: none of them is registered again."""
+    """The State without these writers, whose ids are remembered so that they are not registered again."""
     gone = list(writers)[:RETIRED_PER_COMMIT_MAX]
     if not gone:
         return state
@@ -272,7 +271,7 @@ def _last(writer: WriterState, now_ms: int) -> TokenOutcome:
 
 
 def _check_known(state: State, token: Token, context: Context) -> None:
-    """Refuse a minted token of which it cannot be known whether it has landed, or will not be known later."""
+    """Refuse a minted token whose outcome is forgotten, or would be forgotten too early."""
     born = born_ms(key_of(token))
     if born is None:
         return
@@ -280,27 +279,27 @@ def _check_known(state: State, token: Token, context: Context) -> None:
         raise _forgotten(state, token, context)
     if born > max(context.now_ms, state.walltime_ms, context.lease_now_ms, context.store_ms) + FUTURE_MS_MAX:
         raise OutcomeForgotten(
-            f"token {token} was minted in the future of shard {state.name!r}, so its outcome could not be known for "
-            "long; set the clock of the machine that mints it, or of this server, then write with a new token",
+            f"token {token} was minted in the future of shard {state.name!r}, so its outcome would be forgotten too "
+            "early; set the clock of the machine that mints it, or of this server, then write with a new token",
             born_ms=born,
         )
 
 
 def _reused(state: State, token: Token) -> TokenReused:
-    """A digest is of rows by the columns of then: by other ones the same rows have another, and landed all the same."""
+    """The error of a token whose digest differs. After a change of columns the same rows have another digest."""
     landed = f"a write with token {token} has landed on shard {state.name!r} already: another command or other rows"
     if len(state.schemas) > 1:
         return TokenReused(
-            f"{landed}, or the same rows before the columns changed: look at the shard's history before you write "
-            "them again, and use a new token for another write"
+            f"{landed}, or the same rows before the columns changed: check the shard's history before you write them "
+            "again, and use a new token for another write"
         )
     return TokenReused(f"{landed}; use a new token for each write")
 
 
 def _forgotten(state: State, token: Token, context: Context) -> OutcomeForgotten:
     return OutcomeForgotten(
-        f"what became of token {token} on shard {state.name!r} is no longer known: it is older than "
-        f"{OUTCOME_KEPT_MS // 3_600_000} hours, or than a drop of the shard; look at the shard, "
-        "then write with a new token",
+        f"the outcome of token {token} on shard {state.name!r} is no longer known: it is older than "
+        f"{OUTCOME_KEPT_MS // 3_600_000} hours, or than a drop of the shard; check the shard, then write with a new "
+        "token",
         born_ms=born_ms(key_of(token)),
     )

@@ -1,4 +1,4 @@
-"""What a step may know besides the State and the command."""
+"""The inputs of a step besides the State and the command."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from persist.core.ids import ShardId
 from persist.core.record import Record
 from persist.core.state import Policy, State
 
-# When an Overloaded command may be tried again.
+# When an Overloaded command may be retried.
 RETRY_SOON_S = 0.1  # a queue is full: a commit or a flush that is under way empties it
-RETRY_LATER_S = 0.5  # registrations or batches are too many: they become fewer by leases that lapse or by merges
+RETRY_LATER_S = 0.5  # too many registrations or batches: leases that lapse or merges reduce them
 
 
 class IndexPage(Record, frozen=True):
-    """The attributes of the index from some key on, ascending. `following`: the rest begins there (None: no rest)."""
+    """A page of attributes of the index, ascending. `following`: the key of the next page (None: this is the last)."""
 
     values: Mapping[AttributeKey, int]
     following: AttributeKey | None
 
 
 class Indexed(Record, frozen=True):
-    """What was read in the index at the root with this count of flushes: `values` by key (None: not there), and pages
+    """Entries read from the attribute index at the root with this count of flushes.
 
-    by the range `(lower, upper)` that was asked for. `marks`: the newest mark at or before an instant (None: not
-    there). `spans`: for the first and last of some times, the marks from the first one beyond the last on, newest
-    first. `first_ms`: where the oldest mark lies, if one was looked for in vain (None: there is none there).
+    `values` by key (None: not there), and pages by the requested range `(lower, upper)`. `marks`: the newest mark at or
+    before an instant (None: not there). `spans`: for the first and last of some times, the marks from the first one
+    beyond the last on, newest first. `first_ms`: the instant of the oldest mark, if one was searched in vain (None:
+    there is none).
     """
 
     flushes: int
@@ -47,13 +48,13 @@ NOTHING_INDEXED = Indexed(0, {}, {})
 
 
 class Verdict(Record, frozen=True):
-    """What the committer found of the parts or the schema of a command, at which it looked before it planned.
+    """The result of validating the parts or the schema of a command before it is planned.
 
-    `kind` is that of the error with which the command is refused; "" where they are what they say. `shard`: it holds
-    for this life of the name, since another one has other schemas. None: for every one. `schema`: the rows came by the
-    names of columns, where this was the newest schema of the shard: a newer one may give them to others. None: by ids.
-    `settings`: a schema takes names from columns, and by the settings of this version nothing goes by such a name.
-    `constrains`: a schema changes constraints, and no columns.
+    `kind` is that of the error with which the command is refused; "" if they are valid. `shard`: the verdict is for
+    this life of the name, since another one has other schemas; None: for every one. `schema`: the rows were given by
+    column name, by this schema, the newest at that time: a newer one may use the names for other columns; None: by ids.
+    `settings`: a schema removes column names, which the settings of this version do not use. `constrains`: a schema
+    changes constraints, and no columns.
     """
 
     kind: str = ""
@@ -71,28 +72,27 @@ class Verdict(Record, frozen=True):
 
 
 SOUND = Verdict()
-UNCHECKED = Verdict(InvalidUsage.kind, "nobody has looked at the parts or the schema of this command")
+UNCHECKED = Verdict(InvalidUsage.kind, "the parts or the schema of this command were not validated")
 
 
 class Renewed(Record, frozen=True):
-    """What is known of renewals: a lease that differs from that in `state` was renewed at most `age_ms` ago."""
+    """An observed State: a lease that differs from that in `state` was renewed at most `age_ms` ago."""
 
     state: State
     age_ms: int
 
 
 class Context(Record, frozen=True):
-    """`now_ms` is the committer's clock, `lease_clock_ms` the time by which leases are judged (None: `now_ms`).
+    """`now_ms` is the committer's clock, `lease_clock_ms` the clock of leases (None: `now_ms`).
 
-    `renewed` is what the committer knows of renewals, newest first.
+    `renewed` are the States that the committer observed, newest first.
 
-    `inserted_at` is the time that an insert earlier in the same commit took: later inserts of that commit
-    may join its batch, because nobody can have seen it yet. `indexed` is what the committer has read in the index of
-    attributes for the commands of this commit, `remembered` what it has read in files of outcomes for their tokens.
-    `verdict` is what was found of the parts of this command. `store_ms` is the blob store's time, where a token seems
-    to come from the future (0: it was not asked). `checked_ms` is the committer's clock where the blob store agrees
-    with it (None: unknown), `base_upper` the upper of the State on which this commit is made (None: that of the State
-    that is stepped).
+    `inserted_at` is the time that an earlier insert of the same commit took: later inserts may join its batch, which no
+    reader can have seen yet. `indexed` is what the committer has read from the attribute index for the commands of this
+    commit, `remembered` the outcomes of their tokens in files. `verdict` is that on this command. `store_ms` is the
+    blob store's time, if a token seems to come from the future (0: not read). `checked_ms` is the committer's clock if
+    the blob store agrees with it (None: unknown), `base_upper` the upper of the State on which this commit is made
+    (None: that of the State that is stepped).
     """
 
     now_ms: int
@@ -112,7 +112,7 @@ class Context(Record, frozen=True):
         return self.now_ms if self.lease_clock_ms is None else self.lease_clock_ms
 
     def may_be_swept(self, state: State, key: str) -> bool:
-        """Whether the orphan sweep may have taken a blob that nothing names yet."""
+        """Whether the orphan sweep may have deleted a blob that is not named yet."""
         return born_ms(key) < self.staged_from_ms(state)
 
     def staged_from_ms(self, state: State) -> int:

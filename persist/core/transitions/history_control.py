@@ -23,14 +23,14 @@ from persist.core.transitions.context import Context
 from persist.core.transitions.spill_flush import without_old_entries, without_old_outcomes
 from persist.core.transitions.tombstones import without_dropped
 
-# Leases: the constants of their rules, and forgetting the holders of leases that lapsed. That alone never moves since.
+# Leases: the constants of their rules, and removing holders whose leases lapsed, which never moves since on its own.
 #
 # They are judged by the lease clock of the State, which no wall clock moves (docs/design/0006-leases-and-clocks.md).
-# Every commit drops the leases that have lapsed. Before a transition refuses a command or holds since back because of a
-# lease, it drops the lapsed ones too, so that this also works when no commit has happened since they lapsed.
+# Every commit removes lapsed leases. A transition also removes them before it refuses a command or holds since back
+# because of a lease, in case no commit has happened since they lapsed.
 
 
-HEARTBEAT_EVERY = 4  # a heartbeat within lease / 4 of the last one changes nothing: heartbeats must not grow the log
+HEARTBEAT_EVERY = 4  # a heartbeat within lease / 4 of the last one changes nothing, to keep the log small
 # A lapsed claim keeps the progress of its merge for the next owner. After this many leases it is dropped.
 CLAIM_KEPT_LEASES = 10
 
@@ -39,19 +39,19 @@ _L = TypeVar("_L", bound=Leased)
 
 
 def without_lapsed_readers(state: State, now_ms: int) -> State:
-    """The same State object when no reader's lease lapsed."""
+    """The State without lapsed readers; the same object if there are none."""
     gone = _lapsed(state.leased_readers, now_ms)
     return replace(state, leased_readers=with_changes(state.leased_readers, {}, gone)) if gone else state
 
 
 def without_lapsed_writers(state: State, now_ms: int) -> State:
-    """The same State object when no writer's lease lapsed."""
+    """The State without lapsed writers; the same object if there are none."""
     gone = _lapsed(state.writers, now_ms)
     return retired(state, gone, now_ms) if gone else state
 
 
 def _lapsed(entries: Mapping[_K, _L], now_ms: int) -> list[_K]:
-    """The keys of leases that lapsed. They are looked at one by one only when one of them may have."""
+    """The keys of lapsed leases. They are checked one by one only if one may have lapsed."""
     due = entries.due if isinstance(entries, Entries) else None
     if due is not None and due >= now_ms:
         return []
@@ -62,9 +62,9 @@ def _lapsed(entries: Mapping[_K, _L], now_ms: int) -> list[_K]:
 
 
 def expire_lapsed(state: State, now_ms: int, checked_ms: int | None = None) -> State:
-    """Forget readers and writers whose leases lapsed, claims that lapsed long ago, and files of old outcomes.
+    """The State without lapsed readers and writers, claims that lapsed long ago, and files of old outcomes.
 
-    A claim that only just lapsed is kept, with its progress, for the next owner. Without a checked clock all outcomes
+    A claim that lapsed recently is kept, with its progress, for the next owner. Without a checked clock all outcomes
     are kept.
     """
     state = without_lapsed_writers(without_lapsed_readers(state, now_ms), now_ms)
@@ -91,16 +91,16 @@ def forget_lapsed(state: State, command: c.ForgetLapsed, context: Context) -> tu
 
 
 def check_lease(what: str, lease_ms: int) -> None:
-    """Raises InvalidUsage if the lease of a reader, a writer or a claim is too short or too long."""
+    """Raise InvalidUsage if the lease of a reader, a writer or a claim is too short or too long."""
     if not 0 < lease_ms <= c.LEASE_MS_MAX:
         raise InvalidUsage(f"{what} lease {lease_ms} ms is outside (0, {c.LEASE_MS_MAX}]")
 
 
 def is_fresh(reader: ReaderId, known: LeasedReader, context: Context) -> bool:
-    """Whether the lease of a reader was renewed so lately that a heartbeat changes nothing.
+    """Whether the lease of a reader was renewed so recently that a heartbeat changes nothing.
 
-    The lease clock cannot tell: it may be far behind the time that has passed. So this committer must have seen that
-    the lease was not renewed yet, a short while ago. If it does not know, the heartbeat is committed.
+    The lease clock does not show that: it may be far behind. So this committer must have observed, a short while ago,
+    that the lease was not renewed yet. If it has not, the heartbeat is committed.
     """
     soon_ms = known.lease_ms // HEARTBEAT_EVERY
     if context.lease_clock_ms is None:
@@ -111,7 +111,7 @@ def is_fresh(reader: ReaderId, known: LeasedReader, context: Context) -> bool:
 
 
 def heartbeat_ms(known: Leased, context: Context) -> int:
-    """The heartbeat of a lease that is renewed now. It always differs from the last one, so that others see it."""
+    """The heartbeat of a lease that is renewed now. It always differs from the last one, so that it is visible."""
     if context.lease_clock_ms is None:
         return context.now_ms
     return max(context.lease_clock_ms, known.heartbeat_ms + 1)
@@ -128,18 +128,18 @@ def with_lease_clock(state: State, now_ms: int) -> State:
     return replace(state, **found) if found else state
 
 
-# Transitions of history: which time a wall clock names, a shard's settings, and how its own hold on since moves.
+# Transitions of history: the mapping from wall clocks to times, the settings, and the shard's own hold on since.
 
 
-MARKS_OVERLAY_MAX = 10_000  # with so many that wait for the index, no instant is sealed
-SPOILT_MS = 3_600_000  # a seal that is so far ahead of a checked clock was made by a wrong one
+MARKS_OVERLAY_MAX = 10_000  # with so many unflushed marks, no instant is sealed
+SPOILT_MS = 3_600_000  # a seal so far ahead of a checked clock was made by a wrong one
 
 
 def stamped(state: State, base_upper: Antichain, checked_ms: int | None, policy: Policy) -> State:
     """The State with the seal of the commit that makes it. `base_upper` is that of the State before the commit.
 
-    The same State object where nothing is to be noted. Where too many marks wait for the index no clock counts as
-    checked: instants are sealed later then. A tombstone has no index any more, and nobody asks it for an instant.
+    The same State object if the seal does not change. With too many unflushed marks no clock counts as checked, so
+    instants are sealed later. A tombstone has no index and no seal.
     """
     if state.tombstone:
         return state
@@ -161,7 +161,7 @@ def stamped(state: State, base_upper: Antichain, checked_ms: int | None, policy:
 
 
 def resolve_time(state: State, command: c.ResolveTime, context: Context) -> tuple[State, c.TimeResolved | c.TimeToCome]:
-    """Where the instant is not sealed yet, this commit seals it."""
+    """Answer from the sealed instant; if it is open, this commit seals it."""
     if context.checked_ms is not None and _is_open(state, command.at_ms) and command.at_ms > context.checked_ms:
         return state, c.TimeToCome(context.checked_ms)
     state = _sealing(state, command.at_ms, context)
@@ -176,9 +176,9 @@ def upper_at(state: State, at_ms: int, context: Context) -> tuple[State, Anticha
 
 
 def times_shown(state: State, command: c.TimesShown, context: Context) -> tuple[State, c.MarksShown]:
-    """A time is shown from the first mark beyond it on; where there is none yet, the next one will be it.
+    """A time is visible from the first mark beyond it, which may be the next one.
 
-    Where commits came with clocks that nobody could check, a good one dates them.
+    Commits with unchecked clocks are dated by a checked one.
     """
     first, last = command.first, command.last
     if state.upper.less_equal(first):
@@ -191,19 +191,19 @@ def times_shown(state: State, command: c.TimesShown, context: Context) -> tuple[
         )
     if state.seal.passed is not None and context.checked_ms is not None and not state.handed_over:
         state = stamped(state, _base_upper(state, context), context.checked_ms, context.policy)
-    marks, all_told = _newest_first(state), True
+    marks, is_complete = _newest_first(state), True
     if marks and not marks[-1].upper.less_equal(first) and state.attribute_root.height:
         _check_indexed(state, context)
         older = context.indexed.spans[first, last][: command.limit]
         marks += older
-        all_told = len(older) < command.limit  # no more are in the index
+        is_complete = len(older) < command.limit  # the index has no more
     begin = max((place for place, mark in enumerate(marks) if not mark.upper.less_equal(last)), default=0)
     end = next((place + 1 for place, mark in enumerate(marks) if mark.upper.less_equal(first)), None)
     page = marks[begin:end][: command.limit]
-    if begin + len(page) == (len(marks) if end is None else end) and (all_told or end is not None):
+    if begin + len(page) == (len(marks) if end is None else end) and (is_complete or end is not None):
         return state, c.MarksShown(tuple(page), None)
     rest = page[-1].upper.element
-    assert rest is not None  # only the newest mark can be that of a closed shard
+    assert rest is not None  # only the newest mark can be of a closed shard
     return state, c.MarksShown(tuple(page), rest - 1)
 
 
@@ -217,7 +217,7 @@ def lower_seal(state: State, command: c.LowerSeal, context: Context) -> tuple[St
 
 
 def _with_cuts_until(state: State, checked_ms: int) -> State:
-    """The policy of rows goes on from there. A cut or a look of an instant to come would hold back the next ones."""
+    """The State whose row policy continues from there: cuts and looks of later instants would block further ones."""
     known = state.retention
     looked = replace(known.looked, at_ms=min(known.looked.at_ms, checked_ms))
     done = replace(known, cut_ms=min(known.cut_ms, checked_ms), at_ms=min(known.at_ms, checked_ms), looked=looked)
@@ -226,7 +226,7 @@ def _with_cuts_until(state: State, checked_ms: int) -> State:
 
 
 def _newest_first(state: State) -> list[Mark]:
-    """The marks that the State itself holds, and the one that the next checked commit makes; newest first."""
+    """The marks in the State, and the one that the next checked commit will make; newest first."""
     seal = state.seal
     if seal.last is None:
         return []
@@ -243,7 +243,7 @@ def _is_open(state: State, at_ms: int) -> bool:
 
 
 def _sealing(state: State, at_ms: int, context: Context) -> State:
-    """The State in which the instant is sealed. Raises Unavailable while it cannot be."""
+    """The State in which the instant is sealed. Raises Unavailable if it cannot be sealed now."""
     if not _is_open(state, at_ms):
         return state
     checked_ms = checked(context, state)
@@ -269,13 +269,13 @@ def checked(context: Context, state: State) -> int:
 
 
 def _mark_at(state: State, at_ms: int, context: Context) -> Mark:
-    """The mark that answers for an instant which is sealed. Raises NotReadable."""
+    """The mark that answers for a sealed instant. Raises NotReadable."""
     mark = _newest_mark(state, at_ms, context)
     repair, every_ms = state.seal.repair_of(at_ms), state.settings.mark_every_ms
     if repair is not None and (mark is None or mark.at_ms != state.seal.point_ms(at_ms, every_ms)):
         raise NotReadable(
-            f"{at_ms} ms (UTC, since 1970) of shard {state.name!r} was sealed by a wrong clock, whose repair left what "
-            f"lies after {repair[0]} ms and up to {repair[1]} ms without an answer; take another instant",
+            f"{at_ms} ms (UTC, since 1970) of shard {state.name!r} was sealed by a wrong clock, whose repair left "
+            f"instants after {repair[0]} ms and up to {repair[1]} ms without an answer; use another instant",
             as_of=None,
             since=state.since.to_json(),
             lowered_to_ms=repair[0],
@@ -306,7 +306,7 @@ def _newest_mark(state: State, at_ms: int, context: Context) -> Mark | None:
 
 
 def _first_ms(state: State, context: Context) -> int:
-    """The first instant that is known, where one was looked for in vain: the oldest mark, maybe in the index."""
+    """The first known instant: that of the oldest mark, which may be in the index."""
     if context.indexed.first_ms is not None:
         return context.indexed.first_ms
     known = [*state.marks, *([state.seal.last.at_ms] if state.seal.last is not None else [])]
@@ -322,11 +322,11 @@ def _check_indexed(state: State, context: Context) -> None:
 
 
 def set_settings(state: State, command: c.SetSettings, context: Context) -> tuple[State, c.SettingsAre]:
-    """Since stays: a shorter history is forgotten by maintenance, and what is forgotten stays so."""
+    """Since is unchanged: maintenance forgets history that a shorter retention no longer covers."""
     known = state.settings
     wanted = ShardSettings(command.history_ms, command.mark_every_ms, command.expected_version + 1, command.rows)
     wanted.check()
-    if known == wanted:  # a retry of what landed
+    if known == wanted:  # a retry
         return state, c.SettingsAre(known)
     if command.expected_version != known.version:
         raise Conflict(
@@ -343,7 +343,7 @@ def set_settings(state: State, command: c.SetSettings, context: Context) -> tupl
     seal = state.seal
     if wanted.mark_every_ms != known.mark_every_ms:
         seal = with_grid(seal, known.mark_every_ms)
-    # What a policy has dropped is not there as of its cuts any more, so one that retracts takes cuts anew.
+    # Dropped rows are not visible as of the cuts any more, so a policy that retracts begins with new cuts.
     dropped = known.rows is not None and known.rows.mode == DROP and (wanted.rows is None or wanted.rows.mode != DROP)
     cuts = {} if wanted.rows is None or dropped else state.cuts
     spilled = state.spilled if wanted.keeps_history else with_changes(state.spilled, {}, [ENTRIES])
@@ -352,9 +352,9 @@ def set_settings(state: State, command: c.SetSettings, context: Context) -> tupl
 
 
 def forget_outlived(state: State, command: c.ForgetOutlived, context: Context) -> tuple[State, c.HistoryMoved]:
-    """Dropped rows go last: by what goes before, times of before their drop may no longer be readable.
+    """Dropped rows are removed last, since the earlier steps may end the readable times before their drop.
 
-    What needs a checked clock waits for one, and holds up nothing that needs none.
+    A step that needs a checked clock is skipped without one; the others are applied all the same.
     """
     following, unchecked = state, None
     for without in (partial(_aged, before_ms=command.before_ms), _without_outlived_tags):
@@ -382,13 +382,13 @@ def _aged(state: State, before_ms: int | None, context: Context) -> State:
     sealed = _sealing(state, before_ms, context)
     try:
         upper = _mark_at(sealed, before_ms, context).upper
-    except NotReadable:  # nobody knows what was there then: a later instant moves since
+    except NotReadable:  # the upper at that instant is unknown: a later instant moves since
         return state
     if upper == MINIMUM:
         return state
     hold = Antichain(TIME_MAX if upper.element is None else upper.element - 1)
     if hold <= state.history_hold:
-        return _with_since(state, context)  # a reader that held since back may be gone
+        return _with_since(state, context)  # a reader that held since back may have gone
     return _with_since(replace(sealed, history_hold=hold), context)
 
 
@@ -399,29 +399,29 @@ def forget_history(state: State, command: c.ForgetHistory, context: Context) -> 
 
 
 def check_forgettable(state: State, before: Antichain) -> None:
-    """Raises InvalidUsage where no history before that time can be forgotten by hand."""
+    """Raise InvalidUsage if history before that time cannot be forgotten by request."""
     if before.is_empty:
         raise InvalidUsage(f"forgetting all of shard {state.name!r} is what drop does; give a time")
     if latest_time(state) < before:
         raise InvalidUsage(
-            f"{before} lies beyond the latest complete time of shard {state.name!r}, whose upper is {state.upper}: "
+            f"{before} is beyond the latest complete time of shard {state.name!r}, whose upper is {state.upper}: "
             "nothing could be read; give an earlier time"
         )
 
 
 def forgotten(state: State, before: Antichain, context: Context) -> State:
-    """History before `before` is not held by the shard itself any more."""
+    """The State whose own hold does not cover history before `before`."""
     if state.since.is_empty:
         return state
     if state.settings.keeps_history:
         if state.history_hold < before:
             state = replace(state, history_hold=before)
-        return _with_since(state, context)  # a reader may have gone that held more
+        return _with_since(state, context)  # a reader that held more may have gone
     return _with_since(state, context, before)
 
 
 def _with_since(state: State, context: Context, *more: Antichain) -> State:
-    """Since as those hold it whose leases have not lapsed. Only readers and a drop close the shard to reads."""
+    """The State whose since follows the live holds. Only readers and a drop close the shard to reads."""
     live = without_lapsed_readers(state, context.lease_now_ms)
     since = max(state.since, held_since(live, *more))
     if since != state.since and not since.is_empty:
@@ -429,16 +429,16 @@ def _with_since(state: State, context: Context, *more: Antichain) -> State:
     return state
 
 
-# Transitions of tags: single times that stay readable although since has passed them.
+# Transitions of tags: single times that stay readable after since has passed them.
 
 
 def set_tag(state: State, command: c.SetTag, context: Context) -> tuple[State, c.TagsAre]:
-    """A merge under way goes to a since that is not beyond the shard's, so it keeps whatever may be tagged now."""
+    """A merge under way advances to a since not beyond the shard's, so it preserves every time that may be tagged."""
     name, time = check_tag_name(command.tag), command.time
     known = state.tags.get(name)
     if known is not None and known.time != time:
         raise Conflict(
-            f"shard {state.name!r} has a tag {name!r} already, at the time {known.time}; take it away, or take another "
+            f"shard {state.name!r} has a tag {name!r} already, at the time {known.time}; remove it, or use another "
             "name",
             expected=time,
             actual=known.time,
@@ -462,7 +462,7 @@ def remove_tag(state: State, command: c.RemoveTag, context: Context) -> tuple[St
 
 
 def _without_outlived_tags(state: State, context: Context) -> State:
-    """By a checked clock, as history is forgotten: a wrong one loses no tag."""
+    """The State without expired tags. It needs a checked clock, so that a wrong one loses no tag."""
     lapsed = [n for n, tag in state.tags.items() if tag.until_ms is not None and tag.until_ms <= context.now_ms]
     if not lapsed:
         return state
@@ -471,11 +471,11 @@ def _without_outlived_tags(state: State, context: Context) -> State:
 
 
 def named(state: State, name: str) -> Tag:
-    """The tag of this name. Raises NotReadable where there is none."""
+    """The tag of this name. Raises NotReadable if there is none."""
     known = state.tags.get(check_tag_name(name))
     if known is None:
         raise NotReadable(
-            f"shard {state.name!r} has no tag {name!r}: it was never set, or taken away, or was kept long enough",
+            f"shard {state.name!r} has no tag {name!r}: it was never set, was removed, or has expired",
             as_of=None,
             since=state.since.to_json(),
             tag=name,
@@ -501,4 +501,4 @@ def _check_new(state: State, name: str, time: int) -> None:
             since=state.since.to_json(),
         )
     if len(state.tags) >= TAGS_MAX:
-        raise InvalidUsage(f"shard {state.name!r} has {len(state.tags)} tags, which is the most; take one away first")
+        raise InvalidUsage(f"shard {state.name!r} has {len(state.tags)} tags, which is the maximum; remove one first")

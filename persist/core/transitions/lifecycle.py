@@ -35,7 +35,7 @@ HOLDERS_NAMED_MAX = 5
 
 def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tuple[State, c.SchemaRegistered]:
     current = state.schema_id
-    if state.schemas[current] == command.schema:  # nothing to do, or a retry of what landed
+    if state.schemas[current] == command.schema:  # nothing to do, or a retry
         return state, c.SchemaRegistered(current)
     following = with_schema(state, command, context)
     if command.expected_upper is not None:  # what is committed from here on was staged by who knew the schema
@@ -45,7 +45,7 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
 
 
 def with_schema(state: State, command: c.EvolveSchema | c.SchemaChange, context: Context) -> State:
-    """The State whose current schema is that of the command. Raises SchemaMismatch, and what the verdict says."""
+    """The State whose current schema is that of the command. Raises SchemaMismatch, and the verdict's error."""
     _check_current(state, command.expected_id)
     context.verdict.check()
     settings = _settings_after(state, context.verdict.settings)
@@ -53,29 +53,29 @@ def with_schema(state: State, command: c.EvolveSchema | c.SchemaChange, context:
 
 
 def _dated(state: State, context: Context) -> State:
-    """The State that knows from which time on it has its current schema."""
+    """The State that records the first time of its current schema."""
     first = TIME_MAX + 1 if state.upper.element is None else state.upper.element
     return replace(state, schema_times={**state.schema_times, state.schema_id: first})
 
 
 def reshaped(state: State, command: c.EvolveSchema | c.SchemaChange) -> State:
-    """The State as it would be with the schema of the command. Nothing is checked."""
+    """The State with the schema of the command, unchecked."""
     return replace(state, schemas={**state.schemas, command.expected_id + 1: command.schema})
 
 
 def _settings_after(state: State, looked_at: int | None) -> ShardSettings:
-    """The settings after a change of the columns. `looked_at`: their version by which no name that goes is needed.
+    """The settings after a change of the columns. `looked_at`: the version for which the removed names were checked.
 
-    A policy of rows knows its column by the name. So where names go the settings have another version then: whoever has
-    looked at the columns before, to set a policy, is refused.
+    A row policy refers to its column by name. So if names are removed the settings get a new version: a client that
+    read the columns before, to set a policy, is refused.
     """
     known = state.settings
     if looked_at is None:
         return known
     if known.version != looked_at:
         raise SchemaMismatch(
-            f"the settings of shard {state.name!r} changed while its columns were about to; nothing was changed: try "
-            "again",
+            f"the settings of shard {state.name!r} changed while its columns were being changed; nothing was changed: "
+            "retry",
             expected=looked_at,
             actual=known.version,
         )
@@ -85,7 +85,7 @@ def _settings_after(state: State, looked_at: int | None) -> ShardSettings:
 def _check_current(state: State, expected: int) -> None:
     if expected != state.schema_id:
         raise SchemaMismatch(
-            f"shard {state.name!r} has schema {state.schema_id}, not the expected {expected}; read it anew",
+            f"shard {state.name!r} has schema {state.schema_id}, not the expected {expected}; read it again",
             expected=expected,
             actual=state.schema_id,
         )
@@ -141,8 +141,8 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         retention=NO_RETENTION,
         erasures={},
         left={},
-        # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
-        # all others until that time: such tokens are remembered one by one.
+        # A minted token that landed in this life must not land in the next one. A token from the future would block
+        # all others until its time, so such tokens are remembered individually.
         outcomes=of_ended_life(state, store_ms, context),
         spilled={},
         forgotten_ms=max(state.forgotten_ms, min(max(born, default=0), store_ms)),
@@ -152,7 +152,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
 
 
 def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State, c.Done]:
-    """The next life begins as the first one did. The log goes on, so its rollups stay named until it is cut."""
+    """The next life begins as the first one did. The log continues, so its rollups stay named until it is truncated."""
     context.verdict.check()
     incarnation = state.incarnation + 1
     if incarnation > INCARNATION_MAX:
@@ -174,14 +174,14 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
     ), c.Done()
 
 
-# A shard is handed over to another home of its location, and taken back where nothing came of that home.
+# A shard is handed over to another home of its location, and taken back if that home does not start.
 
 
 HANDING = (c.HandOver, c.TakeBack)
 HOLDS = (c.RegisterReader, c.ExpireReader, c.DowngradeSince)
-"""What is answered without a commit where the shard was handed over: nothing is forgotten there any more.
+"""Commands that a handed-over shard answers without a commit, since its history is not forgotten any more.
 
-After it was taken back, a reader that came meanwhile is told that its hold is gone.
+After it was taken back, a reader that registered meanwhile gets Expired.
 """
 
 
@@ -196,17 +196,17 @@ def take_back(state: State, command: c.TakeBack, context: Context) -> tuple[Stat
 
 
 def held(state: State, command: Any, held_here: Callable[[], c.Result]) -> c.Result:
-    """The answer to a hold at a shard that was handed over. `held_here`: what the shard itself would say."""
+    """The answer to a hold at a shard that was handed over. `held_here` returns the ordinary answer."""
     if not isinstance(command, c.DowngradeSince) or command.reader in state.leased_readers:
         return held_here()
     return c.SinceDowngraded(command.since or state.since, state.since)
 
 
 def check_here(state: State) -> None:
-    """Raises ReadOnly where the shard goes on elsewhere."""
+    """Raise ReadOnly if the shard was handed over."""
     if state.handed_over:
         raise ReadOnly(
-            f"shard {state.name!r} goes on at another home of its location, of epoch {state.handed_over}: write there",
+            f"shard {state.name!r} was handed over to the home of epoch {state.handed_over}: write there",
             home=[],
             region="",
         )
@@ -221,9 +221,9 @@ def _check(state: State, epoch: int) -> None:
 
 
 def lend(state: State, command: c.Lend, context: Context) -> tuple[State, c.Lent]:
-    """A collector whose State has not this loan deletes nothing that a State from its horizon on names.
+    """A garbage collector whose State lacks this loan deletes no blob that a State from its horizon on names.
 
-    Its horizon is a rollup that no reader forbade, in an earlier State than this. The latest of these only moves on.
+    Its horizon is a rollup that no reader held back, in an earlier State than this. The latest horizon only advances.
     """
     if (known := _known(state, command)) is not None:
         return state, known
@@ -235,7 +235,7 @@ def lend(state: State, command: c.Lend, context: Context) -> tuple[State, c.Lent
 
 
 def lends_from(state: State) -> SeqNo:
-    """The first seqno of which all blobs are there for sure: the latest horizon that a collector can have."""
+    """The first seqno all of whose blobs certainly exist: the latest horizon that a garbage collector can have."""
     held = state.seqno_since
     return max((seqno for seqno in state.rollups if seqno <= held), default=SeqNo(0))
 
@@ -280,9 +280,8 @@ def returned(state: State, command: c.Returned, context: Context) -> tuple[State
 
 
 def begin_clone(state: State, command: c.BeginClone, context: Context) -> tuple[State, c.Done]:
-    """As `lifecycle.recreate`, with the contents of another shard. Whoever ends a loan that nobody took has made sure
-
-    before that lists as old as that one are refused here.
+    """As `recreate`, with the contents of another shard. A loan that no clone took is ended only after lists of its age
+    are refused here.
     """
     born, incarnation = command.state, state.incarnation + 1
     if incarnation > INCARNATION_MAX:
@@ -313,7 +312,7 @@ def begin_clone(state: State, command: c.BeginClone, context: Context) -> tuple[
 
 
 def check_own(state: State) -> None:
-    """Raises InvalidUsage where a clone names blobs of its own name, or of an owner of whom it has no loan."""
+    """Raise InvalidUsage if a clone names blobs of its own name, or of an owner without a loan."""
     owners = {family_of(shard_id_of(owner)) for owner in state.borrowed.values()}
     for key in state.blob_keys():
         if not is_foreign(key, state.shard_id) or family_of(shard_of(key)) not in owners:
@@ -321,7 +320,7 @@ def check_own(state: State) -> None:
 
 
 def _known(state: State, command: c.Lend | c.LendOn) -> c.Lent | None:
-    """What a command is answered that landed before."""
+    """The answer to a retry; None: the loan is new."""
     known = state.loans.get(command.loan)
     return None if known is None else c.Lent(known.list_key == command.list_key)
 
@@ -348,17 +347,17 @@ def _check_list(state: State, key: str) -> None:
         raise InvalidUsage(f"{key!r:.200} is not the key of a list of shard {state.name!r}")
 
 
-# The first State of a clone: what it takes from the shard that it is made of. Pure.
+# The first State of a clone. Pure.
 
 
 FIRST = SeqNo(1)
 
 
 def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: str, now_ms: int) -> State:
-    """The State v1 of the clone `name`: rows, schemas, attributes, tags and what is readable are those of `state`.
+    """The State v1 of the clone `name`, with the rows, schemas, attributes, tags and readable times of `state`.
 
-    Readers, writers, claims, the commit history, erasures and outcomes of tokens stay behind. Of tokens that were
-    minted before it nobody knows whether they were committed to what it was made of. `loans` are the names of owners.
+    Readers, writers, claims, the commit history, erasures and outcomes of tokens are not copied. Tokens that were
+    minted before are refused, since they may have been committed to the source. `loans` are the names of owners.
     """
     state = without_feed(state)
     while state.writers:
@@ -393,9 +392,9 @@ def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: st
 
 
 def without_feed(state: State) -> State:
-    """The State of a shard that has no writer yet: until one appends to it, the service owns its times.
+    """The State of a shard that is not fed by `append` yet: until it is, the service chooses its times.
 
-    A truncation that waits for the writer of the source stays behind.
+    A truncation that waits for the writer of the source is not copied.
     """
     if not state.retention.appended:
         return state
@@ -403,7 +402,7 @@ def without_feed(state: State) -> State:
 
 
 def without_policy(state: State) -> State:
-    """The State without its policy of rows, which would take at once what somebody wants to have back."""
+    """The State without its row policy, which would remove restored rows at once."""
     settings = state.settings
     if settings.rows is None:
         return state
@@ -411,7 +410,7 @@ def without_policy(state: State) -> State:
 
 
 def fence_of(name: str, schema: SchemaRecord, now_ms: int, commit_id: str) -> State:
-    """The State of a name that nobody has used, as that of a shard that was dropped: its next life may begin."""
+    """The State of an unused name, as that of a dropped shard, so that its next life may begin."""
     ended = HollowBatch(Description(MINIMUM, EMPTY, MINIMUM), (), 0)
     return replace(
         initial_state(name, schema, now_ms),
@@ -425,6 +424,6 @@ def fence_of(name: str, schema: SchemaRecord, now_ms: int, commit_id: str) -> St
 
 
 def with_entry(state: State, caller: Caller) -> State:
-    """The State v1 with its entry in the commit history, where no commit of the ordinary path writes it."""
+    """The State v1 with its entry in the commit history, for a log that begins without an ordinary commit."""
     entry = CommandEntry(CLONE, MINIMUM, state.upper, caller=None if caller == NOBODY else caller)
     return replace(state, entries={state.seqno: Committed(state.walltime_ms, (entry,))}, info_bytes=len(caller.info))

@@ -16,23 +16,23 @@ from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.context import Context
 
-# Which parts a command may name: new ones, of this shard, of which the committer found that they are what they say.
+# Which parts a command may name: new ones, of this shard, that the committer has validated.
 #
-# A part is named once, for ever. Ids of parts that are in the State show by themselves. `State.left` has those of parts
-# that writers staged and that left the State; what it had to forget is refused by its age. So whoever commits staged
-# parts a second time, late or by mistake, is refused, and no State names a blob that is deleted. Inline rows come with
-# their command alone, which its token makes land once: their ids are not remembered.
+# A part is named at most once, ever. Ids of present parts are in the State. `State.left` has the ids of staged parts
+# that left the State; forgotten ones are refused by their age. So committing staged parts a second time, late or by
+# mistake, is refused, and no State names a deleted blob. Inline rows are part of their command, whose token makes it
+# land once, so their ids are not remembered.
 
 
 GIVEN_MAX = 2**48  # updates that one part may count for
-LEFT_PARTS_MAX = 100_000  # staged parts that left the State which it remembers
-FORGOTTEN_MAX = 1_000  # parts that one commit looks at, to forget those that are swept
-LEFT_FORGOTTEN_PART = 50  # of those that are remembered: so many are forgotten at once, since it looks at all of them
-DIFF_MAX = 2**32  # of a multiplicity that is written: it takes two thousand million such updates of a row to overflow
+LEFT_PARTS_MAX = 100_000  # remembered ids of staged parts that left the State
+FORGOTTEN_MAX = 1_000  # parts that one commit checks, to forget those that may be swept
+LEFT_FORGOTTEN_PART = 50  # the part of the remembered ids that is forgotten at once, since that scans all of them
+DIFF_MAX = 2**32  # of a written multiplicity: two thousand million such updates of a row would overflow
 
 
 def check_staged(state: State, runs: Iterable[Run], context: Context) -> None:
-    """Refuse the parts of a writer's command, or accept them all. Only the verdict knows of their rows."""
+    """Raise an error unless all parts of a writer's command may be added. Their rows were validated before."""
     parts = [part for run in runs for part in run.parts]
     if not parts:
         return
@@ -46,31 +46,31 @@ def check_staged(state: State, runs: Iterable[Run], context: Context) -> None:
 
 
 def _check_constrained(state: State, parts: Sequence[Part]) -> None:
-    """Refuse rows that were looked at by a schema which asked less of them than the shard does by now."""
+    """Refuse rows that were validated by a schema with weaker constraints than the present one."""
     oldest = min(part.schema_id for part in parts)
     if oldest < state.schema_floor:
         raise SchemaMismatch(
-            f"rows were staged by schema {oldest} of shard {state.name!r}, which has got stricter constraints by "
-            f"schema {state.schema_floor} since; nothing was written: stage the rows again",
+            f"rows were staged by schema {oldest} of shard {state.name!r}, whose schema {state.schema_floor} has "
+            "stricter constraints; nothing was written: stage the rows again",
             expected=oldest,
             actual=state.schema_id,
         )
 
 
 def _check_named(state: State, context: Context) -> None:
-    """Refuse rows that came by the names of columns, where columns have changed since: who has them reads them anew."""
+    """Refuse rows that were given by column name if the columns have changed since."""
     known = context.verdict.schema
     if known not in (None, state.schema_id):
         raise SchemaMismatch(
-            f"rows came by the names of columns in schema {known} of shard {state.name!r}, which has schema "
-            f"{state.schema_id} by now; nothing was written: read the rows anew by its names",
+            f"the rows use the column names of schema {known} of shard {state.name!r}, whose current schema is "
+            f"{state.schema_id}; nothing was written: prepare the rows again by its column names",
             expected=known,
             actual=state.schema_id,
         )
 
 
 def check_merged(state: State, outputs: Sequence[Part], kept: Sequence[Part], context: Context) -> None:
-    """Refuse the outputs of a merge, or accept them all. Those that a claim has `kept` were accepted before."""
+    """Raise an error unless all outputs of a merge may be added. Those that a claim has `kept` were accepted before."""
     known = {part.id: part for part in kept}
     new = [part for part in outputs if known.get(part.id) != part.without_receipt()]
     if len({part.id for part in outputs}) < len(outputs):
@@ -80,8 +80,8 @@ def check_merged(state: State, outputs: Sequence[Part], kept: Sequence[Part], co
         _check_numbers(state, part)
         if part.time is not None or part.clip is not None or part.given is not None:
             raise InvalidUsage(
-                f"part {part.id} comes with a time, a clip or a count of updates, which only commits of writers have; "
-                "a merge writes rows with their own times"
+                f"part {part.id} has a time, a clip or a count of updates, which only parts of writers have; a merge "
+                "writes rows with their own times"
             )
         _check_unused(state, part)
     if new:
@@ -89,17 +89,17 @@ def check_merged(state: State, outputs: Sequence[Part], kept: Sequence[Part], co
 
 
 def check_replacement(state: State, part: Part, context: Context) -> None:
-    """Refuse what comes in the place of a part, or accept it. It is a copy, so what it says stays as it was."""
+    """Raise an error unless the replacement of a part may be added. It is a copy with the same metadata."""
     _check_name(state, part)
     _check_unused(state, part)
     context.verdict.check()
 
 
 def departed(state: State, gone: Iterable[str]) -> State:
-    """The State that remembers which staged parts left it: `gone` are the blob keys that it names no more.
+    """The State that remembers which staged parts left it: `gone` are the blob keys that it no longer names.
 
-    What maintenance may have swept is refused by its age anyway, so it is forgotten. Of the rest at most
-    `LEFT_PARTS_MAX` are remembered. Parts as old as one that was forgotten for that are refused from then on.
+    Ids that may have been swept are refused by their age, so they are forgotten. Of the rest at most `LEFT_PARTS_MAX`
+    are remembered: if more were forgotten, parts of their age are refused from then on.
     """
     went = {_compact(part_id_of(key)): int(state.seqno) for key in gone if is_part_key(key) and _is_staged(key)}
     if not went:
@@ -109,7 +109,7 @@ def departed(state: State, gone: Iterable[str]) -> State:
     left = with_changes(left, {}, swept) if swept else left
     if len(left) <= LEFT_PARTS_MAX:
         return replace(state, left=left)
-    # Those that were minted first: what a writer minted whose clock is far ahead is kept, and holds up nobody.
+    # The oldest are forgotten: ids of a writer whose clock is far ahead are kept, and block no other writer.
     some = len(left) - LEFT_PARTS_MAX + LEFT_PARTS_MAX // LEFT_FORGOTTEN_PART
     forgotten = nsmallest(some, left)
     before_ms = max(state.left_before_ms, _born_ms(forgotten[-1]) + 1)
@@ -117,20 +117,21 @@ def departed(state: State, gone: Iterable[str]) -> State:
 
 
 def _check_fields(state: State, part: Part, staged_from_ms: int) -> None:
-    """What a part says, as far as the State alone can tell. It is asked 50,000 times for one commit of a Spark job."""
+    """Check the metadata of a part against the State. Called 50,000 times for one commit of a Spark job."""
     _check_name(state, part)
     if part.key is not None and not _is_staged(part.key):
         raise InvalidUsage(f"part {part.id} was written by maintenance, not by a writer; write its rows again")
     if part.key is not None and _minted_ms(part) < staged_from_ms:
         raise Expired(
             f"part {part.id} was staged at {_minted_ms(part)} (ms since 1970, by its writer's clock), and maintenance "
-            f"may have swept what was staged in shard {state.name!r} before {staged_from_ms}; stage its rows again"
+            f"may have swept parts that were staged in shard {state.name!r} before {staged_from_ms}; stage its rows "
+            "again"
         )
     _check_numbers(state, part)
     if part.given is not None and not 0 <= part.given <= GIVEN_MAX:
         raise InvalidUsage(f"part {part.id} counts for {part.given} updates; it must be in [0, {GIVEN_MAX}]")
     if part.clip is not None or (part.time is not None and not part.time_min == part.time == part.time_max):
-        raise InvalidUsage(f"part {part.id} comes with a clip, or with other times than the one of all its rows")
+        raise InvalidUsage(f"part {part.id} has a clip, or other times than the one of all its rows")
     if max(-part.diff_min, part.diff_max) > DIFF_MAX:
         raise InvalidUsage(
             f"part {part.id} has multiplicities from {part.diff_min} to {part.diff_max}; at most {DIFF_MAX} can be "
@@ -139,19 +140,19 @@ def _check_fields(state: State, part: Part, staged_from_ms: int) -> None:
 
 
 def _check_numbers(state: State, part: Part) -> None:
-    """What every new part says of its rows."""
+    """Check the numbers of a new part."""
     if part.schema_id not in state.schemas:
         raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}")
     if part.rows <= 0:
         raise InvalidUsage(f"part {part.id} has no rows; leave it out")
     if part.data is not None and part.size != len(part.data):
-        raise InvalidUsage(f"part {part.id} has {len(part.data)} bytes and says that it has {part.size}")
+        raise InvalidUsage(f"part {part.id} has {len(part.data)} bytes, but its size is {part.size}")
     if not 0 <= part.time_min <= part.time_max <= TIME_MAX:
         raise InvalidUsage(f"part {part.id} has times in [{part.time_min}, {part.time_max}]; times begin at 0")
 
 
 def _check_name(state: State, part: Part) -> None:
-    """That a part has a sound id, and is at one place, of this shard."""
+    """Check that a part has a valid id, and either inline bytes or a key of this shard."""
     parse(PartId, part.id)
     if (part.key is None) == (part.data is None):
         raise InvalidUsage(f"part {part.id} must have either a blob key or inline bytes")
@@ -174,7 +175,7 @@ def _check_new(state: State, parts: Sequence[Part]) -> None:
     seen = set()
     for part in parts:
         if part.id in seen:
-            raise InvalidUsage(f"part {part.id} occurs twice in one command: its rows must not count twice")
+            raise InvalidUsage(f"part {part.id} occurs twice in one command: its rows would count twice")
         seen.add(part.id)
         if state.trace.holds(part.id) or part.id in under_way:
             raise InvalidUsage(f"part {part.id} is in shard {state.name!r} already: its rows must not count twice")
@@ -207,11 +208,11 @@ def _compact(part_id: str) -> bytes:
 
 
 def _is_staged(key: str) -> bool:
-    """Whether a writer has staged the part with this key; maintenance writes its own, which no writer may name."""
+    """Whether a writer has staged the part with this key. Writers may not name parts that maintenance wrote."""
     return not is_of_maintenance(key)
 
 
-# What is checked of the upper before a shard is written to.
+# Checks of the upper before a write.
 
 
 def check_upper(state: State, expected: Antichain) -> None:
@@ -224,7 +225,9 @@ def check_upper(state: State, expected: Antichain) -> None:
 
 
 def check_near(state: State, upper: Antichain) -> None:
-    """A slip of the keyboard would take all times from a shard for ever. One that is there already goes on."""
+    """Refuse a far upper, which is usually a mistake and would use up all times of the shard. An upper that is already
+    far may advance.
+    """
     if upper.element is not None and upper.element > FAR_TIME and state.upper <= Antichain(FAR_TIME):
         raise InvalidUsage(
             f"the upper {upper} of shard {state.name!r} would be beyond {FAR_TIME}, where no clock counts, and it "

@@ -1,4 +1,4 @@
-"""Transitions of maintenance: rollups, claims, merge results, manifests, and the repair of lost parts."""
+"""Transitions of maintenance: rollups, claims, merge results, bundles, and the repair of lost parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from persist.core.transitions.part_admission import check_merged, check_replacem
 from persist.core.transitions.tombstones import brings_back, recounted
 from persist.core.truncation import clipped
 
-# Transitions of maintenance: rollups, claims, and the result of a merge. None of them can make a writer fail.
+# Rollups, claims, and the result of a merge. None of these transitions can make a writer fail.
 
 
 def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[State, c.RollupAdded]:
@@ -69,7 +69,7 @@ def hold_claim(state: State, command: c.HoldClaim, context: Context) -> tuple[St
         kept = known.done if known is not None else ()
         named = tuple(part.as_durable() for part in done)
         if named[: len(kept)] != kept:
-            raise InvalidUsage(f"the merge under claim {command.key!r} goes on from what the claim holds")
+            raise InvalidUsage(f"the outputs of claim {command.key!r} have to begin with those that it holds")
         _check_since(state, command.since)
         check_merged(state, done, kept, context)
         claim = replace(claim, done=named, resume_key=command.resume_key, since=command.since)
@@ -91,13 +91,13 @@ def apply_merge(state: State, command: c.MergeResult, context: Context) -> tuple
     inputs = frozenset(command.inputs)
     if not inputs:
         raise InvalidUsage("a merge without inputs changes nothing")
-    found = state.trace.covering(inputs)
-    if found is None or not _may_apply(state, command, context) or brings_back(state, command.outputs):
+    stretch = state.trace.covering(inputs)
+    if stretch is None or not _may_apply(state, command, context) or brings_back(state, command.outputs):
         outputs = {part.id for run in command.outputs for part in run.parts}
         landed = bool(outputs) and state.trace.covering(frozenset(outputs)) is not None
         return state, c.MergeApplied(landed)
     _check_since(state, command.since)
-    first, count = _with_empty_neighbours(state, *found)
+    first, count = _with_empty_neighbours(state, *stretch)
     batches = state.trace.batches[first : first + count]
     merged = _merged(state, inputs, command, batches, context)
     taken = (part for batch in batches for part in batch.parts() if part.id in inputs)
@@ -107,7 +107,7 @@ def apply_merge(state: State, command: c.MergeResult, context: Context) -> tuple
 
 
 def _check_since(state: State, since: Antichain) -> None:
-    """What is tagged later lies at or beyond the shard's since, and so beyond that of every merge under way."""
+    """Refuse a merge beyond the shard's since: times at or beyond since may still be tagged."""
     if state.since < since:
         raise InvalidUsage(f"a merge to since {since} is beyond the since {state.since} of shard {state.name!r}")
 
@@ -127,7 +127,7 @@ def _merged(
             f"a merge in shard {state.name!r} changed the sum of diffs from {before} to {after}; it is not applied"
         )
     kept = [run for batch in batches for run in _runs_without(batch, inputs)]
-    # Runs that were not merged keep the since that their batches had; so does the batch that holds them.
+    # Runs that were not merged keep the since of their batches, and so does the resulting batch.
     since = meet(batch.desc.since for batch in batches if batch.runs) if kept else command.since
     lower, upper = batches[0].desc.lower, batches[-1].desc.upper
     apart = tuple(t for t in kept_below(state, command.since) if lower.less_equal(t) and not upper.less_equal(t + 1))
@@ -137,7 +137,7 @@ def _merged(
 
 
 def _may_apply(state: State, command: c.MergeResult, context: Context) -> bool:
-    """Whether the outputs are there for sure: the claim, if there is one, is still held, and none is too old."""
+    """Whether the outputs certainly exist: the claim, if there is one, is still held, and none is too old."""
     outputs = [part for run in command.outputs for part in run.parts]
     if not command.claim_key:
         return not _are_swept(state, None, outputs, context)
@@ -152,7 +152,7 @@ def _may_apply(state: State, command: c.MergeResult, context: Context) -> bool:
 def _are_swept(state: State, held: Claim | None, outputs: Sequence[Part], context: Context) -> bool:
     """Whether an output that no claim has kept may have been swept since it was written.
 
-    What is no key at all is refused later, so it has no age.
+    A malformed key is refused later.
     """
     kept = frozenset(part.key for part in held.done) if held is not None else frozenset()
     keys = [part.key for part in outputs if part.key is not None and part.key not in kept]
@@ -160,7 +160,7 @@ def _are_swept(state: State, held: Claim | None, outputs: Sequence[Part], contex
 
 
 def _holder_of(state: State, command: c.HoldClaim, context: Context) -> str | None:
-    """Who else is at work on one of the inputs."""
+    """The other owner of a live claim on one of the inputs, if any."""
     wanted = set(command.inputs)
     for key, claim in state.claims.items():
         if key == command.key or claim.owner == command.owner or claim.lapsed(context.lease_now_ms):
@@ -171,7 +171,7 @@ def _holder_of(state: State, command: c.HoldClaim, context: Context) -> str | No
 
 
 def _with_empty_neighbours(state: State, first: int, count: int) -> tuple[int, int]:
-    """The batches of a merge and the empty ones beside them, which fuse with its result."""
+    """The stretch of a merge, extended by adjacent empty batches, which are joined to its result."""
     batches = state.trace.batches
     end = first + count
     while first > 0 and not batches[first - 1].runs:
@@ -190,41 +190,41 @@ def _without(state: State, key: str) -> dict[str, Claim]:
     return {k: claim for k, claim in state.claims.items() if k != key}
 
 
-# Transitions that put parts into bundles, and take them out again. Rows, times and the order of batches stay.
+# Bundling parts, and unbundling them. Rows, times and the order of batches do not change.
 
 
 def bundle_parts(state: State, command: c.BundleParts, context: Context) -> tuple[State, c.Bundled]:
-    """A merge under way names its inputs by id, so what one is at work on stays as it is.
+    """Parts of a merge under way are not bundled, since the merge names them by id.
 
-    A bundle that was written before a drop was forgotten has rows that the parts have lost since.
+    A bundle from before dropped rows were removed contains rows that its parts have lost since, so it is refused.
     """
     inputs, bundles = frozenset(command.inputs), [part for run in command.outputs for part in run.parts]
-    found = state.trace.covering(inputs) if inputs else None
-    if found is None or found[1] != 1:
+    stretch = state.trace.covering(inputs) if inputs else None
+    if stretch is None or stretch[1] != 1:
         return state, c.Bundled(False)
     if not inputs.isdisjoint(claimed(state, context.lease_now_ms)) or _are_swept(state, None, bundles, context):
         return state, c.Bundled(False)
     if brings_back(state, command.outputs):
         return state, c.Bundled(False)
     context.verdict.check()
-    batch = state.trace.batches[found[0]]
+    batch = state.trace.batches[stretch[0]]
     taken = [part for part in batch.parts() if part.id in inputs]
     for part in bundles:
         check_bundle(state, part)
     _check_same(state, taken, bundles)
     if sum(part.bundle.parts for part in bundles if part.bundle is not None) != len(taken):
-        raise InvalidUsage(f"bundles of shard {state.name!r} do not list the parts in whose place they stand")
+        raise InvalidUsage(f"bundles of shard {state.name!r} do not list the parts that they replace")
     kept = [Run(tuple(part for part in run.parts if part.id not in inputs)) for run in batch.runs]
     runs = (*(run for run in kept if run.parts), *command.outputs)
-    return _with_batch(state, found[0], HollowBatch(batch.desc, runs, batch.rows)), c.Bundled(True)
+    return _with_batch(state, stretch[0], HollowBatch(batch.desc, runs, batch.rows)), c.Bundled(True)
 
 
 def unbundled(state: State, bundle_id: str, listed: tuple[Run, ...]) -> State:
-    """The State with what a bundle lists in its place; the State itself where it has no such bundle."""
-    found = state.trace.covering(frozenset({bundle_id}))
-    if found is None:
+    """The State with the contents of a bundle in its place; the same State if it has no such bundle."""
+    stretch = state.trace.covering(frozenset({bundle_id}))
+    if stretch is None:
         return state
-    batch = state.trace.batches[found[0]]
+    batch = state.trace.batches[stretch[0]]
     runs: list[Run] = []
     for run in batch.runs:
         at = next((index for index, part in enumerate(run.parts) if part.id == bundle_id), None)
@@ -233,13 +233,13 @@ def unbundled(state: State, bundle_id: str, listed: tuple[Run, ...]) -> State:
             continue
         inner = [part for each in listed for part in each.parts]
         _check_same(state, [run.parts[at]], inner)
-        shown = clipped(listed, run.parts[at].clip or 0)  # a drop has taken away what lies before
+        shown = clipped(listed, run.parts[at].clip or 0)  # a drop has removed earlier rows
         if len(run.parts) == 1:
             runs.extend(shown)
         else:  # bundles of one long run
             inner = [part for each in shown for part in each.parts]
             runs.append(Run((*run.parts[:at], *inner, *run.parts[at + 1 :])))
-    return _with_batch(state, found[0], batch_of(batch.desc, tuple(run for run in runs if run.parts)))
+    return _with_batch(state, stretch[0], batch_of(batch.desc, tuple(run for run in runs if run.parts)))
 
 
 def _with_batch(state: State, index: int, batch: HollowBatch) -> State:
@@ -247,7 +247,7 @@ def _with_batch(state: State, index: int, batch: HollowBatch) -> State:
 
 
 def check_bundle(state: State, part: Part) -> None:
-    """Refuse what is no bundle of the shard, or one that it names already."""
+    """Raise InvalidUsage unless the part is a bundle of the shard that it does not name yet."""
     parse(PartId, part.id)
     key = part.key or ""
     is_bundle = part.bundle is not None and part.data is None
@@ -258,25 +258,26 @@ def check_bundle(state: State, part: Part) -> None:
 
 
 def _check_same(state: State, before: list[Part], after: list[Part]) -> None:
-    """The two stand for the same rows, as far as the State can tell."""
+    """Raise Corruption if the metadata of both lists of parts shows that they contain different rows."""
     sums = [(sum(p.rows for p in parts), sum(p.size for p in parts)) for parts in (before, after)]
     diffs = [diff_sum_of(parts) for parts in (before, after)]
     if sums[0] != sums[1] or (None not in diffs and diffs[0] != diffs[1]):
-        raise Corruption(f"a bundle of shard {state.name!r} stands for other rows than the parts that it lists")
+        raise Corruption(f"a bundle of shard {state.name!r} has other rows than the parts that it lists")
 
 
-# Mending a shard that names a part which cannot be read: the part goes, or another one takes its place.
+# Repair of a shard that names an unreadable part: the part is removed or replaced.
 
 
 def replace_part(state: State, command: c.ReplacePart, context: Context) -> tuple[State, c.PartReplaced]:
-    """Since, upper and the times of batches stay. Claims of merges that read the part end: they could never be applied.
+    """Since, upper and the times of batches do not change. Claims of merges that read the part end, since they could
+    not be applied.
 
-    Where a bundle itself goes, what it lists goes with it. The rows that were written stay counted (EVENT_COUNT): what
-    was appended was appended.
+    If a bundle is removed, the parts that it lists are removed with it. The removed rows are still counted in
+    EVENT_COUNT, which counts appended rows.
     """
     new, unreadable = command.replacement, {command.part, command.within}
     if new is not None and state.trace.holds(new.id):
-        return state, c.PartReplaced(None)  # an earlier try landed
+        return state, c.PartReplaced(None)  # a retry
     if command.within is not None:
         context.verdict.check()
         state = unbundled(state, command.within, command.listed)
@@ -291,13 +292,13 @@ def replace_part(state: State, command: c.ReplacePart, context: Context) -> tupl
             else:
                 check_bundle(state, new)
                 context.verdict.check()
-        mended = state.trace.splice(index, 1, [_mended(batch, old, new)])
+        trace = state.trace.splice(index, 1, [_repaired(batch, old, new)])
         claims = {key: claim for key, claim in state.claims.items() if unreadable.isdisjoint(claim.inputs)}
-        return replace(state, trace=mended, claims=claims), c.PartReplaced(old)
+        return replace(state, trace=trace, claims=claims), c.PartReplaced(old)
     raise InvalidUsage(f"part {command.part} is not in shard {state.name!r}; `persist check --deep` lists the damage")
 
 
-def _mended(batch: HollowBatch, old: Part, new: Part | None) -> HollowBatch:
+def _repaired(batch: HollowBatch, old: Part, new: Part | None) -> HollowBatch:
     runs = []
     for run in batch.runs:
         parts = tuple(part for part in run.parts if part.id != old.id)
@@ -309,7 +310,7 @@ def _mended(batch: HollowBatch, old: Part, new: Part | None) -> HollowBatch:
 
 
 def _check_like(state: State, old: Part, new: Part) -> None:
-    """The same bytes under another key: what the State says of them stays."""
+    """Raise InvalidUsage unless the new part has the same bytes and metadata under another key."""
     if replace(new.without_receipt(), id=old.id, key=old.key) != old:
         raise InvalidUsage(
             f"the replacement of part {old.id} of shard {state.name!r} is no copy of it: that has {old.size} bytes and "

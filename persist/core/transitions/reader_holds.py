@@ -22,8 +22,8 @@ from persist.core.transitions.history_control import (
 
 PURPOSE_CHARS_MAX = 256
 OPAQUE_CHARS_MAX = 256
-READERS_MAX = 10_000  # with leases: each is in the State, which every commit works on
-CURSORS_MAX = 1_000  # they never lapse: somebody has to give them up
+READERS_MAX = 10_000  # with leases: all are in the State, which every commit processes
+CURSORS_MAX = 1_000  # they never lapse: a client has to give them up
 
 
 def register(state: State, command: c.RegisterReader, context: Context) -> tuple[State, c.ReaderRegistered]:
@@ -38,14 +38,14 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
 
 
 def _since(state: State, wanted: Antichain | None) -> Antichain:
-    """From where on a new reader may hold the shard. Raises NotReadable."""
+    """The time from which on a new reader holds the shard. Raises NotReadable."""
     erased = erased_from(state)
     since = max(state.since, erased) if wanted is None else wanted
     if since < erased:
         raise _not_any_more(state, since, erased)
     if since < state.since:
         alone = since.element is not None and is_kept(state, since.element)
-        what = "that time alone is kept: take a snapshot of it" if alone else "its history was forgotten"
+        what = "only that single time is kept: take a snapshot of it" if alone else "its history was forgotten"
         raise NotReadable(
             f"shard {state.name!r} is readable from {state.since} on, not as of {since}: {what}",
             as_of=since.to_json(),
@@ -55,10 +55,10 @@ def _since(state: State, wanted: Antichain | None) -> Antichain:
 
 
 def _point(state: State, command: c.RegisterReader) -> Antichain:
-    """The time that a new reader may hold alone. Raises NotReadable, InvalidUsage."""
+    """The single time that a new reader holds. Raises NotReadable, InvalidUsage."""
     time = named(state, command.tag).time if command.tag else (command.since or MINIMUM).element
     if time is None:
-        raise InvalidUsage(f"a reader of shard {state.name!r} holds one time alone, and [] is none")
+        raise InvalidUsage(f"a reader of a single time of shard {state.name!r} needs a time, not []")
     erased = erased_from(state)
     if Antichain(time) < erased and time not in (tag.time for tag in state.tags.values()):
         raise _not_any_more(state, Antichain(time), erased)
@@ -73,15 +73,15 @@ def _point(state: State, command: c.RegisterReader) -> Antichain:
 
 def _not_any_more(state: State, since: Antichain, erased: Antichain) -> NotReadable:
     return NotReadable(
-        f"shard {state.name!r} is not read as of {since} any more, since rows were erased: only who held that time "
-        f"already reads on; new reads begin at {erased}",
+        f"shard {state.name!r} is no longer readable as of {since} for new readers, since rows were erased; read as of "
+        f"{erased} or later",
         as_of=since.to_json(),
         since=erased.to_json(),
     )
 
 
 def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, c.SinceDowngraded]:
-    """Since is what the holds say, also where this one stays: others may have moved theirs and left since behind."""
+    """Recompute since even if this hold is unchanged: other holds may have moved without moving since."""
     following, moved = _moved(state, command, context)
     if command.moves_since:
         following = _with_since_recomputed(following, context)
@@ -89,12 +89,12 @@ def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -
 
 
 def _moved(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, Antichain]:
-    """The State with the reader's hold where it moves to, and what that holds."""
+    """The State with the reader's hold moved, and the new since of that hold."""
     known = state.leased_readers.get(command.reader)
     if known is None or known.seqno > command.seqno:
         raise Expired(
-            f"reader {command.reader} of shard {state.name!r} is gone: its lease lapsed or it was closed; take the "
-            "snapshot, listen or load() again"
+            f"reader {command.reader} of shard {state.name!r} is gone: its lease lapsed or it was closed; open the "
+            "snapshot, listener or load() again"
         )
     since, seqno = known.since, known.seqno
     if command.since is not None:
@@ -102,7 +102,8 @@ def _moved(state: State, command: c.DowngradeSince, context: Context) -> tuple[S
     _check_reached(state, known.since, since)
     if known.point and since != known.since and not since.is_empty:
         raise InvalidUsage(
-            f"reader {command.reader} of shard {state.name!r} holds {known.since} alone; open another one for {since}"
+            f"reader {command.reader} of shard {state.name!r} holds the single time {known.since}; open another one "
+            f"for {since}"
         )
     held = since == known.since and seqno - known.seqno < min(context.policy.rollup_every, ROLLUP_LEAST)
     if held and is_fresh(command.reader, known, context):
@@ -122,12 +123,12 @@ def register_critical(
 ) -> tuple[State, c.CriticalReaderState | c.HoldGivenUp]:
     known = state.critical_readers.get(command.reader)
     if known is not None:
-        return state, _told(known, state)
+        return state, _state_of(known, state)
     if command.seen is not None and command.seen < state.given_up:
         return state, c.HoldGivenUp(state.given_up)
     if len(state.critical_readers) >= CURSORS_MAX:
         raise InvalidUsage(
-            f"shard {state.name!r} has {len(state.critical_readers)} cursors, which is the most; give one up first"
+            f"shard {state.name!r} has {len(state.critical_readers)} cursors, which is the maximum; give one up first"
         )
     opaque = _bounded("opaque token", command.opaque, OPAQUE_CHARS_MAX)
     purpose = _bounded("cursor", command.purpose, PURPOSE_CHARS_MAX)
@@ -139,7 +140,7 @@ def register_critical(
     state = _with_critical(state, command.reader, reader)
     if command.since is not None:
         state = _with_since_recomputed(state, context)
-    return state, _told(reader, state)
+    return state, _state_of(reader, state)
 
 
 def compare_and_downgrade_since(
@@ -151,12 +152,12 @@ def compare_and_downgrade_since(
     new_opaque = _bounded("opaque token", command.new_opaque, OPAQUE_CHARS_MAX)
     since = max(known.since, command.since)
     if known.opaque == new_opaque and known.opaque != command.expected_opaque and since == known.since:
-        return state, _told(known, state)  # a retry of what landed
+        return state, _state_of(known, state)  # a retry
     _check_opaque(state, command.reader, known, command.expected_opaque)
     _check_movable(state, known.since, since, command.force)
     moved = replace(known, since=since, opaque=new_opaque)
     state = _with_since_recomputed(_with_critical(state, command.reader, moved), context)
-    return state, _told(moved, state)
+    return state, _state_of(moved, state)
 
 
 def expire_critical(state: State, command: c.ExpireCriticalReader, context: Context) -> tuple[State, c.Done]:
@@ -169,14 +170,14 @@ def expire_critical(state: State, command: c.ExpireCriticalReader, context: Cont
     return replace(state, critical_readers=kept, given_up=given_up), c.Done()
 
 
-def _told(reader: CriticalReader, state: State) -> c.CriticalReaderState:
+def _state_of(reader: CriticalReader, state: State) -> c.CriticalReaderState:
     return c.CriticalReaderState(reader.since, reader.opaque, state.since, reader.registered)
 
 
 def _with_since_recomputed(state: State, context: Context) -> State:
-    """Since as those hold it whose leases have not lapsed: the next downgrade may be long in coming.
+    """The State whose since follows the live holds now, since the next downgrade may be much later.
 
-    It stays where it would drop the shard, which only a drop does.
+    Since is unchanged if it would drop the shard, which only a drop may do.
     """
     live = without_lapsed_readers(state, context.lease_now_ms)
     since: Antichain = max(state.since, held_since(live))
@@ -186,7 +187,7 @@ def _with_since_recomputed(state: State, context: Context) -> State:
 
 
 def _with_room(state: State, command: c.RegisterReader, context: Context) -> State:
-    """The State, without readers whose leases lapsed if there are too many. Raises Overloaded, InvalidUsage."""
+    """The State, without lapsed readers if there are too many. Raises Overloaded, InvalidUsage."""
     check_lease("reader", command.lease_ms)
     if len(state.leased_readers) >= READERS_MAX:
         state = without_lapsed_readers(state, context.lease_now_ms)
@@ -224,7 +225,7 @@ def _check_opaque(state: State, reader: CriticalReaderId, known: CriticalReader,
 
 
 def _check_movable(state: State, held: Antichain, since: Antichain, force: bool) -> None:
-    """Refuse to move a hold that never expires to a `since` that harms the shard."""
+    """Refuse to move a hold that never expires to a harmful `since`."""
     if not force:
         _check_reached(state, held, since)
     if since > held and since.is_empty and state.upper.is_empty:
@@ -232,11 +233,11 @@ def _check_movable(state: State, held: Antichain, since: Antichain, force: bool)
 
 
 def _check_reached(state: State, held: Antichain, since: Antichain) -> None:
-    """A since beyond the upper is a time of a wrong unit, or a typo. It could never be taken back."""
+    """Refuse a since beyond the upper: it is a time of a wrong unit, or a typo, and irreversible."""
     if since > held and state.upper < since and not since.is_empty:
         raise InvalidUsage(
-            f"since {since} lies beyond the upper {state.upper} of shard {state.name!r}: nothing could be read until "
-            "somebody writes that far, and since never moves back; give at most the upper"
+            f"since {since} is beyond the upper {state.upper} of shard {state.name!r}: nothing could be read until a "
+            "writer reaches it, and since never moves back; give at most the upper"
         )
 
 

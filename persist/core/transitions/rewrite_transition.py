@@ -47,10 +47,10 @@ from persist.core.truncation import (
 
 
 def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
-    """Apply the parts of the command. Where no time is taken the interval of the answer is empty.
+    """Apply the parts of the command. If it takes no time, the interval of the answer is empty.
 
     In a shard that is fed by `append` a tombstone and an erasure take no time of its writer: they become effective
-    with the next one that it completes, unless they are to take it at once. Until then the State keeps the rows.
+    with the next time that it completes, unless they are forced. Until then the State keeps the rows.
     """
     effects = c.effects(command)
     if not effects.is_consistent:
@@ -77,14 +77,14 @@ def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
     elif command.tombstone is not None:
         following = with_passed_cut(following, command, None if cut is not None else 0, context)
     if command.undoes is not None and takes_time:
-        # What was truncated since that time may come back by it. So the same truncation takes it away again.
+        # A restore may bring truncated rows back, so that the same truncation has to remove them again.
         kept = until(following.truncations, command.undoes)
         following = replace(following, truncations=kept, restored_at=time)
     result = c.Appended(state.upper, Antichain(time + 1) if takes_time else state.upper)
     if takes_time:
         following = replace(following, service_times=with_times(following.service_times, time, time + 1))
         following, result = push(following, command, result, runs, context)
-    elif effects.is_remembered or is_alone(command):  # a try that comes late is not to do more
+    elif effects.is_remembered or is_alone(command):  # so that a late retry changes nothing
         following = with_answer(following, command, result, context)
     if command.erasure is not None:
         request = ErasureRequest(stored(runs), command.erasure.tags) if waits else None
@@ -93,10 +93,10 @@ def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
 
 
 def _with_what_is_asked(state: State, command: c.Rewrite, context: Context) -> State:
-    """The State with the attributes and the schema of the command; its rows are looked at by that.
+    """The State with the attributes and the schema of the command, by which its rows are checked.
 
-    The condition of an attribute tells a retry that it has landed. A restore asks for the upper before: that others
-    wrote matters more.
+    A failed condition of an attribute takes precedence, since it shows a retry that it has landed. For a restore the
+    upper takes precedence: a write by another client matters more.
     """
     check_no_times(command.runs)
     if command.undoes is not None:
@@ -111,7 +111,7 @@ def _with_what_is_asked(state: State, command: c.Rewrite, context: Context) -> S
 
 
 def _checked_time(state: State, command: c.Rewrite) -> int:
-    """The next time, at which rows land that were computed from the contents before it. Raises what refuses them."""
+    """The next time, at which the computed rows land. Raises the error that refuses them."""
     time, expected = state.upper.element, command.expected_upper
     if time == 0 and command.operation not in c.EDITS:
         what = command.operation.partition("_")[0]
@@ -121,7 +121,7 @@ def _checked_time(state: State, command: c.Rewrite) -> int:
             check_upper(state, expected)
         if command.as_of + 1 != expected.element:
             raise UpperMismatch(
-                f"shard {state.name!r} has upper {state.upper}: rows that were worked out from the time "
+                f"shard {state.name!r} has upper {state.upper}: rows that were computed from the time "
                 f"{command.as_of} do not follow it",
                 expected=[command.as_of + 1],
                 actual=state.upper.to_json(),
@@ -132,10 +132,10 @@ def _checked_time(state: State, command: c.Rewrite) -> int:
 
 
 def _is_only_added_to(state: State, before: int, expected: Antichain) -> bool:
-    """Whether rows were only added since the upper that a truncation has looked at, where that is an earlier one.
+    """Whether rows were only added since the upper from which a truncation was computed, if that is an earlier one.
 
-    Then all that it takes away is still there: what was added only makes rows more. So writers that add rows do not
-    hold it up. Raises UpperMismatch where rows may have been taken away.
+    Then all the rows that it removes are still there, so writers that only add rows do not delay it. Raises
+    UpperMismatch if rows may have been retracted.
     """
     seen, time = expected.element, state.upper.element
     if seen is None or time is None or not before <= seen < time:
@@ -146,22 +146,22 @@ def _is_only_added_to(state: State, before: int, expected: Antichain) -> bool:
         if not any(part.diff_min < 0 and part.time_max >= seen for batch in later for part in batch.parts()):
             return True
     raise UpperMismatch(
-        f"shard {state.name!r} has upper {state.upper}, not the expected [{seen}], and rows may have been taken away "
-        "since; read it and decide anew",
+        f"shard {state.name!r} has upper {state.upper}, not the expected [{seen}], and rows may have been retracted "
+        "since; read it and decide again",
         expected=[seen],
         actual=state.upper.to_json(),
-        stays=False,  # what was taken away may be added again, and a merge makes nothing of the two
+        stays=False,  # a retracted row may be added again, and a merge would cancel both
     )
 
 
 def _check_conditions(state: State, command: c.Rewrite, point: int, time: int) -> None:
-    """Raises what refuses the settings, the time `point` that a restore or a truncation is about, or the erasure."""
+    """Raise the error that refuses the settings version, the target time `point`, or the erasure."""
     settings = state.settings
     has_column = settings.rows is not None and settings.rows.column is not None
     if command.settings_version is not None and (command.settings_version != settings.version or not has_column):
         raise Conflict(
-            f"the policy of rows of shard {state.name!r} has changed: its settings have version {settings.version}, "
-            f"and rows were looked for by a column of version {command.settings_version}; nothing was taken away",
+            f"the row policy of shard {state.name!r} has changed: its settings have version {settings.version}, and "
+            f"expired rows were selected by version {command.settings_version}; nothing was removed",
             expected=command.settings_version,
             actual=settings.version,
         )
@@ -169,8 +169,8 @@ def _check_conditions(state: State, command: c.Rewrite, point: int, time: int) -
     if is_about_a_time and not 0 <= point < time:
         raise InvalidUsage(f"time {point} of shard {state.name!r} is not complete: its upper is {state.upper}")
     if command.undoes is not None and command.undoes < (at := erased_at(state)):
-        raise NotReadable(  # who has read before an erasure must not bring back what that took away
-            f"rows of shard {state.name!r} were erased at time {at}: what was there at {point} cannot come back",
+        raise NotReadable(  # a reader from before the erasure must not bring erased rows back
+            f"rows of shard {state.name!r} were erased at time {at}: the contents at {point} cannot be restored",
             as_of=[point],
             since=state.since.to_json(),
         )
@@ -182,10 +182,10 @@ def _check_erasure(state: State, erasure: c.NewErasure) -> None:
     if len(erasure.reason) > REASON_CHARS_MAX:
         raise InvalidUsage(f"the reason has {len(erasure.reason)} characters; at most {REASON_CHARS_MAX} are kept")
     if erasure.erasure in state.erasures:
-        raise InvalidUsage(f"shard {state.name!r} has an erasure {erasure.erasure} already; take another id")
-    if erasure.pending != len(pending_erasures(state)):  # two that are pending must not take the same row away
+        raise InvalidUsage(f"shard {state.name!r} has an erasure {erasure.erasure} already; use another id")
+    if erasure.pending != len(pending_erasures(state)):  # two pending ones must not retract the same row
         raise UpperMismatch(
-            f"shard {state.name!r} has other erasures that are pending than rows were worked out with; decide anew",
+            f"the pending erasures of shard {state.name!r} have changed since the rows were computed; decide again",
             expected=state.upper.to_json(),
             actual=state.upper.to_json(),
             stays=False,
@@ -193,7 +193,7 @@ def _check_erasure(state: State, erasure: c.NewErasure) -> None:
 
 
 def _cut(state: State, command: c.Rewrite, time: int) -> int | None:
-    """The time before which rows go by the tombstone; None: it has none, or no row is there, as far as parts tell."""
+    """The time before which the tombstone drops rows; None: it has none, or the parts show that there are no rows."""
     if command.tombstone is None or not time:
         return None
     cut = time if command.tombstone.element is None else command.tombstone.element
@@ -205,20 +205,20 @@ def _has_pending(state: State) -> bool:
 
 
 def _dropped(state: State, cut: int, time: int) -> State:
-    """The State in which rows before the cut are not there from this time on, which is the next one."""
+    """The State in which rows before the cut are invisible from this time, the next one, on."""
     state = without_pending(state)
     state = _truncated(state, Truncation(cut, time, state.truncated.removed))
     return replace(state, drops=(*state.drops, RowDrop(cut, time)), cuts=without_cuts(state, cut))
 
 
 def _truncated(state: State, new: Truncation) -> State:
-    """The State that remembers one more truncation. Raises InvalidUsage where there are too many."""
+    """The State with one more truncation. Raises InvalidUsage if there are too many."""
     earliest = earliest_readable(state).element
     known = with_truncation(state.truncations, new, new.at if earliest is None else earliest)
     if len(known) > TRUNCATIONS_MAX:
         raise InvalidUsage(
-            f"shard {state.name!r} has {len(known) - 1} truncations that readable times still tell apart, which is "
-            "the most; forget history first, or take away the tags of times before them"
+            f"shard {state.name!r} has {len(known) - 1} truncations that readable times precede, which is the maximum; "
+            "forget history first, or remove the tags of earlier times"
         )
     return replace(state, truncations=known)
 
@@ -231,14 +231,14 @@ def _with_erasure(
     request: ErasureRequest | None,
     context: Context,
 ) -> State:
-    """The State that remembers the erasure at a time, and has let go what is before it; `request`: it is pending.
+    """The State with the erasure at a time, and without holds on earlier history; `request`: it is pending.
 
-    The commit history before it may tell of the rows (what callers said), so it goes as well.
+    Callers' texts in the earlier commit history may mention the rows, so it is removed as well.
     """
     now_ms = context.checked_ms or context.now_ms
     deadline_ms = None if new.deadline_ms is None else now_ms + new.deadline_ms
     if request is not None:
-        waiting = parts_of((*pending_runs(pending_erasures(state)), *request.runs))  # which have as much room
+        waiting = parts_of((*pending_runs(pending_erasures(state)), *request.runs))  # bounded as inline rows are
         check_inline(state, sum(part.size for part in waiting if part.is_inline), request.runs, context)
     state = _with_room(state)
     erasure = Erasure(at, command.question, now_ms, deadline_ms, new.reason, pending=request)
@@ -247,13 +247,13 @@ def _with_erasure(
 
 
 def _with_room(state: State) -> State:
-    """The State without the oldest erasure that has ended, where it has as many as it may."""
+    """The State without the oldest completed erasure, if it has as many as it may."""
     if len(state.erasures) < ERASURES_MAX:
         return state
     ended = [(erasure.at, name) for name, erasure in state.erasures.items() if erasure.proof is not None]
     if not ended:
-        raise Conflict(  # not Overloaded, which callers repeat: an erasure may wait for a day
-            f"shard {state.name!r} has {len(state.erasures)} erasures that have not ended, which is the most: erase "
-            "again once one has its receipt (`persist maintain run`); `persist erase status` tells for what they wait"
+        raise Conflict(  # not Overloaded, which clients retry: an erasure may take a day
+            f"shard {state.name!r} has {len(state.erasures)} unfinished erasures, which is the maximum: erase again "
+            "once one is complete (`persist maintain run`); `persist erase status` shows what they wait for"
         )
     return replace(state, erasures=with_changes(state.erasures, {}, (min(ended)[1],)))

@@ -1,4 +1,4 @@
-"""Transitions of retention policies, and of how far erasures are."""
+"""Transitions of row policies and of the progress of erasures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from persist.core import commands as c
 from persist.core.erasure import Erasure, Wait
 from persist.core.erasure_progress import (
-    WAITS_TOLD_MAX,
+    WAITS_SHOWN_MAX,
     erased_at,
     is_rewritten,
     lent_before,
@@ -27,28 +27,28 @@ from persist.core.transitions.context import Context
 from persist.core.transitions.history_control import checked, upper_at
 from persist.core.transitions.tombstones import dropped_before
 
-# Transitions of erasures: a rewrite retracts the rows and lets history go; maintenance tells how far the rest is.
+# Erasures: a rewrite retracts the rows and releases history; maintenance records the further progress.
 
 
 def read(state: State, command: c.ReadErasures, context: Context) -> tuple[State, c.ErasuresAre]:
-    found: dict[str, tuple[Wait, ...]] = {}
+    waiting: dict[str, tuple[Wait, ...]] = {}
     for name, erasure in state.erasures.items():
         if erasure.pending is not None:
-            found[name] = (Wait("writer", "append", erasure.at),)
+            waiting[name] = (Wait("writer", "append", erasure.at),)
         elif erasure.proof is None:
             left = states_held(state, erasure.rewritten) if erasure.rewritten else waits(state, erasure.at)
-            found[name] = (*left, *lent_before(state, erasure))[:WAITS_TOLD_MAX]
-    return state, c.ErasuresAre(dict(state.erasures), found, context.checked_ms or context.now_ms)
+            waiting[name] = (*left, *lent_before(state, erasure))[:WAITS_SHOWN_MAX]
+    return state, c.ErasuresAre(dict(state.erasures), waiting, context.checked_ms or context.now_ms)
 
 
 def note_rewritten(state: State, command: c.NoteRewritten, context: Context) -> tuple[State, c.Done]:
     known = state.erasures.get(command.erasure)
     if known is None or known.rewritten or not is_rewritten(state, known.at):
         return state, c.Done()
-    if context.checked_ms is None:  # by a clock that is behind, files would count as younger than they are
+    if context.checked_ms is None:  # by a clock that is behind, files would seem younger than they are
         raise Unavailable(
-            f"the clock of this machine and that of the blob store do not agree, or cannot be compared, so nobody can "
-            f"say which files of shard {state.name!r} are older than its erasure; set the clock, or retry"
+            f"the clocks of this machine and of the blob store do not agree, or cannot be compared, so it is unknown "
+            f"which files of shard {state.name!r} are older than its erasure; set the clock, or retry"
         )
     rewritten = SeqNo(state.seqno + 1)
     noted = replace(known, rewritten=rewritten, rewritten_ms=context.checked_ms, doomed=command.doomed)
@@ -56,8 +56,8 @@ def note_rewritten(state: State, command: c.NoteRewritten, context: Context) -> 
 
 
 def prove(state: State, command: c.ProveErasure, context: Context) -> tuple[State, c.Done]:
-    """What of it the State itself tells is checked: no rollup or long state diff of before is named any more, no loan
-    may keep a blob of before, and no earlier time is held, as by who reads what was empty when it was rewritten.
+    """The State is checked: it names no earlier rollup or long state diff, no loan may keep an earlier blob, and no
+    earlier time is held.
     """
     known = state.erasures.get(command.erasure)
     if known is None or known.proof is not None or not known.rewritten:
@@ -73,7 +73,7 @@ def _with(state: State, name: str, erasure: Erasure) -> State:
     return replace(state, erasures=with_changes(state.erasures, {name: erasure}))
 
 
-# Transitions of row policies: cuts that the State keeps, and how far the policy has come.
+# Row policies: cuts, and the progress of the policy.
 
 
 def read_retention(state: State, command: c.ReadRetention, context: Context) -> tuple[State, c.RetentionIs]:
@@ -106,7 +106,7 @@ def _with_cut(state: State, at_ms: int, context: Context) -> State:
         return state
     sealed, upper = _readable_at(state, at_ms, context)
     if upper is None or upper <= max(state.retention.upper, _before(state, at_ms), dropped_before(state)):
-        return sealed  # rows that came by an unchecked clock show from the next point on
+        return sealed  # rows that were committed by an unchecked clock are visible from the next grid point on
     cuts = with_changes(state.cuts, {at_ms: KeptCut(upper, rows_before(state, upper))})
     if len(cuts) > CUTS_MAX:
         cuts = with_changes(cuts, {}, sorted(cuts)[1::2])
@@ -121,14 +121,14 @@ def _with_rung(state: State, rung: Rung, context: Context) -> State:
 
 
 def _readable_at(state: State, at_ms: int, context: Context) -> tuple[State, int | None]:
-    """The State in which the instant is sealed, and the upper by then; None: nothing can be kept by it.
+    """The State in which the instant is sealed, and the upper by then; None: no cut or tag is possible there.
 
-    Only what can be read is kept: merges ask any later State what is, so no time may be added before since.
+    Only readable times can be kept: a merge may use any later State, so no time may be added before since.
     """
     if state.settings.rows is None or state.since.is_empty:
         return state, None
     if at_ms > checked(context, state):
-        raise Unavailable(f"{at_ms} ms (UTC, since 1970) is to come for shard {state.name!r}; wait until then")
+        raise Unavailable(f"{at_ms} ms (UTC, since 1970) is in the future of shard {state.name!r}; wait until then")
     try:
         sealed, found = upper_at(state, at_ms, context)
     except NotReadable:
@@ -140,9 +140,9 @@ def _readable_at(state: State, at_ms: int, context: Context) -> tuple[State, int
 
 
 def with_passed_cut(state: State, command: c.Rewrite, removed: int | None, context: Context) -> State:
-    """The State in which the policy is done with the cut that the command passes. `removed` rows went (None: unknown).
+    """The State in which the policy is done with the cut of the command. It removed `removed` rows (None: unknown).
 
-    The same State object where it passes none, or a policy has come that far.
+    The same State object if the command has no cut, or the policy has reached it before.
     """
     known, passed, upper = state.retention, command.passes, c.effects(command).point
     if passed is None or upper is None or upper <= known.upper:

@@ -1,4 +1,4 @@
-"""Transitions of files: recent outcomes and entries move from the State to one, and files that are old enough leave."""
+"""Transitions of spill files: flushing recent outcomes and entries to a file, and removing expired files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from persist.core.spill import ENTRIES, FILES_MAX, OUTCOMES, SpillKind
 from persist.core.state import Policy, State
 from persist.core.transitions.context import RETRY_SOON_S, Context
 
-OUTCOME_KEPT_MS = 7 * 24 * 3600 * 1000  # for at least so long the outcome of a token is known
+OUTCOME_KEPT_MS = 7 * 24 * 3600 * 1000  # minimum retention of the outcome of a token
 COMMIT_WEIGHT = 2  # the entries of a commit count as so many outcomes
-INFO_WEIGHT_BYTES = 64  # and as one more for so much that callers said in them
+INFO_WEIGHT_BYTES = 64  # plus one for so many bytes of callers' texts
 
 
 def waiting_size(state: State, kind: SpillKind) -> int:
-    """How much of this kind waits for a file: outcomes, or entries weighed as such, where history is kept."""
+    """The size of the overlay of this kind, in outcomes; entries count if the shard retains history."""
     if kind == OUTCOMES:
         return len(state.outcomes)
     if not state.settings.keeps_history:
@@ -30,15 +30,15 @@ def waiting_size(state: State, kind: SpillKind) -> int:
 
 
 def is_flush_due(state: State, kind: SpillKind, policy: Policy, *, in_turn: bool) -> bool:
-    """Whether so much of this kind waits that it moves to a file: half as much does where it is the turn of one."""
+    """Whether the overlay of this kind has reached the flush threshold, or half of it with `in_turn`."""
     least = policy.overlay_turn_at if in_turn else policy.overlay_flush_at
     return waiting_size(state, kind) >= least and not state.is_closed
 
 
 def kept_until(state: State, kind: SpillKind) -> tuple[int, int | None]:
-    """The newest time in the State of the clock by which files of this kind are aged, and how long they are kept.
+    """The newest time in the State of the clock that ages files of this kind, and their retention, in ms.
 
-    Time 0: no clock was checked yet. The seal may be that of a point long ago. None: they are kept for ever.
+    Time 0: no clock was checked yet. The seal may be of a point long ago. None: unlimited.
     """
     if kind == OUTCOMES:
         return state.lease_now_ms, OUTCOME_KEPT_MS
@@ -47,7 +47,7 @@ def kept_until(state: State, kind: SpillKind) -> tuple[int, int | None]:
 
 
 def check_room(state: State, kind: SpillKind, policy: Policy) -> None:
-    """Raises Overloaded where too much of this kind waits for its file. Maintenance is never refused for that."""
+    """Raise Overloaded if the overlay of this kind is full. Maintenance is never refused for that."""
     if waiting_size(state, kind) >= policy.overlay_max:
         raise Overloaded(
             f"shard {state.name!r} has {len(getattr(state, kind))} recent {kind} that wait to be written to a blob",
@@ -56,14 +56,14 @@ def check_room(state: State, kind: SpillKind, policy: Policy) -> None:
 
 
 def to_flush(state: State, kind: SpillKind) -> Mapping[Any, Any]:
-    """What may move to a file, by its key. What an ended life has left stays: the next drop carries it on."""
+    """The entries that may move to a file, by key. Outcomes of an ended life stay: the next drop inherits them."""
     if kind == OUTCOMES:
         return {key: outcome for key, outcome in state.outcomes.items() if outcome.digest != ENDED}
     return state.entries if state.settings.keeps_history else {}
 
 
 def flush(state: State, command: c.Flush, context: Context) -> tuple[State, c.Flushed]:
-    """Move what is recent to a file, iff all that it holds is still where it was."""
+    """Move recent entries to a file, iff all its sources are unchanged."""
     kind, file, files = command.kind, command.file, state.files_of(command.kind)
     if any(known.key == file.key for known in files):  # a retry
         return state, c.Flushed(True)
@@ -72,7 +72,7 @@ def flush(state: State, command: c.Flush, context: Context) -> tuple[State, c.Fl
     first, recent = len(files) - len(command.merged), to_flush(state, kind)
     is_there = tuple(known.key for known in files[max(first, 0) :]) == command.merged
     if not is_there or not all(key in recent for key in command.flushed) or context.may_be_swept(state, file.key):
-        return state, c.Flushed(False)  # all stays where it is; the next flush writes it anew
+        return state, c.Flushed(False)  # nothing moves; the next flush writes it again
     kept = with_changes(getattr(state, kind), {}, command.flushed)
     now_ms = context.lease_now_ms if kind == OUTCOMES else context.checked_ms or 0
     files = (*files[:first], replace(file, begun_ms=file.begun_ms or now_ms, until_ms=now_ms))
@@ -91,9 +91,9 @@ def without_entries(state: State) -> State:
 
 
 def without_old_entries(state: State, before_ms: int, checked_ms: int) -> State:
-    """The State without the files of which all entries are older than `before_ms`. Both clocks are checked ones.
+    """The State without files whose entries are all older than `before_ms`. Both clocks are checked ones.
 
-    A file of which no checked clock was known yet is kept from now on. The same State object where nothing changes.
+    A file without a checked time gets the present one. The same State object if nothing changes.
     """
     known = state.files_of(ENTRIES)
     files = tuple(
@@ -105,11 +105,11 @@ def without_old_entries(state: State, before_ms: int, checked_ms: int) -> State:
 
 
 def without_old_outcomes(state: State, now_ms: int, checked_ms: int | None) -> State:
-    """The State without the files of which all outcomes were kept for their time. `now_ms` is of the lease clock.
+    """The State without files whose outcomes have all expired. `now_ms` is of the lease clock.
 
-    Minted tokens as old as those in them are refused from then on: they may have landed. A birth in the future would
-    hold up everybody's tokens until that time, so a checked clock bounds it; without one, all files stay. A token that
-    was born later has a maker whose clock is wrong: it is forgotten as a free-form one is.
+    Minted tokens as old as those in them are refused from then on, since they may have landed. A token from the future
+    would block all tokens until its time, so a checked clock bounds it; without one, all files are kept. A token that
+    was minted later, by a wrong clock, is forgotten as a free-form one is.
     """
     files, before_ms = state.files_of(OUTCOMES), now_ms - OUTCOME_KEPT_MS
     born = [file.last for file in files if file.is_outlived(before_ms)]

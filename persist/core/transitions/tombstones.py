@@ -1,4 +1,4 @@
-"""Transitions of drops: whether rows before a cut may go without a row that says so, and how they leave the State."""
+"""Transitions of row drops: whether rows before a cut may be dropped, and how they leave the State."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from persist.core.truncation import (
 
 
 def drops_rows(state: State, cut: int) -> bool:
-    """Whether a drop before `cut` takes rows away, as far as parts tell. Raises InvalidUsage, NotReadable."""
+    """Whether a drop before `cut` would remove rows, judging by parts. Raises InvalidUsage, NotReadable."""
     if cut < 1 or state.upper.less_equal(cut - 1):
         raise InvalidUsage(
             f"time {cut - 1} of shard {state.name!r} is not complete: its upper is {state.upper}; give an earlier cut"
@@ -34,13 +34,13 @@ def drops_rows(state: State, cut: int) -> bool:
     floor = max(state.floor, floor_at(state.drops, cut if state.upper.element is None else state.upper.element))
     if cut <= floor:
         raise InvalidUsage(
-            f"rows of shard {state.name!r} before {floor} were dropped already, and what a restore has added again was "
-            "written by the restore, after the cut; truncate with mode 'retract'"
+            f"rows of shard {state.name!r} before {floor} were dropped already, and restored rows were written by the "
+            "restore, after the cut; truncate with mode 'retract'"
         )
     if not is_kept(state, cut - 1) and (state.since.is_empty or cut - 1 not in cut_times(state)):
         raise NotReadable(
-            f"shard {state.name!r} is readable from {state.since} on: what was there before {cut} can no longer be "
-            "told apart from what came then",
+            f"shard {state.name!r} is readable from {state.since} on: rows written before {cut} can no longer be "
+            "distinguished from later ones",
             as_of=[cut - 1],
             since=state.since.to_json(),
         )
@@ -51,7 +51,7 @@ def drops_rows(state: State, cut: int) -> bool:
 
 
 def without_pending(state: State) -> State:
-    """The State without the drop that waits, as if nobody had asked for it: nothing shows it yet."""
+    """The State without its pending drop, which no read shows yet."""
     waiting = pending_drop(state.drops, state.upper)
     if waiting is None:
         return state
@@ -60,19 +60,21 @@ def without_pending(state: State) -> State:
 
 
 def without_undue(state: State, runs: Iterable[Run]) -> State:
-    """The State for rows at the next time: where they take rows away, a drop that waits does not become effective.
+    """The State for rows at the next time: if they contain retractions, a pending drop is withdrawn.
 
-    These may be rows from before its cut, which would be there less than no times.
+    The retracted rows may be from before its cut, and would get a negative multiplicity.
     """
     return without_pending(state) if any(part.diff_min < 0 for run in runs for part in run.parts) else state
 
 
 def check_not_withdrawn(state: State, cut: int) -> None:
-    """Raises UpperMismatch where a drop before `cut` was withdrawn, by which unique keys were looked up. 0: by none."""
+    """Raise UpperMismatch if the pending drop before `cut`, assumed by a look-up of unique keys, was withdrawn. 0:
+    none.
+    """
     if dropped_before(state) < cut:
         raise UpperMismatch(
             f"a truncation of shard {state.name!r} before {cut} was withdrawn since unique keys were looked up; "
-            "nothing was written: look them up anew",
+            "nothing was written: look them up again",
             expected=state.upper.to_json(),
             actual=state.upper.to_json(),
             stays=False,
@@ -81,32 +83,31 @@ def check_not_withdrawn(state: State, cut: int) -> None:
 
 
 def without_cuts(state: State, cut: int) -> Mapping[int, KeptCut]:
-    """The cuts of the policy that a drop before `cut` leaves: by one at or before it nothing more can go.
+    """The cuts of the policy after a drop before `cut`, without those at or before it, which have nothing to remove.
 
-    Each of them would keep the time before it readable, and so the files that were dropped.
+    Each of them would keep the time before it readable, and so the dropped files.
     """
     gone = [at_ms for at_ms, known in state.cuts.items() if known.upper <= cut]
     return with_changes(state.cuts, {}, gone) if gone else state.cuts
 
 
 def dropped_before(state: State) -> int:
-    """The cut of the last drop; 0: there was none. No cut at or before it is of use to a policy."""
+    """The cut of the last drop; 0: none. A policy needs no cut at or before it."""
     return max(state.floor, state.drops[-1].cut if state.drops else 0)
 
 
 def forgettable(state: State) -> int:
-    """How many of the drops, from the first on, no readable time comes before."""
+    """The number of drops, from the first on, that no readable time precedes."""
     earliest = earliest_readable(state)
     return sum(1 for drop in state.drops if not earliest < Antichain(drop.at))
 
 
 def without_dropped(state: State) -> State:
-    """The State without the rows that drops took away, as far as nobody can read them any more.
+    """The State without dropped rows that are not readable any more.
 
-    Claims of merges that read what changes end: they would bring back what goes.
-
-    What leaves the counts here had come all the same, so it is added to what truncations took. A part that is clipped
-    tells no count until it is merged.
+    Claims of merges that read the changed parts end, since their outputs would bring the rows back. The rows leave the
+    counts of the State, so they are added to those that truncations removed. A clipped part has no count until it is
+    merged.
     """
     count = forgettable(state)
     if not count:
@@ -128,7 +129,7 @@ def without_dropped(state: State) -> State:
 
 
 def recounted(state: State, taken: Iterable[Part], outputs: Iterable[Part]) -> State:
-    """The State in which a merge of a part that a drop has clipped leaves the number of rows that came as it was."""
+    """The State after merging parts that a drop has clipped, with the number of written rows unchanged."""
     inputs = tuple(taken)
     if not state.floor or all(part.diff_sum is not None for part in inputs):
         return state
@@ -136,7 +137,7 @@ def recounted(state: State, taken: Iterable[Part], outputs: Iterable[Part]) -> S
 
 
 def _with_removed(state: State, more: int) -> State:
-    """The State with so many rows more that truncations took. Where all of them were restored nothing is counted."""
+    """The State with `more` rows added to those that truncations removed, unless all truncations were undone."""
     if not more or not state.truncations:
         return state
     last = state.truncations[-1]
@@ -144,7 +145,7 @@ def _with_removed(state: State, more: int) -> State:
 
 
 def brings_back(state: State, outputs: tuple[Run, ...]) -> bool:
-    """Whether the outputs of a merge hold rows that were dropped for good since it was begun."""
+    """Whether the outputs of a merge contain rows that were removed by drops since it was begun."""
     return state.floor > 0 and any(begins(part) < state.floor for run in outputs for part in run.parts)
 
 

@@ -39,7 +39,7 @@ WRITERS_MAX = 100_000  # with leases; one more is refused (Overloaded)
 
 
 def expire(state: State, command: c.ExpireWriter, context: Context) -> tuple[State, c.Done]:
-    """An id that is not known is remembered too: a first write of it that comes late must not register it."""
+    """An unknown id is remembered too, so that its first write, if it is delivered late, does not register it."""
     if command.writer not in state.writers:
         if state.is_closed or is_retired(state, command.writer, context):
             return state, c.Done()
@@ -70,14 +70,14 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
     _check_times(command.runs, lower, upper)
     check_staged(state, command.runs, context)
     if command.attributes and state.upper != lower:
-        # Whether the other replica changed the attributes cannot be known, so half of a command would happen.
+        # It is unknown whether the other replica changed the attributes, so the append might be applied in part.
         raise UpperMismatch(
-            f"shard {state.name!r} has upper {state.upper}, not {lower}: an append with attributes happens as a whole",
+            f"shard {state.name!r} has upper {state.upper}, not {lower}: an append with attributes is all or nothing",
             expected=lower.to_json(),
             actual=state.upper.to_json(),
         )
     _check_not_taken(state, lower, upper)
-    result = c.Appended(lower, upper)  # also where the shard had the beginning: a retry is answered as the first time
+    result = c.Appended(lower, upper)  # even if the shard had the beginning, so that a retry gets the same answer
     if upper <= state.upper:  # another replica has written all of it
         return (with_answer(state, command, result, context) if is_alone(command) else state), result
     if state.upper < lower:
@@ -100,13 +100,13 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
         raise no_time_left(state)
     if not command.runs and not command.attributes and not is_alone(command):
         return state, c.Appended(state.upper, state.upper)
-    state = with_updates(state, command.attributes, context)  # first: its condition tells a retry that it has landed
+    state = with_updates(state, command.attributes, context)  # first: a failed condition shows a retry that it landed
     check_staged(state, command.runs, context)
     state = without_undue(state, command.runs)
     if not command.runs:
         result = c.Appended(state.upper, state.upper)
         return with_answer(state, command, result, context), result
-    is_same = state.schema_times.get(state.schema_id, 0) < time  # rows of a newer schema are of a later time
+    is_same = state.schema_times.get(state.schema_id, 0) < time  # rows of a newer schema have a later time
     if context.inserted_at is not None and time == context.inserted_at + 1 and is_same:
         return _join_insert(state, command, context, context.inserted_at)
     result = c.Appended(state.upper, Antichain(time + 1))
@@ -115,14 +115,14 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
 
 
 def _fed_by_append(state: State, by_append: bool, context: Context) -> State:
-    """Noted for policies of rows: a truncation would take a time from the writers who own them."""
+    """Record whether the shard is fed by `append`: then a row policy must not take a time from its writers."""
     if state.retention.appended == by_append:
         return state
     return replace(state, retention=replace(state.retention, appended=by_append))
 
 
 def let_go(state: State, at: int, context: Context, *, tags: bool) -> State:
-    """The State without history before an erasure, which may show its rows, and without what may tell of them."""
+    """The State without the shard's own holds on history before an erasure, and without the earlier commit history."""
     state = replace(
         without_entries(state),
         cuts={at_ms: cut for at_ms, cut in state.cuts.items() if cut.upper > at},
@@ -132,7 +132,7 @@ def let_go(state: State, at: int, context: Context, *, tags: bool) -> State:
 
 
 def _effective(state: State, pending: Mapping[str, Erasure], context: Context) -> State:
-    """The State in which the rows of these erasures are retracted, by the batch that was just added."""
+    """The State in which these erasures have retracted their rows, by the batch that was just added."""
     for key, erasure in pending.items():
         asked = erasure.pending
         state = let_go(state, erasure.at, context, tags=asked is not None and asked.tags)
@@ -157,9 +157,9 @@ def update_attributes(state: State, command: c.UpdateAttributes, context: Contex
 
 
 def answered_before(state: State, command: c.Command, context: Context) -> c.Result | None:
-    """The answer to a command that comes again; None: it is new. Raises Expired where its writer ended.
+    """The answer to a retry; None: the command is new. Raises Expired if its writer has ended.
 
-    Raises TokenReused and OutcomeForgotten for a token that comes alone.
+    Raises TokenReused and OutcomeForgotten for a caller's token.
     """
     if not isinstance(command, c.WriterCommand):
         return None
@@ -182,7 +182,7 @@ def _join_insert(state: State, command: c.Insert, context: Context, time: int) -
 def push(
     state: State, command: c.WriterCommand, result: c.Appended, runs: tuple[Run, ...], context: Context
 ) -> tuple[State, c.Appended]:
-    """The State with a batch of these runs, and of erasures that are pending, from its upper to that of `result`."""
+    """The State with a batch of these runs, and of pending erasures, from its upper to that of `result`."""
     if len(state.trace.batches) >= context.policy.batches_max and runs:
         raise Overloaded(
             f"shard {state.name!r} has {len(state.trace.batches)} batches that wait for compaction; run a compactor",
@@ -197,26 +197,26 @@ def push(
 
 
 def _with_trace(state: State, trace: Trace, runs: tuple[Run, ...]) -> State:
-    """The State with rows appended: they count in the core attributes."""
+    """The State with rows appended and counted in the core attributes."""
     updates = sum(part.updates for part in parts_of(runs))
     size = sum(part.size if part.clip is None else _new_bytes(part) for part in parts_of(runs))
     return replace(state, trace=trace, event_count=state.event_count + updates, byte_count=state.byte_count + size)
 
 
 def _new_bytes(part: Part) -> int:
-    """The bytes of a clipped part, less the share of the rows that it hides."""
+    """The bytes of a part, without the share of its clipped rows."""
     return part.size * min(part.updates, part.rows) // part.rows
 
 
 def stored(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """The runs as the State keeps them."""
+    """The runs as the State stores them."""
     if not any(part.is_staged for part in parts_of(runs)):
         return runs
     return tuple(Run(tuple(part.as_durable() for part in run.parts)) for run in runs)
 
 
 def with_answer(state: State, command: c.WriterCommand, result: c.Appended, context: Context) -> State:
-    """The State that remembers the answer, for when the command comes again."""
+    """The State that remembers the answer, for retries."""
     if is_alone(command):
         return with_outcome(state, command, result, context)
     entry = WriterState(context.lease_now_ms, command.lease_ms, command.token, result.lower, result.upper)
@@ -224,14 +224,14 @@ def with_answer(state: State, command: c.WriterCommand, result: c.Appended, cont
 
 
 def _kept(state: State, command: c.WriterCommand, context: Context) -> State:
-    """The State in which the writer's lease begins anew, and its last outcome is what it was."""
+    """The State in which the writer's lease is renewed and its last outcome unchanged."""
     known = state.writers.get(command.writer, WriterState(0, command.lease_ms))
     entry = replace(known, heartbeat_ms=heartbeat_ms(known, context), lease_ms=command.lease_ms)
     return _with_writer(state, command.writer, entry, context)
 
 
 def _with_writer(state: State, writer: WriterId, entry: WriterState, context: Context) -> State:
-    """The State with this writer, which may be a new one. Raises Overloaded where there are too many."""
+    """The State with this writer, which may be new. Raises Overloaded if there are too many."""
     if writer not in state.writers and len(state.writers) >= WRITERS_MAX:
         state = without_lapsed_writers(state, context.lease_now_ms)
         if len(state.writers) >= WRITERS_MAX:
@@ -243,7 +243,7 @@ def _with_writer(state: State, writer: WriterId, entry: WriterState, context: Co
 
 
 def _check_registrable(state: State, command: c.WriterCommand, context: Context) -> None:
-    """Raises Expired for a writer that is not registered and may have written before, InvalidUsage for its lease."""
+    """Raise Expired for an unregistered writer that may have written before, InvalidUsage for a bad lease."""
     check_lease("writer", command.lease_ms)
     if command.writer not in state.writers and is_retired(state, command.writer, context):
         raise Expired(
@@ -253,9 +253,9 @@ def _check_registrable(state: State, command: c.WriterCommand, context: Context)
 
 
 def _answered(writer: WriterState | None, token: Token) -> c.Appended | None:
-    """What the writer's most recent command was answered, if this is that command again.
+    """The answer to the writer's most recent command, if this is a retry of it.
 
-    A writer's tokens ascend, so an older one is a duplicate that was under way for long: its caller has gone on.
+    A writer's tokens ascend, so an older one is a duplicate that was delivered late, whose caller no longer waits.
     """
     if writer is None or writer.token is None or writer.token < token:
         return None
@@ -280,7 +280,7 @@ def _check_times(runs: Iterable[Run], lower: Antichain, upper: Antichain) -> Non
 
 
 def check_no_times(runs: Iterable[Run]) -> None:
-    """The service gives an insert its time. Rows that have times of their own were meant for other ones."""
+    """Raise InvalidUsage if rows of an insert have times of their own: the service chooses its time."""
     for part in parts_of(runs):
         if part.time_min or part.time_max:
             raise InvalidUsage(
@@ -290,18 +290,18 @@ def check_no_times(runs: Iterable[Run]) -> None:
 
 
 def check_inline(state: State, inline_bytes: int, runs: Iterable[Run], context: Context) -> None:
-    """Raises Overloaded where the State has no room for inline rows of these runs; it would have so many bytes."""
+    """Raise Overloaded if the State has no room for the inline rows of these runs; `inline_bytes` is the new total."""
     most = context.policy.inline_shard_bytes_max
     if inline_bytes > most and any(part.is_inline for part in parts_of(runs)):
         raise Overloaded(
-            f"shard {state.name!r} has no room for these rows: {most} bytes of rows wait to leave its log for a blob; "
-            "if it goes on, look whether the blob store takes blobs",
+            f"shard {state.name!r} has no room for these rows: {most} bytes of inline rows wait to be moved to a blob; "
+            "if this persists, check the blob store",
             retry_after_s=RETRY_SOON_S,
         )
 
 
 def with_times(taken: tuple[tuple[int, int], ...], lower: int, upper: int) -> tuple[tuple[int, int], ...]:
-    """The intervals with `[lower, upper)`, which lies beyond them."""
+    """The intervals with `[lower, upper)`, which is beyond them, appended."""
     if taken and taken[-1][1] == lower:
         return (*taken[:-1], (taken[-1][0], upper))
     if len(taken) == SERVICE_TIMES_MAX:
@@ -310,7 +310,7 @@ def with_times(taken: tuple[tuple[int, int], ...], lower: int, upper: int) -> tu
 
 
 def _check_not_taken(state: State, lower: Antichain, upper: Antichain) -> None:
-    """Rows at times that the service chose are not those of a replica: they must not be dropped as if they were."""
+    """Raise UpperMismatch if an append covers times that the service chose: their rows are not those of a replica."""
     first, last = lower.element, upper.element
     if first == last:
         return  # an interval without times has no rows
@@ -325,7 +325,7 @@ def _check_not_taken(state: State, lower: Antichain, upper: Antichain) -> None:
 
 
 def _clipped(runs: Iterable[Run], lower: Antichain) -> tuple[Run, ...]:
-    """The runs without what lies before `lower`: parts wholly before it go, parts across it are clipped."""
+    """The runs without rows before `lower`: parts wholly before it are left out, parts across it are clipped."""
     return () if lower.element is None else clipped(runs, lower.element)
 
 

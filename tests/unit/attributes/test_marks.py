@@ -92,7 +92,7 @@ def test_marks_are_no_attributes(index: AttributeIndex, shard: Shard) -> None:
     shard.one(index.flush(shard.state))
     page = index.page(shard.state, AttributeKey("0" * 32), None, 100)
     assert (page.values, page.following) == ({mine: 7}, None)
-    with pytest.raises(InvalidUsage, match="is kept by the shard itself"):
+    with pytest.raises(InvalidUsage, match="is maintained by the shard"):
         shard.one(
             c.UpdateAttributes(
                 WriterId(numbered("w", 1)), Token(numbered("i", 2)), (AttributeUpdate.replace(MARKS_FROM, 1),)

@@ -161,7 +161,7 @@ class Files:
 
     def told(self) -> list[int]:
         page = self.reader.page(self.state, None, 1_000, maintenance=True)
-        return [int(told.place.seqno) for told in page.told]
+        return [int(entry.place.seqno) for entry in page.entries]
 
     def knows(self, token: Token) -> bool:
         command = c.UpdateAttributes(writer_of(token), token, ())
