@@ -154,7 +154,9 @@ async def history(
     if request.headers.get("accept") == RECORD:
         return Response(encoded(page), media_type=RECORD)
     following = None if page.following is None else f"{page.following.seqno}.{page.following.number}"
-    return json_response({"entries": [entry_json(entry_shown(entry)) for entry in page.entries], "following": following})
+    return json_response(
+        {"entries": [entry_json(entry_shown(entry)) for entry in page.entries], "following": following}
+    )
 
 
 def _settings(found: ShardSettings) -> Response:

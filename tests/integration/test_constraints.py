@@ -147,7 +147,7 @@ def test_rows_that_were_staged_by_weaker_constraints_are_refused(client: Client)
     staged = writer.stage([{"id": 1, "n": -1}], None)
     shard.set_constraints(checks={"positive": "n > 0"})
     with pytest.raises(
-        SchemaMismatch, match=r"stricter constraints by schema 2 since.*stage the rows again"
+        SchemaMismatch, match=r"whose schema 2 has stricter constraints.*stage the rows again"
     ) as refused:
         writer.commit_insert(staged)
     assert refused.value.details == {"expected": 1, "actual": 2}

@@ -118,7 +118,7 @@ def test_a_restore_undoes_it_and_a_drop_does_not_take_that_away(shard: Shard) ->
     restored = shard.restore(done.lower.element - 1)  # type: ignore[operator]
     assert (restored.added, restored.removed) == (4, 0)
     assert ids(shard) == held
-    with pytest.raises(InvalidUsage, match="before 3 were dropped already, and what a restore has added again was"):
+    with pytest.raises(InvalidUsage, match="before 3 were dropped already, and restored rows were"):
         shard.truncate(3, mode="drop")
     assert shard.truncate(3).removed == 4
     assert ids(shard) == {3: 1, 4: 1}
@@ -145,7 +145,7 @@ def test_a_dry_run_counts_and_changes_nothing(machine: Machine, shard: Shard) ->
         before.trace, before.drops, before.truncated, {},
     )  # fmt: skip
     shard.insert([{"id": 4, "v": "x", "__diff": -1}])
-    with pytest.raises(InvalidUsage, match="may take away rows, at 4 or later"):
+    with pytest.raises(InvalidUsage, match="may retract, at 4 or later"):
         shard.truncate(4, mode="drop", dry_run=True)
 
 
@@ -282,7 +282,7 @@ def test_drops_that_readable_times_tell_apart_are_bounded(shard: Shard, monkeypa
         upper = shard.insert([{"id": 1, "v": "y"}]).upper.element
         shard.truncate(upper, mode="drop")  # type: ignore[arg-type]
     upper = shard.insert([{"id": 1, "v": "y"}]).upper.element
-    with pytest.raises(InvalidUsage, match="has 20 drops that readable times still tell apart"):
+    with pytest.raises(InvalidUsage, match="has 20 drops that readable times precede"):
         shard.truncate(upper, mode="drop")  # type: ignore[arg-type]
     assert shard.truncate(upper).removed == 1  # type: ignore[arg-type]
 
@@ -294,7 +294,7 @@ def test_drops_that_readable_times_tell_apart_are_bounded(shard: Shard, monkeypa
         ({"before": 6, "dry_run": True}, InvalidUsage, "time 5 of shard 'orders' is not complete"),
         ({"before": 2, "mode": "erase"}, InvalidUsage, "mode is 'erase'; it must be 'retract' or 'drop'"),
         ({"before": 2, "mode": None}, InvalidUsage, "mode is None"),
-        ({"before": 1}, NotReadable, "what was there before 1 can no longer be told apart"),
+        ({"before": 1}, NotReadable, "rows written before 1 can no longer be distinguished"),
     ],
 )
 def test_what_is_wrong_is_refused(

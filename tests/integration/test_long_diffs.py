@@ -184,7 +184,7 @@ def test_a_process_that_was_away_while_the_blob_was_collected_loads_anew(locatio
         shard.insert([{"k": -1}])
     assert sleeper.machine("orders").refresh().upper == shard.upper()
     long = next(change for change in entries if change.elsewhere is not None)
-    with pytest.raises(Exception, match="was collected meanwhile; look again"):
+    with pytest.raises(Exception, match="was collected meanwhile; retry"):
         sleeper.versions.whole("orders", long)
 
 

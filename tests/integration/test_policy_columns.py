@@ -84,7 +84,7 @@ def test_one_try_of_a_change_is_refused_where_the_settings_changed_meanwhile(
 ) -> None:
     schema = Client(EmbeddedTransport(location, maintain)).create_shard("t", COLUMNS, ["id"]).alter(*SWAP)
     before_sending(monkeypatch, c.EvolveSchema, lambda: other.retain(POLICY, confirm=True))
-    with pytest.raises(SchemaMismatch, match="settings of shard 's' changed while its columns were about to"):
+    with pytest.raises(SchemaMismatch, match="settings of shard 's' changed while its columns were being changed"):
         location.machine("s").apply(c.EvolveSchema(1, schema.to_record()))
     assert shard.refresh_schema().arrow.names == COLUMNS.names
 

@@ -109,7 +109,7 @@ BOUNDS: list[tuple[str, Callable[[int], c.Command], type[PersistError], str]] = 
         "CURSORS_MAX",
         lambda n: c.RegisterCriticalReader(CriticalReaderId(numbered("c", n)), "", "test"),
         InvalidUsage,
-        "has 3 cursors, which is the most; give one up first",
+        "has 3 cursors, which is the maximum; give one up first",
     ),
     (
         "WRITERS_MAX",
@@ -158,5 +158,5 @@ def test_callers_without_a_server_are_bounded_alike(monkeypatch: pytest.MonkeyPa
     shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), key=["id"])
     for name in ("a", "b", "a"):
         shard.critical_reader(name)
-    with pytest.raises(InvalidUsage, match="shard 'orders' has 2 cursors, which is the most"):
+    with pytest.raises(InvalidUsage, match="shard 'orders' has 2 cursors, which is the maximum"):
         shard.critical_reader("c")

@@ -394,7 +394,7 @@ def test_nothing_goes_by_a_policy_that_was_taken_away_meanwhile(world: World, sh
 
     with (
         patch.object(retention_kinds.TakingAged, "_staged", staged),
-        pytest.raises(Conflict, match=r"of rows of shard .* has changed"),
+        pytest.raises(Conflict, match=r"the row policy of shard .* has changed"),
     ):
         shard.run_retention()
     assert ids(shard) == [1, 2]

@@ -158,7 +158,7 @@ def test_tags_of_a_shard_are_bounded(shard: Shard, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("persist.core.transitions.history_control.TAGS_MAX", 20)
     for number in range(20):
         shard.tag(f"t{number}", at=number % 10)
-    with pytest.raises(InvalidUsage, match="which is the most"):
+    with pytest.raises(InvalidUsage, match="which is the maximum"):
         shard.tag("one-more")
     shard.untag("t7")
     shard.tag("one-more")
@@ -232,7 +232,7 @@ def test_tags_over_http(served: tuple[TestClient, Shard, Location]) -> None:
     assert http.get(f"/v1/shards/{NAME}/snapshot", params={"as_of": 4, "format": "csv"}).status_code == 200
     refused = http.get(f"/v1/shards/{NAME}/listen", params={"after": 4})
     assert (refused.status_code, refused.json()["kind"]) == (410, "not_readable")
-    assert "that time alone is kept" in refused.json()["detail"]
+    assert "only that single time is kept" in refused.json()["detail"]
     assert http.delete(f"{path}/eom").json() == {"tag": "eom", "removed": True}
     assert http.delete(f"{path}/eom").json() == {"tag": "eom", "removed": False}
     assert http.get(f"{path}/eom").status_code == 410

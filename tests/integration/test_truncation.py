@@ -107,7 +107,7 @@ def test_truncations_that_readable_times_tell_apart_are_bounded(
     shard.truncate(1)
     shard.truncate(2)
     before = machine.location.machine(NAME).refresh()
-    with pytest.raises(InvalidUsage, match="has 2 truncations that readable times still tell apart, which is the most"):
+    with pytest.raises(InvalidUsage, match="has 2 truncations that readable times precede, which is the maximum"):
         shard.truncate(3)
     after = machine.location.machine(NAME).refresh()
     assert (after.trace, after.truncations) == (before.trace, before.truncations)

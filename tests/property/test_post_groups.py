@@ -188,6 +188,6 @@ def test_what_is_encoded_is_compared_with_what_came(monkeypatch: pytest.MonkeyPa
     def wrong(table: pa.Table, *given: Any) -> list[Part]:
         return real(table.set_column(2, table.schema.field(2), pa.array([2] * len(table))), *given)
 
-    monkeypatch.setattr(writing, "encode_inline_each", wrong)
+    monkeypatch.setattr(writing, "encode_inline_parts", wrong)
     with pytest.raises(Corruption):
         together(schema, [b'{"k": 1}', b'{"k": 2}'])

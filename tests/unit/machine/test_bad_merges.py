@@ -142,7 +142,7 @@ def test_what_no_merge_writes_is_refused(brings: Callable[[Place, Part], c.Comma
 @pytest.mark.parametrize("brings", BRINGING.values(), ids=list(BRINGING))
 def test_inline_bytes_of_another_length_are_refused(brings: Callable[[Place, Part], c.Command]) -> None:
     place = Place.made()
-    place.refused(brings(place, replace(place.inline(), size=1)), "says that it has 1")
+    place.refused(brings(place, replace(place.inline(), size=1)), "but its size is 1")
 
 
 def test_what_merges_write_is_taken() -> None:

@@ -78,7 +78,7 @@ def encoded(location: Location) -> Part:
 FALSE = {
     "rows": ({"rows": 4}, "rows"),
     "no rows": ({"rows": 0}, "no rows"),
-    "size": ({"size": 7}, "says that it has 7|has .* bytes, not 7|blob is one"),
+    "size": ({"size": 7}, "but its size is 7|has .* bytes, not 7|blob is one"),
     "checksum": ({"checksum": 1}, "checksum"),
     "key_lower": ({"key_lower": b"\x01\x80\x00\x00\x00\x00\x00\x00\x02"}, "key_lower|bounds of its keys"),
     "key_upper": ({"key_upper": b"\x01\x80\x00\x00\x00\x00\x00\x00\x02"}, "key_upper|bounds of its keys"),

@@ -157,7 +157,7 @@ def test_a_listener_that_comes_to_another_server_hears_that_the_log_is_shorter()
         list(listen.next_events(0))
         stores.log.lose(NAME, 5)
         listen._transport = EmbeddedTransport(stores.open())
-        with pytest.raises(HistoryLost, match="listen anew"):
+        with pytest.raises(HistoryLost, match="listen again"):
             list(listen.next_events(0))
 
 
@@ -179,7 +179,7 @@ def test_a_listener_that_comes_to_another_process_hears_of_a_log_that_has_grown_
     listen = a_listener_of_lost_rows(stores)
     listen._transport = EmbeddedTransport(stores.open())
     for _ in range(2):
-        with pytest.raises(HistoryLost, match="listen anew"):
+        with pytest.raises(HistoryLost, match="listen again"):
             list(listen.next_events(0))
     anew = stores.shard()
     assert ids(anew)[-6:] == list(range(100, 106)), "the shard itself goes on"
