@@ -141,6 +141,7 @@ imports: $(DEV) ## who may import whom
 
 docs: $(DEV) ## write what is generated from the code: pages of docs, schema.json of check and inspect, and persist/aio/__init__.pyi
 	@$(PY) -m tests.support.api_page
+	@$(PY) -m tests.support.cli_page
 	@$(PY) -m tests.support.settings_page
 	@$(PY) -m tests.support.aio_stub
 	@$(PY) -m tests.support.scopes_page
