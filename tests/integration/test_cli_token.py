@@ -14,7 +14,6 @@ import persist
 from blob import private_files
 from persist.core.errors import Unauthorized
 from rpc.cli.program import main
-from tests.support.pages import page
 from tests.support.server import Server
 from tests.support.waiting import wait_until
 
@@ -127,8 +126,3 @@ def test_wrong_words_change_nothing(given: str, capsys: pytest.CaptureFixture[st
     assert main(["token", *words]) == 1
     assert capsys.readouterr().err.startswith("persist token: ")
     assert contents() == before
-
-
-def test_the_page_has_a_row_for_each() -> None:
-    table = page("docs/http.md").partition("| input of `persist token` |")[2].partition("\n\n")[0]
-    assert [row.split(" | ")[0].removeprefix("| ") for row in table.splitlines()[2:]] == list(WRONG)
