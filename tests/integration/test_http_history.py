@@ -109,7 +109,7 @@ def test_a_listener_whose_server_is_replaced_is_told(tmp_path: Path) -> None:
             lose(directory, listen._seen.seqno)
             with Server(directory, "--port", str(server.port)) as replaced:
                 insert(replaced.url, 100, 101, 102, 103)
-                with pytest.raises(HistoryLost, match="listen anew"):
+                with pytest.raises(HistoryLost, match="listen again"):
                     list(listen.next_events(30))
 
 

@@ -313,7 +313,7 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ("a key of nothing", lambda c, s: persist.named_key(5), "the name of a key is text, not 5"),  # type: ignore[arg-type]
     ("a path's ?", lambda c, s: persist.connect("persist:///a?b"), "%3F for"),
     ("a token of no text", lambda c, s: persist.token_of_key(""), "is a non-empty Unicode text"),
-    ("a token of half a character", lambda c, s: persist.token_of_key("\ud800"), "is Unicode text"),
+    ("a token of half a character", lambda c, s: persist.token_of_key("\ud800"), "is a non-empty Unicode text"),
     ("a key of half a character", lambda c, s: persist.named_key("\ud800"), "half a surrogate pair"),
     ("a wait of nan seconds", lambda c, s: s.snapshot(0, wait_s=float("nan")), "wait_s is nan"),
     ("a wait without end", lambda c, s: s.snapshot(0, wait_s=float("inf")), "wait_s is inf"),
