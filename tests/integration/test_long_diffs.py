@@ -341,7 +341,7 @@ def test_the_next_life_of_a_name_begins_with_a_long_diff_beside_a_collector(
 def test_a_first_schema_that_is_too_large_is_refused_with_a_way_to_go_on(location: Location) -> None:
     """It was told to write fewer rows at once."""
     client = Client(EmbeddedTransport(location, maintain), HANDLES)
-    with pytest.raises(InvalidUsage, match=r"schema of shard 'wide' is too large .* \d+ bytes .* 4000 are possible"):
+    with pytest.raises(InvalidUsage, match=r"schema of shard 'wide' is too large: .* \d+ bytes .* 4000 are possible"):
         client.create_shard("wide", WIDE, ["k"])
     assert list(location.blob.list("s")) == [], "nothing is left behind"
     shard = client.create_shard("wide", SCHEMA, ["k"])
