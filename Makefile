@@ -111,7 +111,7 @@ proof: $(DEV) ## run the whole proofs, and the laws with more examples (ARGS=...
 $(BENCHES:%=bench-%): bench-%: $(BENCH)
 	@$(PY) -m bench.$* $(ARGS)
 
-figures: $(BENCH) ## measure what README and docs/figures.md publish, and write them (ARGS=...)
+figures: $(BENCH) ## measure what README and bench/results/README.md publish, and write them (ARGS=...)
 	@$(PY) -m bench.figures $(ARGS)
 
 soak: $(DEV) ## run the long simulation for SECONDS=600 (ARGS=...)

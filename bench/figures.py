@@ -1,4 +1,4 @@
-"""Measure what README.md and docs/figures.md publish, and write both from the results.
+"""Measure what README.md and bench/results/README.md publish, and write both from the results.
 
     python -m bench.figures [--only NAME ...]     measure, keep the results in bench/results, write the pages
     python -m bench.figures --pages               only write the pages
@@ -26,7 +26,7 @@ import msgspec
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
-PAGE = ROOT / "docs" / "figures.md"
+PAGE = ROOT / "bench" / "results" / "README.md"
 README = ROOT / "README.md"
 MARKS = ("<!-- figures: written by `make figures` -->\n", "<!-- end of figures -->\n")
 PRODUCT = ("persist", "blob", "consensus", "rpc", "compactor", "pyspark_persist")
@@ -257,7 +257,7 @@ def _number(value: float) -> str:
 
 
 def page(kept: dict[str, Result]) -> str:
-    """docs/figures.md."""
+    """bench/results/README.md."""
     return HEAD + "".join(_section(run, kept[run.name]) for run in RUNS if run.name in kept)
 
 

@@ -1,4 +1,4 @@
-"""README.md and docs/figures.md say what the results in bench/results say."""
+"""README.md and bench/results/README.md say what the results in bench/results say."""
 
 from __future__ import annotations
 

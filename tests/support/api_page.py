@@ -1,7 +1,7 @@
 """Writes docs/python.md from the docstrings of the public names: `python -m tests.support.api_page`, or `make docs`.
 
-An entry has the signature, the first paragraph of the docstring, and the names of its errors. A member that one line
-describes is a row of a table, and a member that several classes have alike is described once.
+An entry has the signature, the first paragraph of the docstring, and the names of its errors. A member that several
+classes have alike is described once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NewType
 
 import msgspec
@@ -23,8 +23,6 @@ from tests.support.pages import ROOT
 
 PAGE = ROOT / "docs" / "python.md"
 WIDTH = 110
-CELL_WORDS_MAX = 25  # tests/test_pages.py
-CELL_CHARS_MAX = 160
 _ANYWHERE = ("Unavailable", "Overloaded", "Unauthorized", "Forbidden", "UnknownShard", "Indeterminate")
 _SECTION = re.compile(r"^(Args|Returns|Raises|Yields):.*?(?=^(?:Args|Returns|Raises|Yields):|^$|\Z)", re.M | re.S)
 _NO_ERRORS = re.compile(r" *Raises (?:nothing|what every call may)\.")
@@ -60,7 +58,7 @@ def page() -> str:
     shared = _shared_members(described.values())
     lines = [HEAD, "| name | what it is |\n| --- | --- |"]
     lines += [f"| {_link(name, value)} | {_one_line(value)} |" for name, value in described.items()]
-    lines += ["", "## Members of several classes\n", *_table(sorted(shared))]
+    lines += ["", "## Members of several classes\n", *sorted(shared), ""]
     for name, value in described.items():
         if _has_section(value):
             lines += [f"## {name}\n", *_described(name, value, shared)]
@@ -75,26 +73,34 @@ def _link(name: str, value: Any) -> str:
     return f"[`{name}`](#{name.lower()})" if _has_section(value) else f"`{name}`"
 
 
-def _described(name: str, value: Any, shared: set[tuple[str, str]]) -> Iterator[str]:
+def _described(name: str, value: Any, shared: set[str]) -> Iterator[str]:
     if inspect.isfunction(value):
-        yield from _callable(name, value)
+        yield f"{_entry(name, value)}\n"
         return
-    fields = _fields(value)
-    if fields and not any(map(_INTERNAL.search, fields)):
-        yield from _signature(f"{name}({{}})", fields)
-    yield from _paragraphs(_doc(value))
-    members = {member: inspect.getattr_static(value, member) for member in _members(value)}
-    own = {member: found for member, found in members.items() if _row(member, found) not in shared}
-    rows = [row for member, found in own.items() if (row := _row(member, found))]
-    if rows:
-        yield from _table(rows)
-    for member, found in own.items():
-        if _row(member, found) is None:
-            yield f"### {name}.{member}\n"
-            yield from _callable(member, found)
+    if value is persist.Connection:  # its fields are the arguments of `connect`
+        yield from (_filled(" ".join(paragraph.split())) + "\n" for paragraph in _doc(value).split("\n\n"))
+    elif (said := " ".join(_parts(_doc(value))).strip()).removesuffix(".") != _one_line(value):
+        yield _filled(said) + "\n"
+    if (fields := _fields(value)) and not any(map(_INTERNAL.search, fields)):
+        yield _filled(f"- fields: `{', '.join(fields)}`")
+    for entry in _entries(value):
+        if entry not in shared:
+            yield entry
+    yield ""
 
 
 # --- members
+
+
+def _entries(cls: type) -> list[str]:
+    return [_entry(name, inspect.getattr_static(cls, name)) for name in _members(cls)]
+
+
+def _entry(name: str, value: Any) -> str:
+    """A function, a method or a property: its signature, what it does, and its errors."""
+    text, errors = _parts(_doc(value))
+    shown = name if isinstance(value, property) else _line(_function(value), name)
+    return _filled(f"- `{shown}`: {text} {errors}".rstrip(" :"))
 
 
 def _members(cls: type) -> list[str]:
@@ -113,28 +119,10 @@ def _is_documented(name: str, value: Any) -> bool:
     return isinstance(value, property) or not _INTERNAL.search(str(inspect.signature(_function(value))))
 
 
-def _row(name: str, value: Any) -> tuple[str, str] | None:
-    """The row of a member that a table can describe; None for one that needs an entry of its own."""
-    text, errors = _parts(_doc(value))
-    text = f"{text} {errors}".strip()
-    if len(text.split()) > CELL_WORDS_MAX:
-        return None
-    shown = f"`{name}`" if isinstance(value, property) else f"`{_line(_function(value), name)}`"
-    return (shown.replace("|", "\\|"), text) if len(shown) <= CELL_CHARS_MAX else None
-
-
-def _shared_members(values: Any) -> set[tuple[str, str]]:
-    """Rows that more than one of these classes would have."""
-    classes = [value for value in values if inspect.isclass(value)]
-    rows = [_row(name, inspect.getattr_static(cls, name)) for cls in classes for name in _members(cls)]
-    return {row for row, times in Counter(row for row in rows if row).items() if times > 1}
-
-
-def _table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    yield "| member | what it does |\n| --- | --- |"
-    for shown, text in rows:
-        yield f"| {shown} | {text} |"
-    yield ""
+def _shared_members(values: Iterable[Any]) -> set[str]:
+    """Entries that more than one of these classes would have."""
+    times = Counter(entry for value in values if inspect.isclass(value) for entry in _entries(value))
+    return {entry for entry, count in times.items() if count > 1}
 
 
 # --- signatures
@@ -144,25 +132,8 @@ def _function(value: Any) -> Any:
     return value.__func__ if isinstance(value, classmethod | staticmethod) else value
 
 
-def _callable(name: str, value: Any) -> Iterator[str]:
-    function = _function(value)
-    returned = inspect.signature(function).return_annotation
-    yield from _signature(f"{name}({{}}) -> {returned}", _parameters(function))
-    yield from _paragraphs(_doc(function))
-
-
 def _line(function: Any, name: str) -> str:
     return f"{name}({', '.join(_parameters(function))}) -> {inspect.signature(function).return_annotation}"
-
-
-def _signature(pattern: str, parameters: list[str]) -> Iterator[str]:
-    """A signature in a block, on as many lines as it needs."""
-    line = pattern.format(", ".join(parameters))
-    if len(line) > WIDTH:
-        whole = ", ".join(parameter.replace(" ", "\0") for parameter in parameters)
-        lines = textwrap.wrap(whole, WIDTH - 4, break_long_words=False, break_on_hyphens=False)
-        line = pattern.format("\n" + "".join(f"    {part}\n" for part in lines)).replace("\0", " ")
-    yield f"```text\n{line}\n```\n"
 
 
 def _parameters(function: Any) -> list[str]:
@@ -227,14 +198,6 @@ def _raises(text: str) -> str:
     return f"Raises {', '.join(named)}." if named else ""
 
 
-def _paragraphs(docstring: str) -> Iterator[str]:
-    text, errors = _parts(docstring)
-    if text:
-        yield _filled(text) + "\n"
-    if errors:
-        yield _filled(errors) + "\n"
-
-
 def _one_line(value: Any) -> str:
     """What the table of names says of one: the first sentence of its docstring, or its value."""
     if isinstance(value, NewType):
@@ -256,7 +219,9 @@ def _errors(classes: list[type[PersistError]]) -> Iterator[str]:
 
 
 def _filled(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False))
+    indent = "  " if text.startswith("- ") else ""
+    lines = textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
