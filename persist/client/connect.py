@@ -172,20 +172,17 @@ LIVES_MAX = 100  # dropped shards of a name that one call is told of
 class Connection:
     """The settings of a connection; pickle it to connect elsewhere.
 
-    Either `url` (`persist:///dir`, or one or more `http(s)://host:port` with commas), or both `blob` and `consensus`,
-    URLs of stores. `token`, `ca_file` (a PEM file of whom to trust) and `certificate_file` (a PEM file of a
-    certificate and its key, by which servers know who asks) are for servers. A server that has never
-    answered is tried for `connect_s` seconds; once it has, a request is tried for a minute, in case it starts again.
-    With `timeout_s` each call of the client and of its handles ends within so many seconds, as `Client.with_timeout`
-    says; None: it is repeated for `retry_s` seconds of `handles`.
+    Either `url` (`persist:///dir`, or one or more `http(s)://host:port` with commas), or `blob` and `consensus`, the
+    URLs of two stores. `token`, `ca_file` (PEM of trusted authorities) and `certificate_file` (PEM of a client
+    certificate and its key) are for servers. A server that has never answered is tried for `connect_s` seconds; after
+    an answer, a request is tried for a minute. With `timeout_s` each call ends within that many seconds, as
+    `Client.with_timeout` says; without, it is retried for `retry_s` seconds of `handles`.
 
-    `handles` are settings of readers and writers, `location` those of stores that this process opens itself. `collect`:
-    whether this process deletes, in the background as it commits, what nobody can need any more, and runs policies of
-    rows; not where it commits through a server, which has maintenance of its own. `history`: for how long new shards
-    stay readable as of earlier times, such as `7d`, `none` or `forever`; with others for names that begin so,
-    `7d,tmp/=none`; None is seven days. Not with servers: each has a setting of its own for that. `read_only`: the blob
-    store alone is opened, and read as far as was published there; it may be a copy of home's, in another region.
-    `traces`: spans by OpenTelemetry, of the provider that the program has set; the extra `otel` installs it.
+    `handles` are the settings of readers and writers, `location` those of stores that this process opens. `collect`:
+    delete garbage and run retention policies in the background of commits; not through a server. `history`: what new
+    shards retain, such as `7d` (the default), `none` or `forever`, also by name prefix (`7d,tmp/=none`); not through a
+    server, which has its own setting. `read_only`: open the blob store alone, perhaps a copy in another region, as far
+    as versions were published there. `traces`: spans of the program's OpenTelemetry provider (extra `otel`).
     """
 
     url: str | None = None
