@@ -39,7 +39,8 @@ HEAD = """\
 
 The public names of the package `persist`, generated from its docstrings by `make docs`. An entry has the
 signature, the first paragraph of the docstring, and the errors. `help(persist.Shard.insert)` has the rest:
-every argument and field, and when each error is raised. Start with the [tutorial](tutorial.md).
+every argument and field, and when each error is raised. A parameter whose default is None takes None too, and
+types that a default shows are left out. Start with the [tutorial](tutorial.md).
 
 - Times are integers. An interval `[lower, upper)` contains `lower` and not `upper`.
 - Rows are Arrow tables, or anything that converts to one. `__diff` is the multiplicity of a row, `__time` its
@@ -133,7 +134,8 @@ def _function(value: Any) -> Any:
 
 
 def _line(function: Any, name: str) -> str:
-    return f"{name}({', '.join(_parameters(function))}) -> {inspect.signature(function).return_annotation}"
+    returned = str(inspect.signature(function).return_annotation).removeprefix("c.")
+    return f"{name}({', '.join(_parameters(function))})" + ("" if returned == "None" else f" -> {returned}")
 
 
 def _parameters(function: Any) -> list[str]:
@@ -145,9 +147,18 @@ def _parameters(function: Any) -> list[str]:
         if parameter.kind is parameter.KEYWORD_ONLY and not any(text.startswith("*") for text in found):
             found.append("*")
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-        found.append(f"{stars}{parameter.name}: {parameter.annotation}{default}")
+        found.append(stars + _typed(parameter.name, str(parameter.annotation), parameter.default, parameter.empty))
     return found
+
+
+def _typed(name: str, annotation: str, default: object, missing: object) -> str:
+    """A parameter or field with its type and default; the type is left out where the default shows it."""
+    if default is missing:
+        return f"{name}: {annotation}"
+    if type(default).__name__ == annotation:
+        return f"{name}={default!r}"
+    shown = "..." if default is ... or len(repr(default)) > WIDTH else repr(default)
+    return f"{name}: {annotation.removesuffix(' | None') if default is None else annotation} = {shown}"
 
 
 def _fields(cls: Any) -> list[str]:
@@ -156,10 +167,9 @@ def _fields(cls: Any) -> list[str]:
         return list(cls.__struct_fields__) if issubclass(cls, msgspec.Struct) else []
     found = []
     for field in dataclasses.fields(cls):
-        default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
-        default = " = ..." if field.default_factory is not dataclasses.MISSING or len(default) > WIDTH else default
+        default = ... if field.default_factory is not dataclasses.MISSING else field.default
         if not field.name.startswith("_"):
-            found.append(f"{field.name}: {field.type}{default}")
+            found.append(_typed(field.name, str(field.type), default, dataclasses.MISSING))
     return found
 
 
