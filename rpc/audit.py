@@ -116,7 +116,6 @@ OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.Rewrite: "rewrite",  # its own operation is told
     c.ReplacePart: "repair",
     c.HandOver: "hand over",
-    c.TakeBack: "take back",
 }
 _FIELDS = (
     "force", "since", "upper", "reader", "purpose", "tag", "name", "time", "until_ms", "expected_version", "history_ms",

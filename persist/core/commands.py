@@ -103,7 +103,6 @@ from persist.core.shard_commands import LendOn as LendOn
 from persist.core.shard_commands import Lent as Lent
 from persist.core.shard_commands import Returned as Returned
 from persist.core.shard_commands import ShrinkLoan as ShrinkLoan
-from persist.core.shard_commands import TakeBack as TakeBack
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.spill import SpillFile, SpillKind
 from persist.core.state import SchemaRecord

@@ -56,7 +56,6 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Returned: EVER,
     # A shard keeps its phase at another home.
     c.HandOver: EVER,
-    c.TakeBack: EVER,
     **dict.fromkeys(GIVING_BACK, EVER),
 }
 

@@ -34,21 +34,14 @@ class EvolveSchema(ManagedCommand, frozen=True):
 
 
 class HandOver(Command, frozen=True):
-    """Hand the shard over to the home of the location with this epoch, as its last commit here. -> Done
+    """Move the shard from the home of epoch `expected` to that of `epoch`; 0: the home of this log. -> Done
 
-    From then on every change is refused as ReadOnly, except `TakeBack`. Conflict: it was handed over to another home.
+    While it is at another home, every change but this command is refused as ReadOnly. Conflict: it is at another home
+    than the two. A retry is safe.
     """
 
-    epoch: Annotated[int, Meta(ge=1)]
-
-
-class TakeBack(Command, frozen=True):
-    """Undo a hand-over to the home of this epoch, which did not start. -> Done, also if there was none.
-
-    Conflict: it was handed over to another home.
-    """
-
-    epoch: Annotated[int, Meta(ge=1)]
+    expected: Annotated[int, Meta(ge=0)]
+    epoch: Annotated[int, Meta(ge=0)]
 
 
 # Commands that end lapsed leases.

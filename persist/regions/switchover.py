@@ -135,7 +135,7 @@ class Switch:
         for name in list(self.home.all_names()):
             machine = self.home.new_machine(name)
             if machine.refresh().handed_over == ending:
-                machine.apply(c.TakeBack(ending))
+                machine.apply(c.HandOver(ending, 0))
                 taken += 1
         return taken
 
@@ -239,7 +239,7 @@ def as_owner(home: Location, binding: LocationBinding) -> Location:
 def _hand_over(home: Location, name: str, epoch: int) -> None:
     """The last commit of the shard at home, and its State as a rollup, so that the copy needs no more than that."""
     machine = home.new_machine(name)  # one of the cache commits as who does not hand over
-    machine.apply(c.HandOver(epoch))
+    machine.apply(c.HandOver(0, epoch))
     home.versions.write_rollup(machine.refresh())
 
 
@@ -312,7 +312,7 @@ def _end(old: Location, new: Blob) -> None:
         with suppress(Corruption):  # nobody can load it, so nobody commits to it; whoever looks is told
             machine = ending.new_machine(name)  # one of the cache commits as who does not hand over
             if not machine.refresh().handed_over:
-                machine.apply(c.HandOver(binding.epoch))
+                machine.apply(c.HandOver(0, binding.epoch))
 
 
 def _check_demoted_epochs(old: Blob, new: Blob) -> None:

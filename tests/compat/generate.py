@@ -128,9 +128,9 @@ def make(directory: Path) -> list[Write]:
         for name in location.names():
             roll_up(location, name)
         moved = location.machine("orders-clone")
-        moved.apply(c.HandOver(3))
+        moved.apply(c.HandOver(0, 3))
         location.versions.write_rollup(moved.refresh())  # as a switch does: nobody names it
-        moved.apply(c.TakeBack(3))
+        moved.apply(c.HandOver(3, 0))
     return story.writes
 
 

@@ -75,7 +75,6 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.Returned: lifecycle.returned,
     c.BeginClone: lifecycle.begin_clone,
     c.HandOver: lifecycle.hand_over,
-    c.TakeBack: lifecycle.take_back,
     c.AddRollup: part_maintenance.add_rollup,
     c.RemoveRollups: part_maintenance.remove_rollups,
     c.HoldClaim: part_maintenance.hold_claim,
@@ -106,7 +105,7 @@ def step(state: State, command: c.Command, context: Context) -> tuple[State, c.R
     if state.handed_over and isinstance(command, lifecycle.HOLDS):
         return state, lifecycle.held(state, command, lambda: transition(state, command, context)[1])
     following, result = transition(state, command, context)
-    if following is not state and not isinstance(command, lifecycle.HANDING):
+    if following is not state and not isinstance(command, c.HandOver):
         lifecycle.check_here(state)
     phases.check_end(state, following, command)
     return following, result

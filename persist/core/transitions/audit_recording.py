@@ -57,7 +57,6 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.Recreate: "create",
     c.BeginClone: CLONE,
     c.HandOver: "hand_over",
-    c.TakeBack: "take_back",
     c.EvolveSchema: "evolve_schema",
     c.SetSettings: "set_settings",
     c.ForgetHistory: "forget",
@@ -116,6 +115,8 @@ def entry_of(
         return CommandEntry(operation, before.since, after.since, caller=known_caller)
     if verdict.constrains:
         operation = "set_constraints"
+    if kind is c.HandOver and not after.handed_over:
+        operation = "take_back"
     upper = MINIMUM if kind is c.Recreate else after.upper
     return CommandEntry(operation, upper, upper, caller=known_caller)
 

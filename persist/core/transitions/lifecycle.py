@@ -177,7 +177,6 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
 # A shard is handed over to another home of its location, and taken back if that home does not start.
 
 
-HANDING = (c.HandOver, c.TakeBack)
 HOLDS = (c.RegisterReader, c.ExpireReader, c.DowngradeSince)
 """Commands that a handed-over shard answers without a commit, since its history is not forgotten any more.
 
@@ -186,13 +185,15 @@ After it was taken back, a reader that registered meanwhile gets Expired.
 
 
 def hand_over(state: State, command: c.HandOver, context: Context) -> tuple[State, c.Done]:
-    _check(state, command.epoch)
-    return (state if state.handed_over else replace(state, handed_over=command.epoch)), c.Done()
+    if state.handed_over == command.epoch:  # a retry
+        return state, c.Done()
+    if state.handed_over != command.expected:
+        raise Conflict(f"shard {state.name!r} is at {_home(state.handed_over)}, not at {_home(command.expected)}")
+    return replace(state, handed_over=command.epoch), c.Done()
 
 
-def take_back(state: State, command: c.TakeBack, context: Context) -> tuple[State, c.Done]:
-    _check(state, command.epoch)
-    return (replace(state, handed_over=0) if state.handed_over else state), c.Done()
+def _home(epoch: int) -> str:
+    return f"the home of epoch {epoch}" if epoch else "this home"
 
 
 def held(state: State, command: Any, held_here: Callable[[], c.Result]) -> c.Result:
@@ -210,11 +211,6 @@ def check_here(state: State) -> None:
             home=[],
             region="",
         )
-
-
-def _check(state: State, epoch: int) -> None:
-    if state.handed_over not in (0, epoch):
-        raise Conflict(f"shard {state.name!r} was handed over to the home of epoch {state.handed_over}, not {epoch}")
 
 
 # Transitions of loans, at the owner and at the borrower, and the first State of a clone.

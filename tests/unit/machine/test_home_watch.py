@@ -221,7 +221,7 @@ def test_who_is_fenced_by_its_store_names_the_new_home_of_the_index(tmp_path: Pa
 
 def test_a_shard_that_was_handed_over_names_the_new_home_of_the_index(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    home.location.machine("eu/orders").apply(c.HandOver(2))
+    home.location.machine("eu/orders").apply(c.HandOver(0, 2))
     with pytest.raises(ReadOnly, match=r"epoch 2: write there$") as told:
         home.insert()
     assert told.value.details == {"home": [], "region": ""}, "the index does not know yet"
