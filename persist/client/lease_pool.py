@@ -3,7 +3,7 @@
 A process that reads a shard keeps a leased reader there for each purpose. It holds the earliest time that is read or
 was read a moment ago, and later times with it. Times that the shard keeps alone, such as those of tags, have leased
 readers of their own. A read joins one where a view of the shard shows that it is there and covers the read, so nothing
-is written for it; a reader that nobody has used for a while is given back (docs/design/0024-shared-leases.md).
+is written for it; a reader that nobody has used for a while is given back (docs/design/0005-leases-and-clocks.md).
 """
 
 from __future__ import annotations

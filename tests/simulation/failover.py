@@ -209,7 +209,7 @@ def _act(site: Site, process: Process, fate: str, name: str) -> None:
         return
     cached = process.location.machine(name).cached
     if cached is not None and process.listen is None and site.log.scan(name, 0, 1)[0].seqno > cached.seqno:
-        given.clear()  # collected beyond what it has read: nothing is left to compare (docs/design/0007-identity.md)
+        given.clear()  # collected beyond what it has read (docs/design/0007-identity-and-recovery.md)
     had_lost = bool(given & site.log.lost)
     if fate == "insert":
         site.rows += 1

@@ -25,7 +25,7 @@ from persist.core.transitions.tombstones import without_dropped
 
 # Leases: the constants of their rules, and removing holders whose leases lapsed, which never moves since on its own.
 #
-# They are judged by the lease clock of the State, which no wall clock moves (docs/design/0006-leases-and-clocks.md).
+# They are judged by the lease clock of the State, which no wall clock moves (docs/design/0005-leases-and-clocks.md).
 # Every commit removes lapsed leases. A transition also removes them before it refuses a command or holds since back
 # because of a lease, in case no commit has happened since they lapsed.
 
