@@ -144,7 +144,6 @@ docs: $(DEV) ## write what is generated from the code: pages of docs, schema.jso
 	@$(PY) -m tests.support.cli_page
 	@$(PY) -m tests.support.settings_page
 	@$(PY) -m tests.support.aio_stub
-	@$(PY) -m tests.support.scopes_page
 	@$(PY) -m tests.support.json_schemas
 
 wheel: $(DEV) ## build the wheel; its top level holds our six packages, each marked as typed, and nothing else

@@ -1,7 +1,7 @@
 """What a blob store is: immutable bytes under keys, and nothing else.
 
 Six operations (put, get, get_range, stat, delete, list) suffice, because fencing belongs to consensus: a
-zombie writer can at most leave blobs that nobody names. See `docs/writing-a-provider.md`.
+zombie writer can at most leave blobs that nobody names. See `docs/internals.md`.
 """
 
 from __future__ import annotations

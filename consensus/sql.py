@@ -331,4 +331,4 @@ def parsed_url(url: str) -> sa.URL:
     try:
         return sa.make_url(url.replace("postgres://", "postgresql://", 1))
     except (SQLAlchemyError, ValueError):  # which may quote a part of a password
-        raise ConsensusMisconfigured("the consensus URL cannot be understood; see docs/stores.md") from None
+        raise ConsensusMisconfigured("the consensus URL cannot be understood; see docs/operations.md#stores") from None

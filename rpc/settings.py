@@ -123,7 +123,7 @@ class Limits:
     )
     decoded_bytes_max: int = _limit(
         144 * MIB,
-        "what the rows of one body take once they are decoded ([how](operations.md#what-rows-decode-to)); all "
+        "what the rows of one body take once they are decoded ([how](operations.md#limits)); all "
         "bodies together a third more",
     )
     listeners_max: int = _limit(20_000, "listen streams")

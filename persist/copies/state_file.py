@@ -2,6 +2,15 @@
 
 The file has the State twice: as plain JSON, field by field, and as the durable bytes of a rollup, from which it is
 read back. Both must agree, so a file that was changed is refused. It holds no blobs, but names them with their sums.
+
+- `persist`, `version`: `state`, and the version of this format: 1
+- `location`, `epoch`, `format_version`: of the location
+- `name`, `seqno`, `since`, `upper`: the shard, the version shown, and its frontiers; `[]` is the empty frontier
+- `blobs`: `[key, bytes, CRC-32]` for every referenced blob, including those listed in bundles
+- `state`: the State, each record as an object of its fields (`persist.core.state`), without leases, writers and
+  claims; frontiers are lists, bytes base64, keys of mappings text; its `seqno` is one more than the exported version
+- `bytes`: the durable bytes of the State in base64; an import reads these
+- `crc32`: of the JSON of all of the above with sorted keys and no spaces
 """
 
 from __future__ import annotations

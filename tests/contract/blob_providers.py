@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from pyarrow import fs
@@ -13,6 +12,7 @@ from blob import Blob, open_blob
 from blob.arrow_fs import ArrowFsBlob
 from blob.cache import CachedBlob
 from blob.metrics import MeteredBlob
+from tests.contract.table_blob import TableBlob
 
 PROVIDERS = [
     "memory",
@@ -60,13 +60,8 @@ def decorated_blob() -> Blob:
 
 @pytest.fixture
 def table_blob(tmp_path: Path) -> Blob:
-    """The provider that docs/writing-a-provider.md shows, straight from the page."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "writing-a-provider.md").read_text()
-    source = page.split("```python\n")[1].split("```")[0]
-    module = ModuleType("table_provider")
-    exec(compile(source, "docs/writing-a-provider.md", "exec"), vars(module))
-    store: Blob = module.TableBlob(str(tmp_path / "blobs.db"))
-    return store
+    """The example that docs/internals.md refers to."""
+    return TableBlob(str(tmp_path / "blobs.db"))
 
 
 @pytest.fixture(params=PROVIDERS)

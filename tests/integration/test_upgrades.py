@@ -1,4 +1,4 @@
-"""docs/upgrades.md: servers of two builds beside one another under load, the way forth and the way back."""
+"""Upgrades as docs/operations.md has them: servers of two builds side by side under load, forth and back."""
 
 from __future__ import annotations
 

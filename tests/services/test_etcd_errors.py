@@ -1,4 +1,4 @@
-"""Every row of the etcd table in docs/stores.md, provoked on real clusters."""
+"""Every failure of this store in docs/troubleshooting.md, provoked on real clusters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of the file table in docs/stores.md, provoked."""
+"""Every failure of this store in docs/troubleshooting.md, provoked."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def checked(image: Build, stage: Stage, url: str) -> int:
 
 
 def test_the_command_of_the_page_keeps_bodies_within_the_memory_that_it_gives_to_tmp() -> None:
-    page = (ROOT / "docs" / "deployment.md").read_text()
+    page = (ROOT / "docs" / "operations.md").read_text()
     size = re.search(r"docker run .*--tmpfs /tmp:size=(\d+)m ", page)
     assert size is not None
     limits = load({}, dict(re.findall(r" -e (PERSIST_LIMIT_\w+)=(\d+)", page))).settings.limits

@@ -32,7 +32,7 @@ from tests.support.waiting import wait_until
 HERE = ROOT / "deploy" / "kubernetes"
 FILES = ("config.yaml", "server.yaml", "maintenance.yaml")
 VERSIONS = ("1.29", "1.37")  # the oldest and the newest Kubernetes that the manifests are held to
-SECRETS = {"persist-stores", "persist-tokens", "persist-maintenance"}  # docs/deployment.md tells how to make them
+SECRETS = {"persist-stores", "persist-tokens", "persist-maintenance"}  # docs/operations.md tells how to make them
 SERVER_MIB = 512  # below which a server stays under any one attack: docs/operations.md
 METRICS_PATHS = {"/healthz"}  # that maintenance answers
 Document = dict[str, Any]
@@ -195,7 +195,7 @@ def test_the_list_names_every_file_and_every_image() -> None:
 
 def test_the_page_makes_the_image_the_namespace_and_every_secret_that_the_list_names() -> None:
     (listed,) = documents((HERE / "kustomization.yaml").read_text())
-    [image], said = listed["images"], page("docs/deployment.md")
+    [image], said = listed["images"], page("docs/operations.md")
     assert f"docker push {image['newName']}:{image['newTag']}\n" in said
     assert f"kubectl create namespace {listed['namespace']}\n" in said
     assert set(re.findall(rf"kubectl -n {listed['namespace']} create secret generic (\S+)", said)) == SECRETS

@@ -1,4 +1,4 @@
-"""Every row of the S3 table in docs/stores.md, provoked on a real server."""
+"""Every failure of this store in docs/troubleshooting.md, provoked on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/sizing.md: its figures name commands that exist, its numbers are those of the settings, its sums are right."""
+"""Sizing in docs/operations.md: its commands exist, its numbers are those of the settings, its sums are right."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from tests.support.server import Server
 LOOKS = 10
 DAY_S, EVERY_S = 86_400, 30
 MIB = 1024**2
-PAGE = page("docs/sizing.md")
+PAGE = page("docs/operations.md")
+FLAT = re.sub(r"\s+", " ", PAGE)
 
 
 def commands() -> list[str]:
     """What stands in the column of commands."""
-    table = PAGE.partition("| what | figure | command |\n")[2].partition("\n\n")[0]
+    table = page("bench/README.md").partition("| what | figure | command |\n")[2].partition("\n\n")[0]
     return [line.rsplit("|", 2)[1].strip(" `") for line in table.splitlines()[1:]]
 
 
@@ -53,18 +54,17 @@ def test_a_figure_names_a_command_that_there_is(command: str) -> None:
 
 def test_its_numbers_are_those_of_the_settings() -> None:
     limits = Limits()
-    assert f"`spool_bytes_max`\n({limits.spool_bytes_max >> 30} GiB)" in PAGE
+    assert f"`spool_bytes_max` ({limits.spool_bytes_max >> 30} GiB)" in FLAT
     assert f"`--memory` ({parser_for('maintain').parse_args(['maintain', 'run']).memory})" in PAGE
-    assert f"at most {limits.connections_max:,} (`connections_max`)" in PAGE
-    assert f"at most {limits.snapshots_max} of them at a time (`snapshots_max`)" in PAGE
-    assert f"at most {POOL_SIZE + 2}: a pool of {POOL_SIZE}, one to tell commits, one to hear of them" in PAGE
-    assert f"at most {S3Settings('bucket', '').connections} (`connections` in the URL)" in PAGE
-    assert f"{ROLLUP_BYTES >> 10} KiB between two rollups" in PAGE
+    assert f"at most {limits.connections_max:,} (`connections_max`)" in FLAT
+    assert f"at most {POOL_SIZE + 2} connections: a pool of {POOL_SIZE}, one to publish" in FLAT
+    assert f"at most {S3Settings('bucket', '').connections} (`connections` in the URL)" in FLAT
+    assert f"{ROLLUP_BYTES >> 10} KiB of state diffs between two rollups" in FLAT
 
 
 def test_its_sums_are_right() -> None:
     """Every `a x b = c` of numbers on the page."""
-    found = re.findall(r"((?:[\d.,]+ x )*\(?[\d.,]+(?: [x+/] \(?[\d.,]+(?: ms)?\)?)+\)?) = \$?([\d.,]*\d)", PAGE)
+    found = re.findall(r"((?:[\d.,]+ x )*\(?[\d.,]+(?: [x+/] \(?[\d.,]+(?: ms)?\)?)+\)?) = \$?([\d.,]*\d)", FLAT)
     assert len(found) > 4
     for sum_, told in found:
         terms = sum_.replace(",", "").replace("x", "*").replace(" ms", " / 1000")
@@ -96,7 +96,7 @@ def test_a_look_at_readyz_is_five_requests_and_costs_what_the_page_says(tmp_path
             asked.append((bucket.counts() - before).requests)
     each = reduce(and_, asked)  # the least of each: now and then the server asks for something else meanwhile
     assert each == {"put": 2, "get": 1, "list": 1, "delete": 1}
-    assert "2 PUT, 1 GET, 1 LIST, 1 DELETE" in PAGE
+    assert "2 PUT, 1 GET, 1 LIST, 1 DELETE" in page("bench/README.md")
     look = sum(S3_STANDARD.requests(kind, 1) * count for kind, count in each.items())
     assert f"| a probe of `/readyz` every {EVERY_S} s | ${look * DAY_S / EVERY_S:.3f} a day for each server |" in PAGE
-    assert f"each second costs ${look * DAY_S:.2f} a day" in PAGE.replace("\n  ", " ")
+    assert f"each second costs ${look * DAY_S:.2f} a day" in FLAT

@@ -1,7 +1,8 @@
-"""Writes docs/scopes.md from the code: `python -m tests.support.scopes_page`, or `make docs`."""
+"""The section about scopes of docs/settings.md, from the code."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ from persist.core.ids import Token, WriterId
 from persist.core.results import snake
 from persist.core.state import SchemaRecord
 from rpc.routes.table import TABLE
-from tests.support.pages import ROOT
 
 BY_COMMAND = "POST /v1/shards/{name}/commands"
 OPEN = tuple(route.key for route in TABLE.routes if route.scopes is None and not route.path.startswith("/console"))
@@ -20,8 +20,7 @@ SCOPES_OF_ROUTES = {
     for route in sorted(TABLE.routes, key=lambda route: c.SCOPES.index((route.scopes or c.SCOPES)[0]))
     if route.scopes is not None
 }
-PAGE = ROOT / "docs" / "scopes.md"
-YES, NO = "yes", "no"
+GLUE = "\0"  # in the place of a space at which no line is broken
 UPPER, _WRITER, _TOKEN = 10, WriterId("w" + "1" * 32), Token("i" + "1" * 32)
 
 
@@ -42,64 +41,51 @@ REWRITES: Mapping[str, c.Rewrite] = {
 """One with each of the parts that decide who may send it."""
 
 HEAD = """\
-# Scopes
+## Scopes
 
-What a token may do. The tables are made from the code by `make docs`, and a test compares the two. `persist
-token ID --scope SCOPE` mints [tokens](http.md#tokens).
+What a [token](http.md#tokens) may do. `persist token ID --scope SCOPE` mints one.
 
-| scope | includes | is for |
+| scope | includes | for |
 | --- | --- | --- |
-| `read` | nothing else | who reads and listens: it changes nothing for anybody |
-| `write` | `read` | who creates shards and writes to them |
-| `manage` | `read`, `write` | who moves frontiers, keeps cursors, changes schemas, settings, policies and tags |
-| `maintain` | `read` | maintenance that runs elsewhere (`persist maintain run --url`) |
-| `admin` | all of them | who drops shards, erases rows, looks inside |
+| `read` | | readers and listeners; changes nothing for others |
+| `write` | `read` | creating shards and writing to them |
+| `manage` | `read`, `write` | frontiers, cursors, schemas, settings, policies and tags |
+| `maintain` | `read` | maintenance in another process (`persist maintain run --url`) |
+| `admin` | all | dropping shards, erasing rows, inspection |
 
-- **`read` holds its own leases only.** A lease keeps history from being forgotten while it lasts. It never
-  moves the shard's since or upper, neither by a command, nor by `listen`, nor when it ends. One token may
-  hold 1,000 leases on a shard and 20,000 in all at one server. The next one is refused (429, `overloaded`).
-- **`write` appends.** Its rows move the upper. It closes no shard: an append up to `[]` needs `manage`. Its
-  readers move their own holds, as those of `read` do, and since stays.
-- **`manage` moves what cannot be moved back.** A reader with this scope moves since as it goes on, if nothing
-  else holds it, and so does `listen`.
-- **`maintain`** carries out what was decided: it merges, collects, lets history go by its age, and takes rows
-  away by the policy of a shard. It has no door to insert by, and no cursors. It is trusted with rows all the
-  same: what a merge or a removal writes is not compared row by row.
-- A prefix limits each of them to the shards whose names begin with it. `/metrics` and listings show those
-  only.
-- Who has none of the scopes of a row is answered with 403 (`forbidden`), before the body is read. Which
-  command a body holds is known only once it is read.
+- **`read`** holds leases, which keep history while they last, and never moves since or upper: not by
+  commands, by `listen`, or when a lease ends. A token has at most 1,000 leases per shard and 20,000 per
+  server.
+- **`write`** appends, which moves the upper. Closing a shard (an append up to `[]`) needs `manage`. Its
+  readers do not move since.
+- **`manage`** makes changes that cannot be reverted. Its readers and `listen` move since as they progress, if
+  nothing else holds it.
+- **`maintain`** merges, collects, removes history by age and rows by policy. It cannot insert or have
+  cursors. It is trusted with rows: what merges and removals write is not compared row by row.
+- A prefix limits a token to shards whose names begin with it, also in `/metrics` and listings.
+- A request without a required scope is refused with 403 (`forbidden`) before the body is read, a command once
+  it is decoded.
 
-## Tokens of before
-
-Files of tokens stay as they are. There were `read`, `write` and `admin`.
-
-| a token with | may now | instead |
-| --- | --- | --- |
-| `read` | do what it could | |
-| `write` | not move since, have cursors, close or advance the upper, or change a schema | give it `manage` |
-| `admin` | do what it could | `maintain` is enough for maintenance |
-
-`manage` opens some things that only `admin` could do: settings, policies, tags and `forget`. To change a
-scope, write the other one in its place into the file: the token stays as it is.
+Tokens files from before `manage` and `maintain` stay valid: tokens with `read` or `admin` can do what they
+could; those with `write` need `manage` to move since or the upper, to close, for cursors, and for schemas. To
+change a scope, edit the file.
 """
 
 
-def page() -> str:
-    """The whole page."""
-    opened = [f"`{door}`" for door in OPEN]
+def section() -> str:
+    """The whole section."""
+    opened = ", ".join(f"`{door}`" for door in OPEN)
     lines = [
         HEAD,
-        "## Requests\n",
-        f"Open to everybody, without a token: {', '.join(opened[:-1])} and {opened[-1]}.\n"
-        "So are the files of the [console](console.md), which tell nothing.\n"
-        "`/readyz` tells `admin` on all shards where the stores are, too, and what is wrong with one.\n",
-        *_table("request", ((door, scopes) for door, scopes in SCOPES_OF_ROUTES.items() if door != BY_COMMAND)),
+        "### Requests\n",
+        f"Without a token: {opened}, and the files of the\n[console](operations.md#console). `/readyz` names the "
+        "stores only for `admin` on all shards. By scope:\n",
+        *_list((door, scopes) for door, scopes in SCOPES_OF_ROUTES.items() if door != BY_COMMAND),
         "",
-        "## Commands\n",
-        f"`{BY_COMMAND}` takes one [command](phases.md). Clients in Python and\nSpark send most of what they "
-        "do as commands.\n",
-        *_table("command", commands()),
+        "### Commands\n",
+        f"`{BY_COMMAND}` takes one [command](internals.md#phases-of-a-shard). Python and\nSpark clients send most "
+        "operations as commands.\n",
+        *_list(commands()),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -119,14 +105,18 @@ def name_of(command: c.Command) -> str:
     return next(named, snake(type(command).__name__))
 
 
-def _table(what: str, rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
-    names = " | ".join(f"`{scope}`" for scope in c.SCOPES)
-    lines = [f"| {what} | {names} |", "| --- |" + " --- |" * len(c.SCOPES)]
+def _list(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """An item for each set of scopes, with what it opens."""
+    opened: dict[str, list[str]] = {}
     for name, scopes in rows:
-        cells = [NO if c.INCLUDED[scope].isdisjoint(scopes) else YES for scope in c.SCOPES]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return lines
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+        allowed = [scope for scope in c.SCOPES if not c.INCLUDED[scope].isdisjoint(scopes)]
+        opened.setdefault("any scope" if len(allowed) == len(c.SCOPES) else ", ".join(allowed), []).append(
+            f"`{name.replace(' ', GLUE)}`"
+        )
+    return [
+        line.replace(GLUE, " ")
+        for scopes, names in opened.items()
+        for line in textwrap.wrap(
+            f"- **{scopes}**: {', '.join(names)}", 110, subsequent_indent="  ", break_on_hyphens=False
+        )
+    ]

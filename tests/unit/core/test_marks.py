@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -105,25 +106,33 @@ def test_so_many_grids_of_before_are_remembered_at_most(shard: Shard) -> None:
     assert told(shard)[5:] == before[5:]
 
 
-# --- docs/phases.md shows the table that `step` checks
+# --- docs/internals.md shows the table that `step` checks
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "phases.md"
-HEAD = f"| command | {' | '.join(phase.value for phase in Phase)} |"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "internals.md"
+HEAD, END = "(`persist/core/phases.py`):\n\n", "\n\nFurther rules:"
 
 
-def table() -> str:
-    rows = [HEAD, "| --- |" + " --- |" * len(Phase)]
+def listed() -> str:
+    """The commands of each set of phases, as a list."""
+    by_phases: dict[frozenset[Phase], list[str]] = {}
     for command in kinds(Command):
-        cells = ["yes" if phase in phases_of(command) else "**no**" for phase in Phase]
-        rows.append(f"| `{command.__name__}` | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        by_phases.setdefault(frozenset(phases_of(command)), []).append(f"`{command.__name__}`")
+    lines: list[str] = []
+    for phases, commands in sorted(by_phases.items(), key=lambda item: -len(item[0])):
+        names = (
+            "every phase" if len(phases) == len(Phase) else ", ".join(phase.value for phase in Phase if phase in phases)
+        )
+        lines += textwrap.wrap(
+            f"- **{names}**: {', '.join(commands)}", 110, subsequent_indent="  ", break_on_hyphens=False
+        )
+    return "\n".join(lines)
 
 
 def test_the_document_shows_the_table(pytestconfig: pytest.Config) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    start = text.index("| command |")
-    end = text.index("\n\n", start)
+    start = text.index(HEAD) + len(HEAD)
+    end = text.index(END, start)
     if pytestconfig.getoption("--rewrite"):
-        DOCUMENT.write_text(text[:start] + table() + text[end:], encoding="utf-8")
+        DOCUMENT.write_text(text[:start] + listed() + text[end:], encoding="utf-8")
         return
-    assert text[start:end] == table(), "run this test with --rewrite"
+    assert text[start:end] == listed(), "run this test with --rewrite"

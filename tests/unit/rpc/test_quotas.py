@@ -369,7 +369,7 @@ def test_quotas_of_tokens_bind_nobody_where_there_are_none(tmp_path: Path, caplo
 
 def test_the_page_names_every_quota_and_its_example_can_be_read(tmp_path: Path) -> None:
     text = page("docs/operations.md")
-    section = text[text.index("## Quotas") : text.index("## Audit")]
+    section = text[text.index("### Quotas") : text.index("### Audit")]
     assert set(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)) == {*RATES, *COUNTS}
     example = section[section.index("```json") + 7 : section.index("```", section.index("```json") + 7)]
     found = read(written_file(tmp_path / "quotas.json", example.encode()))
