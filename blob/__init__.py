@@ -11,8 +11,8 @@ from blob.errors import (
     BlobNotFound,
     BlobNotWritable,
     BlobUnavailable,
+    describe_option,
     is_ambiguous,
-    option_said,
     optional,
     without_secrets,
 )
@@ -31,7 +31,7 @@ __all__ = [
     "Unfinished",
     "is_ambiguous",
     "open_blob",
-    "option_said",
+    "describe_option",
     "optional",
     "without_secrets",
 ]

@@ -1,4 +1,4 @@
-"""From a location URL to an open blob store."""
+"""Opens a blob store from its location URL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blob.memory_blobs import MemoryBlob
 
 CACHE_MB_MAX = 2**20
 
-# `mem:name` means the same store for everybody in this process, so its registry has to be the process's.
+# `mem:name` names one store per process.
 _memory: dict[str, MemoryBlob] = {}
 _memory_lock = threading.Lock()
 
@@ -26,23 +26,23 @@ def open_blob(url: str, *, makes: bool = True) -> Blob:
 
     `mem:` (private), `mem:name` (shared in this process), `file:///dir`, `s3://bucket/prefix?endpoint=…`,
     `gs://bucket/prefix`, `abfs://container@account.dfs.core.windows.net/prefix`, `hdfs://host:port/prefix`.
-    With the option `cache_mb=N` any of them keeps up to N MiB of what it reads in memory (`blob.cache`).
-    Nothing is contacted yet, except that a `file:` directory is made; call `check()` to probe the store. Without
-    `makes` none is made, for who only looks: then a directory that is not there is BlobMisconfigured.
+    With the option `cache_mb=N` any of them caches up to N MiB of the bytes that it reads in memory (`blob.cache`).
+    No service is contacted; call `check()` to probe the store. With `makes` a missing `file:` directory is created,
+    without it (for read-only tools) it is BlobMisconfigured.
     """
-    url, cache_bytes = _cache_of(url)
+    url, cache_bytes = _split_cache_option(url)
     store = _open(url, makes)
     return CachedBlob(store, cache_bytes) if cache_bytes else store
 
 
-def is_there(url: str) -> bool:
-    """Whether there may be something: False for a directory that `open_blob` would make. Contacts no service."""
-    url, _ = _cache_of(url)
+def may_exist(url: str) -> bool:
+    """False if `url` names a directory that does not exist, else True. Contacts no service."""
+    url, _ = _split_cache_option(url)
     return url.partition(":")[0].lower() != "file" or _file_root(url).is_dir()
 
 
-def _cache_of(url: str) -> tuple[str, int]:
-    """The URL without the option `cache_mb`, and the bytes that it asks for."""
+def _split_cache_option(url: str) -> tuple[str, int]:
+    """The URL without the option `cache_mb`, and the size of the cache in bytes (0: none)."""
     base, _, query = url.partition("?")
     rest, size = [], 0
     for option in query.split("&"):
@@ -69,10 +69,10 @@ def _open(url: str, makes: bool) -> Blob:
         from blob.arrow_fs import ArrowFsBlob
 
         return ArrowFsBlob.from_url(url)
-    needs = "must start with mem: file: s3: gs: abfs: or hdfs:"
+    rule = "must start with mem: file: s3: gs: abfs: or hdfs:"
     if "://" not in url:
-        needs += "; a directory is written file:///path"
-    raise BlobMisconfigured(f"blob location {without_secrets(url)!r} {needs}")
+        rule += "; a directory is written file:///path"
+    raise BlobMisconfigured(f"blob location {without_secrets(url)!r} {rule}")
 
 
 def _open_memory(url: str) -> Blob:

@@ -6,22 +6,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from blob.errors import BlobMisconfigured, BlobNotFound
-from blob.interface import Blob, check_range
+from blob.errors import BlobMisconfigured
+from blob.interface import Blob, check_range, slice_range
 from blob.metrics import ForwardingBlob
 
-# An LRU cache of blob bytes, bounded in bytes and shared by threads.
-#
-# Blobs never change, so nothing is ever stale; only `delete` drops what it deletes. Whole blobs and ranges are kept
-# apart, but a range of a cached blob is served from it. Puts do not fill the cache: what a compaction writes is rarely
-# read again at once.
-
+# Blobs never change, so no entry is ever stale; only `delete` drops entries. Whole blobs and ranges are separate
+# entries, but a range of a cached blob is served from it. Puts do not fill the cache, because the output of a
+# compaction is rarely read soon.
 
 ENTRY_OVERHEAD_BYTES = 200
-"""What an entry is charged beyond its bytes, so that a million tiny ranges count as what they occupy."""
+"""Overhead charged per entry, so that a million tiny ranges count for the memory that they occupy."""
 
 ENTRY_SHARE_MAX = 4
-"""Bytes larger than the cache divided by this are passed through: one blob must not evict all others."""
+"""An entry larger than the cache divided by this is not cached: one blob must not evict all others."""
 
 _Slot = tuple[int, int] | None
 
@@ -46,27 +43,27 @@ class CachedBlob(ForwardingBlob):
         return self._bytes_max
 
     def wrap(self, around: Callable[[Blob], Blob]) -> None:
-        """Have what the cache does not answer asked of `around(inner)`. Call it before the cache is used."""
+        """Send cache misses to `around(inner)`. Call it before the cache is used."""
         self._inner = around(self._inner)
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes now charged to the cache, overhead included; never above `bytes_max`."""
+        """Bytes charged to the cache, overhead included; never above `bytes_max`."""
         return self._bytes
 
     def get(self, key: str) -> bytes:
-        found = self._find(key, None)
-        if found is None:
-            found = self._inner.get(key)
-            self._keep(key, None, found)
-        return found
+        data = self._lookup(key, None)
+        if data is None:
+            data = self._inner.get(key)
+            self._insert(key, None, data)
+        return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        found = self._find(key, (start, length))
-        if found is None:
-            found = self._inner.get_range(key, start, length)
-            self._keep(key, (start, length), found)
-        return found
+        data = self._lookup(key, (start, length))
+        if data is None:
+            data = self._inner.get_range(key, start, length)
+            self._insert(key, (start, length), data)
+        return data
 
     def delete(self, keys: Sequence[str]) -> None:
         try:
@@ -84,24 +81,22 @@ class CachedBlob(ForwardingBlob):
             self._bytes = 0
         self._inner.close()
 
-    def _find(self, key: str, slot: _Slot) -> bytes | None:
+    def _lookup(self, key: str, slot: _Slot) -> bytes | None:
         with self._lock:
             exact = self._entries.get((key, slot))
-            found = exact if exact is not None else self._entries.get((key, None))
-            if found is None:
+            data = exact if exact is not None else self._entries.get((key, None))
+            if data is None:
                 self.misses += 1
                 return None
             self.hits += 1
             self._entries.move_to_end((key, slot if exact is not None else None))
         if exact is not None or slot is None:
-            return found
+            return data
         start, length = slot
         check_range(start, length)
-        if start + length > len(found):
-            raise BlobNotFound(f"blob {key} ends at byte {len(found)}, before {start + length}")
-        return found[start : start + length]
+        return slice_range(key, data, start, length)
 
-    def _keep(self, key: str, slot: _Slot, data: bytes) -> None:
+    def _insert(self, key: str, slot: _Slot, data: bytes) -> None:
         cost = len(data) + ENTRY_OVERHEAD_BYTES
         if cost > self._bytes_max // ENTRY_SHARE_MAX:
             return
@@ -123,18 +118,15 @@ class CachedBlob(ForwardingBlob):
             del self._slots[key]
 
 
-# What this process has just put: so many sizes, for so long.
-
-
 RECENT_S = 60.0
-"""How long a put counts: far less than any sweep lets a blob wait for its commit."""
+"""How long a put is remembered: far shorter than the orphan sweep waits for the commit of a blob."""
 
 RECENT_MAX = 4_096
-"""Puts that are remembered; the oldest one makes room."""
+"""Puts that are remembered; the oldest is dropped first."""
 
 
 class RecentPuts:
-    """Sizes of blobs by key. Thread-safe. `clock` counts seconds from anywhere, and never goes back."""
+    """Sizes, by key, of the blobs that this process has just put. Thread-safe. `clock` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -142,7 +134,7 @@ class RecentPuts:
         self._puts: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def add(self, key: str, size: int) -> None:
-        """The store has said that it has these bytes."""
+        """Record a put that the store has acknowledged."""
         with self._lock:
             self._puts[key] = (self._clock(), size)
             self._puts.move_to_end(key)
@@ -150,13 +142,13 @@ class RecentPuts:
                 self._puts.popitem(last=False)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """They are about to be deleted."""
+        """Drop keys that are about to be deleted."""
         with self._lock:
             for key in keys:
                 self._puts.pop(key, None)
 
     def size(self, key: str) -> int | None:
-        """The bytes of a blob that was put within the last `RECENT_S` seconds; None: of no such one."""
+        """The size of a blob that was put within the last `RECENT_S` seconds, else None."""
         with self._lock:
             at_s, size = self._puts.get(key, (0.0, None))
             return size if size is not None and self._clock() - at_s < RECENT_S else None

@@ -1,11 +1,11 @@
-"""Errors of blob stores, named by what the caller does next, and URLs as messages show them, without secrets.
+"""Errors of blob stores, named by what the caller does next, and redaction of secrets in URLs.
 
-A blob is written once and never changed, so *every* failed call may be repeated: there is no "may have
-happened" class here. A put that failed after the bytes landed is simply confirmed by the retry.
+A blob is written once and never changed, so every failed call may be repeated: there is no "may have happened"
+class. If a put failed after its bytes were written, the retry confirms them.
 
     BlobError
-      BlobNotFound        no blob of that key
-      BlobExists          the key holds other bytes; a caller's bug, never retry
+      BlobNotFound        no blob with that key
+      BlobExists          the key holds other bytes; a bug of the caller, do not retry
       BlobUnavailable     the store did not answer or refused for now; retrying is safe
         BlobNotWritable   the disk is full or read-only: reads and deletions may work
       BlobMisconfigured   a setting is wrong; retrying cannot help; also a key that breaks the rules
@@ -21,11 +21,11 @@ from urllib.parse import unquote, unquote_plus, urlsplit
 
 
 class BlobError(Exception):
-    """Root of every error a blob store raises on purpose."""
+    """Base of every error that a blob store raises."""
 
 
 class BlobNotFound(BlobError):
-    """No blob of that key; for a range read also: the blob ends before the range does."""
+    """No blob with that key, or the blob ends before the requested range does."""
 
 
 class BlobExists(BlobError):
@@ -44,30 +44,26 @@ class BlobMisconfigured(BlobError):
     """A setting, a URL, a key or an argument is wrong. The message names it. Retrying cannot help."""
 
 
-# Libraries that only some installations have.
-
-
 def optional(module: str, what: str, install: str, error: type[Exception]) -> Any:
-    """Import `module`. Where a library that it needs is missing, raise `error`: `what` needs it, `pip install` so."""
+    """Import `module`. If a library that it needs is missing, raise `error` with the `pip install` command."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
         raise error(f'{what} needs {missing.name}: pip install "{install}"') from missing
 
 
-# Locations in messages: what `url` says without its user, password and options.
-
 ESCAPES = "write / ? # @ % in a user or password as %2F %3F %23 %40 %25"
-OPTION_CHARS_MIN = 4  # shorter values of options are no secrets, and occur in any text
+OPTION_CHARS_MIN = 4  # shorter option values are not secrets, and occur in any text
 
 _SCHEME = re.compile(r"[A-Za-z0-9+.-]*:")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]*\]|[^:\[\]]*)(:[0-9]{0,5})?")
 
 
 def without_secrets(url: str) -> str:
-    """`url` fit for a message. Where a password may be anywhere else than before its last @, only the scheme is left.
+    """`url` without its user, password and options, for messages.
 
-    That is so where `?` or `#` come before an `@`, and where what looks like a port is none.
+    Only the scheme is left if a password may be elsewhere than before the last `@`: if `?` or `#` precede an `@`, or if
+    the apparent port is not a number.
     """
     scheme = _SCHEME.match(url)
     start = f"{scheme.group()}//…" if scheme else "…"
@@ -75,15 +71,15 @@ def without_secrets(url: str) -> str:
     if options and "@" in options[0]:
         return start
     if "@" in place:
-        behind = place.rpartition("@")[2]
-        return f"{start}@{behind}" if _has_hosts(behind) else start
+        hosts = place.rpartition("@")[2]
+        return f"{start}@{hosts}" if _has_hosts(hosts) else start
     return place if scheme is None or _has_hosts(place[scheme.end() :].removeprefix("//")) else start
 
 
 def is_ambiguous(url: str) -> bool:
-    """Whether a part of a password may be taken for a part of a host, a port, a path or an option.
+    """Whether part of a password may be parsed as part of a host, a port, a path or an option.
 
-    Such a `url` has to be refused before anything else is told of it, and before a library takes it apart.
+    Reject such a `url` before it appears in a message and before a library parses it.
     """
     try:
         parts = urlsplit(url)
@@ -94,27 +90,27 @@ def is_ambiguous(url: str) -> bool:
     return parts.netloc.count("@") > 1 or not _has_hosts(hosts) or (has_more and (":" in hosts or "@" in parts.netloc))
 
 
-def said_without(url: str, said: str) -> str:
-    """What somebody else's code says of `url`, for a message, without any secret of it, however that is spelled."""
-    said = said.replace(url, without_secrets(url))
+def redact(url: str, text: str) -> str:
+    """The error text of a library without the secrets of `url`, in any escaping."""
+    text = text.replace(url, without_secrets(url))
     for secret in sorted(set(_secrets(url)), key=len, reverse=True):
-        said = re.sub("".join(map(_escaped_or_not, secret)), "…", said)
-    return said
+        text = re.sub("".join(map(_escaped_or_not, secret)), "…", text)
+    return text
 
 
 def _escaped_or_not(char: str) -> str:
-    """What matches a character as it is, or as it stands in a URL. Libraries differ in which ones they escape."""
+    """A pattern for a character as it is or percent-encoded. Libraries differ in which characters they escape."""
     escaped = "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
     return f"(?:{re.escape(char)}|(?i:{escaped}){'|[+]' if char == ' ' else ''})"
 
 
-def option_said(name: str, value: str) -> str:
-    """An option that is not known, for a message. One without a value may be the rest of a secret that has an `&`."""
+def describe_option(name: str, value: str) -> str:
+    """An unknown option, for a message. An option without a value may be the rest of a secret that contains `&`."""
     return f"option {name!r}" if value else "an option without a value"
 
 
 def _has_hosts(place: str) -> bool:
-    """Whether `place` begins with names of hosts, each with a number for a port if there is one."""
+    """Whether `place` begins with host names, each with an optional numeric port."""
     return all(_HOST.fullmatch(host) for host in re.split(r"[/?#]", place, maxsplit=1)[0].split(","))
 
 
@@ -124,4 +120,5 @@ def _secrets(url: str) -> Iterator[str]:
     values = (value or name for name, _, value in (option.partition("=") for option in query.split("&")))
     yield from filter(None, (password, unquote(password)))
     for value in (*values, query):
-        yield from (one for one in (value, unquote(value), unquote_plus(value)) if len(one) >= OPTION_CHARS_MIN)
+        spellings = (value, unquote(value), unquote_plus(value))
+        yield from (spelling for spelling in spellings if len(spelling) >= OPTION_CHARS_MIN)

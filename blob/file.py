@@ -1,11 +1,11 @@
 """Blobs as files under one directory, for one machine (or a shared file system with hard links).
 
-Its files and directories are their owner's alone, unless the root is open to more: see `_follow_root`.
+Its files and directories are private to their owner, unless the root grants more: see `_adopt_root_mode`.
 
 A put writes `~tmp/<first segment of its key>-<unique>`, syncs it, links it to its key (a link never overwrites, so
 write-once holds between processes) and syncs the key's directory: one fsync of a file, one of a directory. `~` cannot
-occur in a key, so temporary files are never listed, but told as unfinished; those of crashed writers are swept when the
-store is opened.
+occur in a key, so temporary files are never listed as blobs, only as unfinished puts; those of crashed writers are
+deleted when the store is opened.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ from blob.interface import (
     Blob,
     BlobStat,
     Unfinished,
-    aside_name,
     check_key,
     check_prefix,
     check_range,
-    is_aside,
+    is_temp_of,
+    temp_name,
+    walk_directories,
 )
 from blob.private_files import DIRECTORY_MODE, FILE_MODE, make_directories
 
 STALE_TEMP_S = 3600.0
-"""Temporary files older than this many seconds belong to a crashed writer and are swept at open."""
+"""Temporary files older than this many seconds belong to a crashed writer and are deleted at open."""
 
-KNOWN_DIRS_MAX = 4096
-"""How many directories are remembered as durable; beyond it the memory starts anew (costs a few fsyncs)."""
+DURABLE_DIRS_MAX = 4096
+"""How many directories are remembered as durable; then the set is cleared, which costs a few fsyncs."""
 
 MAKE_ATTEMPTS_MAX = 100
-"""How often a put makes its directory again when other processes' deletes prune it as empty."""
+"""How often a put recreates its directory when deletes of other processes prune it as empty."""
 
 _TEMP_DIR = "~tmp"
-_NOT_OURS = frozenset({_TEMP_DIR, "lost+found"})  # names that no key can hold
+_NOT_BLOBS = frozenset({_TEMP_DIR, "lost+found"})  # skipped by listings
 _NOT_WRITABLE = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is full",
     errno.EROFS: "the file system is read-only",
 }
-_NO_FILE = {errno.ELOOP, errno.ENXIO}  # links in a circle; a socket
+_NO_FILE = {errno.ELOOP, errno.ENXIO}  # a cycle of links; a socket
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-_BLOB_FLAGS = _READ_FLAGS | getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for who writes to it
+_BLOB_FLAGS = _READ_FLAGS | getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for its writer
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 
 class FileBlob(Blob):
-    """Files below `root`, which is made if it is missing. `now_s` (Unix time) decides what sweeping finds stale.
+    """Files below `root`, which is created if it is missing. `now_s` (Unix time) decides which temp files are stale.
 
-    Without `makes` opening it makes nothing and sweeps nothing; BlobMisconfigured where the directory is not there.
-    `fsync` and `link` are the system calls of which durability is made; tests record their order.
+    Without `makes` nothing is created or deleted at open; BlobMisconfigured if the directory does not exist.
+    `fsync` and `link` are the system calls that make a put durable; tests record their order.
     """
 
     def __init__(
@@ -77,25 +78,25 @@ class FileBlob(Blob):
         self._fsync = fsync
         self._link_file = link
         self._lock = threading.Lock()
-        self._known: dict[str, int] = {}
-        self._putting: dict[str, int] = {}
+        self._durable_dirs: dict[str, int] = {}  # directory -> inode
+        self._active_puts: dict[str, int] = {}  # directory -> number of puts
         self._counter = itertools.count()
         self._unique = os.urandom(8).hex()
         self._directory_mode, self._file_mode = DIRECTORY_MODE, FILE_MODE
         if not makes:
             if not os.path.isdir(self._root):
                 raise BlobMisconfigured(f"blob directory {self._root} does not exist")
-            self._follow_root()
+            self._adopt_root_mode()
             return
         try:
             make_directories(self._root)
-            self._follow_root()
+            self._adopt_root_mode()
             self._make_dirs(self._temp_dir)
         except OSError as error:
             if error.errno in _NOT_WRITABLE and os.path.isdir(self._root):
-                return  # what is there can be read; a put says what is wrong
+                return  # existing blobs can be read; a put reports the problem
             raise BlobMisconfigured(f"blob directory {self._root} cannot be made: {error.strerror}") from error
-        self._sweep()
+        self._delete_stale_temps()
 
     @property
     def url(self) -> str:
@@ -103,7 +104,7 @@ class FileBlob(Blob):
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(check_key(key))
-        with _translated(key), _clashes_named(key):
+        with _translate_errors(key), _translate_clashes(key):
             temp = self._write_temp(key, data)
             directory = os.path.dirname(path)
             self._begin_put(directory)
@@ -113,9 +114,9 @@ class FileBlob(Blob):
                         self._publish(temp, path, key, data)
                         return
                     except FileNotFoundError:
-                        # A delete of another process pruned the directory as empty; make it again.
-                        self._forget(directory)
-                raise BlobUnavailable(f"blob {key}: its directory kept being removed; put it again")
+                        # A delete of another process pruned the directory as empty; recreate it.
+                        self._forget_directory(directory)
+                raise BlobUnavailable(f"blob {key}: its directory was removed repeatedly; put it again")
             finally:
                 self._end_put(directory)
                 with contextlib.suppress(FileNotFoundError):
@@ -123,20 +124,20 @@ class FileBlob(Blob):
 
     def get(self, key: str) -> bytes:
         path = self._path(check_key(key))
-        with _translated(key):
+        with _translate_errors(key):
             fd = os.open(path, _BLOB_FLAGS)
             try:
-                return _read_exactly(fd, key, 0, _regular(fd, key).st_size)
+                return _read_exactly(fd, key, 0, _file_size(fd, key))
             finally:
                 os.close(fd)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(start, length)
         path = self._path(check_key(key))
-        with _translated(key):
+        with _translate_errors(key):
             fd = os.open(path, _BLOB_FLAGS)
             try:
-                size = _regular(fd, key).st_size
+                size = _file_size(fd, key)
                 if start + length > size:
                     raise BlobNotFound(f"blob {key} ends at byte {size}, before {start + length}")
                 return _read_exactly(fd, key, start, length)
@@ -146,53 +147,44 @@ class FileBlob(Blob):
     def stat(self, key: str) -> BlobStat | None:
         path = self._path(check_key(key))
         try:
-            with _translated(key):
-                found = os.stat(path)
+            with _translate_errors(key):
+                return _to_stat(key, os.stat(path))
         except BlobNotFound:
             return None
-        if not stat_module.S_ISREG(found.st_mode):
-            return None
-        return BlobStat(key, found.st_size, found.st_mtime_ns // 1_000_000)
 
     def delete(self, keys: Sequence[str]) -> None:
-        # Not synced: a blob that a crash brings back is an orphan, and the orphan sweep takes it.
+        # Not synced: a blob that reappears after a crash is an orphan, and the orphan sweep deletes it.
         paths = [self._path(check_key(key)) for key in keys]
         for key, path in zip(keys, paths, strict=True):
-            with contextlib.suppress(BlobNotFound), _translated(key):
+            with contextlib.suppress(BlobNotFound), _translate_errors(key):
                 os.unlink(path)
         for directory in {os.path.dirname(path) for path in paths}:
             self._prune(directory)
 
     def list(self, prefix: str) -> Iterator[BlobStat]:
-        check_prefix(prefix)
-        start = prefix.rpartition("/")[0]
-        return self._walk(start + "/" if start else "", prefix)
+        return walk_directories(prefix, self._scan, _stat_entry)
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         check_prefix(prefix)
-        with contextlib.suppress(BlobNotFound), _translated(_TEMP_DIR), os.scandir(self._temp_dir) as entries:
+        with contextlib.suppress(BlobNotFound), _translate_errors(_TEMP_DIR), os.scandir(self._temp_dir) as entries:
             for entry in entries:
-                if is_aside(entry.name, prefix):
-                    with contextlib.suppress(FileNotFoundError):  # it was ended meanwhile
-                        held = entry.stat()
+                if is_temp_of(entry.name, prefix):
+                    with contextlib.suppress(FileNotFoundError):  # completed meanwhile
+                        stat = entry.stat()
                         where = f"{_TEMP_DIR}/{entry.name}"
-                        yield Unfinished(where, held.st_size, held.st_mtime_ns // 1_000_000, entry.name)
+                        yield Unfinished(where, stat.st_size, stat.st_mtime_ns // 1_000_000, entry.name)
 
-    def abandon(self, found: Sequence[Unfinished]) -> None:
-        for one in found:
-            with contextlib.suppress(BlobNotFound), _translated(one.where):
-                os.unlink(f"{self._temp_dir}/{os.path.basename(one.token)}")
+    def abandon(self, unfinished: Sequence[Unfinished]) -> None:
+        for put in unfinished:
+            with contextlib.suppress(BlobNotFound), _translate_errors(put.where):
+                os.unlink(f"{self._temp_dir}/{os.path.basename(put.token)}")
 
     def local_path(self, key: str) -> str | None:
         return self._path(check_key(key))
 
     def check(self) -> None:
-        key = f"check-{self._unique}-{next(self._counter)}"
         try:
-            self.put(key, b"check")
-            if self.get(key) != b"check":
-                raise BlobMisconfigured(f"blob directory {self._root} does not return what was written to it")
-            self.delete([key])
+            super().check()
         except (BlobMisconfigured, BlobNotWritable):
             raise
         except BlobError as error:
@@ -200,22 +192,22 @@ class FileBlob(Blob):
 
     def close(self) -> None:
         with self._lock:
-            self._known.clear()
+            self._durable_dirs.clear()
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
-    def _follow_root(self) -> None:
-        """Who may read the root may read what is put there from now on: that is how a store is shared with a group."""
-        rights = stat_module.S_IMODE(os.stat(self._root).st_mode) & 0o777
-        self._directory_mode, self._file_mode = rights | DIRECTORY_MODE, rights & 0o666 | FILE_MODE
+    def _adopt_root_mode(self) -> None:
+        """Give new blobs the access rights of the root, so that a store can be shared with a group."""
+        mode = stat_module.S_IMODE(os.stat(self._root).st_mode) & 0o777
+        self._directory_mode, self._file_mode = mode | DIRECTORY_MODE, mode & 0o666 | FILE_MODE
 
     def _make_dirs(self, directory: str) -> None:
-        """Make a directory below the root, and those above it."""
+        """Create a directory below the root, and its parents."""
         make_directories(directory, self._directory_mode, self._root)
 
     def _write_temp(self, key: str, data: bytes | memoryview) -> str:
-        temp = f"{self._temp_dir}/{aside_name(key, f'{self._unique}-{os.getpid()}-{next(self._counter)}')}"
+        temp = f"{self._temp_dir}/{temp_name(key, f'{self._unique}-{os.getpid()}-{next(self._counter)}')}"
         try:
             fd = os.open(temp, _WRITE_FLAGS, self._file_mode)
         except FileNotFoundError:
@@ -245,15 +237,15 @@ class FileBlob(Blob):
         try:
             self._link_file(temp, path)
         except FileExistsError:
-            with open(os.open(path, _BLOB_FLAGS), "rb") as held:
-                is_file = stat_module.S_ISREG(os.fstat(held.fileno()).st_mode)
-                if not is_file or held.read() != bytes(data):
+            with open(os.open(path, _BLOB_FLAGS), "rb") as existing:
+                is_file = stat_module.S_ISREG(os.fstat(existing.fileno()).st_mode)
+                if not is_file or existing.read() != bytes(data):
                     raise BlobExists(f"blob {key} exists with other bytes; keys are single-use") from None
-                # The first attempt may have crashed before its sync: only now is it durable for sure.
-                self._fsync(held.fileno())
+                # The first attempt may have crashed before its fsync.
+                self._fsync(existing.fileno())
 
     def _open_dir(self, directory: str) -> int:
-        """Open `directory`, made and durable up to the root. Its inode tells whether it was made anew since."""
+        """Open `directory`, created and durable up to the root. A changed inode shows that it was recreated."""
         try:
             fd = os.open(directory, _READ_FLAGS)
         except FileNotFoundError:
@@ -261,17 +253,17 @@ class FileBlob(Blob):
             fd = os.open(directory, _READ_FLAGS)
         inode = os.fstat(fd).st_ino
         with self._lock:
-            known = self._known.get(directory) == inode
-        if not known:
+            is_durable = self._durable_dirs.get(directory) == inode
+        if not is_durable:
             try:
                 self._sync_parents(directory)
             except OSError:
                 os.close(fd)
                 raise
             with self._lock:
-                if len(self._known) >= KNOWN_DIRS_MAX:
-                    self._known.clear()
-                self._known[directory] = inode
+                if len(self._durable_dirs) >= DURABLE_DIRS_MAX:
+                    self._durable_dirs.clear()
+                self._durable_dirs[directory] = inode
         return fd
 
     def _sync_parents(self, directory: str) -> None:
@@ -283,56 +275,45 @@ class FileBlob(Blob):
             finally:
                 os.close(fd)
 
-    def _forget(self, directory: str) -> None:
+    def _forget_directory(self, directory: str) -> None:
         with self._lock:
-            self._known.pop(directory, None)
+            self._durable_dirs.pop(directory, None)
 
     def _begin_put(self, directory: str) -> None:
         with self._lock:
-            self._putting[directory] = self._putting.get(directory, 0) + 1
+            self._active_puts[directory] = self._active_puts.get(directory, 0) + 1
 
     def _end_put(self, directory: str) -> None:
         with self._lock:
-            self._putting[directory] -= 1
-            if not self._putting[directory]:
-                del self._putting[directory]
+            self._active_puts[directory] -= 1
+            if not self._active_puts[directory]:
+                del self._active_puts[directory]
 
     def _prune(self, directory: str) -> None:
-        """Remove `directory` and its parents as far as they are empty and no put of this store is under way there."""
+        """Remove `directory` and its parents while they are empty and have no active put of this store."""
         while directory != self._root:
             with self._lock:
                 below = directory + "/"
-                if any(each == directory or each.startswith(below) for each in self._putting):
+                if any(active == directory or active.startswith(below) for active in self._active_puts):
                     return
                 try:
                     os.rmdir(directory)
                 except OSError:
                     return
-                self._known.pop(directory, None)
+                self._durable_dirs.pop(directory, None)
             directory = os.path.dirname(directory)
 
-    def _walk(self, below: str, prefix: str) -> Iterator[BlobStat]:
-        # A directory sorts as its name and a slash: then the walk is in the order of whole keys.
-        found: list[tuple[str, os.DirEntry[str]]] = []
+    def _scan(self, directory: str) -> Sequence[tuple[str, bool, os.DirEntry[str]]]:
         try:
-            with os.scandir(f"{self._root}/{below}") as entries:
-                for entry in entries:
-                    name = below + entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
-                    if entry.name not in _NOT_OURS and (name.startswith(prefix) or prefix.startswith(name)):
-                        found.append((name, entry))
+            with os.scandir(f"{self._root}/{directory}") as entries:
+                names = ((entry.name, entry.is_dir(follow_symlinks=False), entry) for entry in entries)
+                return [entry for entry in names if entry[0] not in _NOT_BLOBS]
         except (FileNotFoundError, NotADirectoryError):
-            return
+            return []
         except OSError as error:
-            raise BlobUnavailable(f"blob directory {self._root}/{below} cannot be listed: {error}") from error
-        for name, entry in sorted(found, key=lambda pair: pair[0]):
-            if name.endswith("/"):
-                yield from self._walk(name, prefix)
-            elif name.startswith(prefix):
-                held = _stat_of(entry)
-                if held is not None:
-                    yield BlobStat(name, held.st_size, held.st_mtime_ns // 1_000_000)
+            raise BlobUnavailable(f"blob directory {self._root}/{directory} cannot be listed: {error}") from error
 
-    def _sweep(self) -> None:
+    def _delete_stale_temps(self) -> None:
         oldest = self._now_s() - STALE_TEMP_S
         with contextlib.suppress(OSError), os.scandir(self._temp_dir) as entries:
             for entry in entries:
@@ -341,25 +322,29 @@ class FileBlob(Blob):
                         os.unlink(entry.path)
 
 
-def _regular(fd: int, key: str) -> os.stat_result:
-    """Of an open file. Raises BlobNotFound: it is a pipe, a device or a directory, so no put has made it."""
-    found = os.fstat(fd)
-    if not stat_module.S_ISREG(found.st_mode):
-        raise BlobNotFound(f"no blob {key}: what lies there is no regular file")
-    return found
+def _file_size(fd: int, key: str) -> int:
+    """The size of an open file in bytes. Raises BlobNotFound for a pipe, a device or a directory, which is no blob."""
+    stat = os.fstat(fd)
+    if not stat_module.S_ISREG(stat.st_mode):
+        raise BlobNotFound(f"no blob {key}: it is not a regular file")
+    return stat.st_size
 
 
-def _stat_of(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """None: it is gone, or is no regular file. `stat` finds no blob there either."""
+def _to_stat(key: str, stat: os.stat_result) -> BlobStat | None:
+    """None unless it is a regular file."""
+    return BlobStat(key, stat.st_size, stat.st_mtime_ns // 1_000_000) if stat_module.S_ISREG(stat.st_mode) else None
+
+
+def _stat_entry(key: str, entry: os.DirEntry[str]) -> BlobStat | None:
+    """None if the file was deleted or is not a regular file."""
     try:
-        found = entry.stat()
+        return _to_stat(key, entry.stat())
     except FileNotFoundError:
         return None
     except OSError as error:
         if error.errno == errno.ELOOP:
             return None
-        raise BlobUnavailable(f"blob file {entry.path} cannot be looked at: {error}") from error
-    return found if stat_module.S_ISREG(found.st_mode) else None
+        raise BlobUnavailable(f"blob file {entry.path} cannot be read: {error}") from error
 
 
 def _read_exactly(fd: int, key: str, start: int, length: int) -> bytes:
@@ -367,7 +352,7 @@ def _read_exactly(fd: int, key: str, start: int, length: int) -> bytes:
     while length:
         piece = os.pread(fd, length, start)
         if not piece:
-            raise BlobUnavailable(f"blob {key} ended early at byte {start}; is its file system healthy?")
+            raise BlobUnavailable(f"blob {key} ended early at byte {start}; check its file system")
         pieces.append(piece)
         start += len(piece)
         length -= len(piece)
@@ -375,7 +360,7 @@ def _read_exactly(fd: int, key: str, start: int, length: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _clashes_named(key: str) -> Iterator[None]:
+def _translate_clashes(key: str) -> Iterator[None]:
     try:
         yield
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
@@ -383,15 +368,15 @@ def _clashes_named(key: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _translated(key: str) -> Iterator[None]:
+def _translate_errors(key: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise BlobNotFound(f"no blob {key}") from error
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise BlobNotFound(f"no blob {key}: what lies there is no regular file") from error
-        said = f"{error.strerror} ({errno.errorcode.get(error.errno or 0)})"
+            raise BlobNotFound(f"no blob {key}: it is not a regular file") from error
+        reason = f"{error.strerror} ({errno.errorcode.get(error.errno or 0)})"
         if error.errno in _NOT_WRITABLE:
-            raise BlobNotWritable(f"blob {key} was not written, {_NOT_WRITABLE[error.errno]}: {said}") from error
-        raise BlobUnavailable(f"blob {key}: {said}") from error
+            raise BlobNotWritable(f"blob {key} was not written, {_NOT_WRITABLE[error.errno]}: {reason}") from error
+        raise BlobUnavailable(f"blob {key}: {reason}") from error

@@ -1,7 +1,7 @@
-"""What a blob store is: immutable bytes under keys, and nothing else.
+"""The interface of a blob store: immutable bytes under keys.
 
-Six operations (put, get, get_range, stat, delete, list) suffice, because fencing belongs to consensus: a
-zombie writer can at most leave blobs that nobody names. See `docs/internals.md`.
+Six operations (put, get, get_range, stat, delete, list) suffice, because fencing belongs to consensus: a zombie
+writer leaves at most orphan blobs. See `docs/internals.md`.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from blob.errors import BlobMisconfigured
+from blob.errors import BlobMisconfigured, BlobNotFound
 
 KEY_LENGTH_MAX = 512
-"""Longest key in characters (all ASCII, so also bytes). S3 takes 1,024; a prefix of the URL comes on top."""
+"""Longest key in characters (all ASCII, so also bytes). S3 allows 1,024, including the prefix of the URL."""
 
 SEGMENT_LENGTH_MAX = 200
-"""Longest part between two slashes; file systems stop at 255 bytes and need room for nothing else."""
+"""Longest part between two slashes; file systems allow 255 bytes."""
 
 _KEY = re.compile(r"[A-Za-z0-9._/-]+\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")
-_OLD_ASIDE = re.compile(r"[0-9a-f]{24}\Z|[0-9a-f]{16}-[0-9]+-[0-9]+\Z")  # by earlier builds, of any key
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,9 @@ class BlobStat:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What a put has written that has not ended, and may never end: `size` bytes under no key, since `begun_ms`.
+    """The bytes of a put that has not completed and may never do so: `size` bytes under no key, since `begun_ms`.
 
-    `where` is for people, `token` for the store. A size of -1 is not known.
+    `where` is for display, `token` for the store. A size of -1 is unknown.
     """
 
     where: str
@@ -49,25 +51,57 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class SignedPut:
-    """A URL for one PUT, and the headers that it must carry: the signature covers them."""
+    """A URL for one PUT, and the headers that the request must carry, because the signature covers them."""
 
     url: str
     headers: Mapping[str, str]
 
 
-def aside_name(key: str, unique: str) -> str:
-    """How a store that writes a blob aside first names that: by the first segment of its key."""
+def temp_name(key: str, unique: str) -> str:
+    """The name of a temporary file for the blob `key`: the first segment of the key and a unique suffix."""
     return f"{key.partition('/')[0]}-{unique}"
 
 
-def is_aside(name: str, prefix: str) -> bool:
-    """Whether what was written aside under this name may be for a key that starts with `prefix`."""
+def is_temp_of(name: str, prefix: str) -> bool:
+    """Whether the temporary file `name` may be for a key that starts with `prefix`."""
     first, slash, _ = prefix.partition("/")
-    return name.startswith(first + "-" if slash else first) or _OLD_ASIDE.match(name) is not None
+    return name.startswith(first + "-" if slash else first)
+
+
+def slice_range(key: str, data: bytes, start: int, length: int) -> bytes:
+    """The bytes `[start, start + length)` of the blob `data`. Raises BlobNotFound if it ends before."""
+    if start + length > len(data):
+        raise BlobNotFound(f"blob {key} ends at byte {len(data)}, before {start + length}")
+    return data[start : start + length]
+
+
+def walk_directories(
+    prefix: str,
+    scan: Callable[[str], Iterable[tuple[str, bool, T]]],
+    stat: Callable[[str, T], BlobStat | None],
+) -> Iterator[BlobStat]:
+    """List the blobs whose key starts with `prefix`, ascending, in a store that has directories.
+
+    `scan(directory)` returns (name, is a directory, entry) for the content of a directory, which is named by its path
+    below the root and a trailing slash. `stat(key, entry)` describes a file, or returns None if it is not a blob.
+    """
+    check_prefix(prefix)
+
+    def walk(directory: str) -> Iterator[BlobStat]:
+        # A directory sorts as its name and a slash, so the walk is in the order of whole keys.
+        paths = [(directory + name + "/" * is_directory, entry) for name, is_directory, entry in scan(directory)]
+        for path, entry in sorted(paths, key=lambda pair: pair[0]):
+            if path.endswith("/"):
+                if path.startswith(prefix) or prefix.startswith(path):
+                    yield from walk(path)
+            elif path.startswith(prefix) and (blob := stat(path, entry)) is not None:
+                yield blob
+
+    return walk(prefix[: prefix.rfind("/") + 1])
 
 
 def check_key(key: str) -> str:
-    """Return `key` unchanged, or raise BlobMisconfigured if no store may be asked for it."""
+    """Return `key` unchanged, or raise BlobMisconfigured if it is not a valid key."""
     if not _KEY.match(key):
         raise BlobMisconfigured(f"blob key {key!r} must be one or more of A-Z a-z 0-9 . _ / -")
     if len(key) > KEY_LENGTH_MAX:
@@ -81,7 +115,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return `prefix` unchanged, or raise BlobMisconfigured. Any start of a valid key is a valid prefix."""
+    """Return `prefix` unchanged, or raise BlobMisconfigured. Every prefix of a valid key is valid."""
     if not _PREFIX.match(prefix) or len(prefix) > KEY_LENGTH_MAX:
         raise BlobMisconfigured(f"blob prefix {prefix[:60]!r} must be at most {KEY_LENGTH_MAX} of A-Z a-z 0-9 . _ / -")
     for segment in prefix.split("/")[:-1]:
@@ -93,11 +127,11 @@ def check_prefix(prefix: str) -> str:
 def check_process(opened_by: int, url: str) -> None:
     """Raise BlobMisconfigured in a fork of the process `opened_by`, whose connections it must not use."""
     if os.getpid() != opened_by:
-        raise BlobMisconfigured(f"{url} was opened by process {opened_by}, of which this is a fork; open it anew here")
+        raise BlobMisconfigured(f"{url} was opened by process {opened_by}, of which this is a fork; reopen it here")
 
 
 def check_range(start: int, length: int) -> None:
-    """Raise BlobMisconfigured unless `[start, start + length)` is a range a store may be asked for."""
+    """Raise BlobMisconfigured unless `[start, start + length)` is a valid range."""
     if start < 0 or length < 0:
         raise BlobMisconfigured(f"a range needs start >= 0 and length >= 0, not start={start} length={length}")
 
@@ -105,7 +139,7 @@ def check_range(start: int, length: int) -> None:
 class Blob(ABC):
     """A store of immutable blobs. Thread-safe; open one per process.
 
-    After a fork, open it anew: stores that have connections raise BlobMisconfigured there.
+    Reopen it after a fork: stores that have connections raise BlobMisconfigured there.
     """
 
     @property
@@ -117,8 +151,8 @@ class Blob(ABC):
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Write a blob, all or nothing; durable and visible to every reader on return.
 
-        Writing the same bytes again is fine (a retry). BlobExists if the key holds other bytes.
-        Never use one key as the directory of another (`a` and `a/b`): file systems refuse it.
+        Writing the same bytes again succeeds (a retry). BlobExists if the key holds other bytes.
+        Never use one key as the directory of another (`a` and `a/b`): file systems reject it.
         """
 
     @abstractmethod
@@ -129,7 +163,7 @@ class Blob(ABC):
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Exactly the bytes `[start, start + length)`.
 
-        BlobNotFound if there is no such blob, or if it ends before the range does (never a short answer).
+        BlobNotFound if there is no such blob, or if it ends before the range does (never a short result).
         """
 
     @abstractmethod
@@ -137,54 +171,58 @@ class Blob(ABC):
         """Size and time of a blob, or None if there is none."""
 
     def put_here(self, key: str) -> int | None:
-        """The size of a blob that this process put within the last minute and has not deleted. Asks nobody.
+        """The size of a blob that this process put within the last minute and has not deleted, without a request.
 
-        None: it is not known here; ask `stat`. For who would ask only whether what was just put is there: a far store
-        that answered the put takes a round trip to say so again. Another process may have deleted it meanwhile.
+        None if it is unknown; call `stat` then. It saves a round trip to check a blob whose put was just acknowledged.
+        Another process may have deleted the blob meanwhile.
         """
         return None
 
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete any number of blobs; missing ones are fine. After an error some may be gone: repeat it."""
+        """Delete any number of blobs; missing ones are ignored. After an error some may be deleted: repeat it."""
 
     @abstractmethod
     def list(self, prefix: str) -> Iterator[BlobStat]:
         """Every blob whose key starts with `prefix`, ascending by key; fetched page by page.
 
-        Blobs written or deleted while it runs may or may not appear; all others appear exactly once.
+        Blobs written or deleted during the listing may or may not appear; all others appear exactly once.
         """
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
-        """What puts of keys that start with `prefix` have written and not ended, in any order; `list` shows none of it.
+        """The puts of keys that start with `prefix` that have not completed, in any order; `list` omits them.
 
-        Who wrote it may go on, or was killed. A store that keeps nothing of such a put, or cannot tell, gives none.
+        Their writers may still be running, or were killed. Empty if the store keeps no bytes of such puts.
         """
         check_prefix(prefix)
         return iter(())
 
-    def abandon(self, found: Sequence[Unfinished]) -> None:  # noqa: B027 - a store that tells of none has none to end
-        """Delete what these puts have written, of whoever was killed; a put that still goes on fails, and may retry."""
+    def abandon(self, unfinished: Sequence[Unfinished]) -> None:  # noqa: B027 - optional, as `unfinished`
+        """Delete the bytes of these puts. A put that is still running fails, and may be retried."""
 
-    @abstractmethod
     def check(self) -> None:
         """Probe the store with one small write, read and delete, at start-up.
 
         BlobMisconfigured names the setting that is wrong; BlobUnavailable if the store does not answer.
         """
+        key = f"check/{os.urandom(8).hex()}"
+        self.put(key, b"check")
+        if self.get_range(key, 1, 3) != b"hec":
+            raise BlobMisconfigured(f"{self.url} does not return what was written to it")
+        self.delete([key])
 
     @abstractmethod
     def close(self) -> None:
-        """Release connections and files. Using the store afterwards is a bug. Closing twice is fine."""
+        """Release connections and files. Do not use the store afterwards. Closing twice is allowed."""
 
     def presign_get(self, key: str, expires_s: int) -> str | None:
-        """A URL by which anybody may GET this blob for `expires_s` seconds, or None if the store has none."""
+        """A URL that lets its holder GET this blob for `expires_s` seconds, or None if the store has no such URLs."""
         return None
 
     def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
-        """By which anybody may PUT this key for `expires_s` seconds, if nothing lies there; None if there is none.
+        """A URL that lets its holder PUT this key for `expires_s` seconds if it does not exist, or None.
 
-        A store gives one only where it itself refuses to overwrite (412): such a URL may leak. May ask the store.
+        Only a store that refuses to overwrite (412) has them, because such a URL may leak. May send requests.
         """
         return None
 

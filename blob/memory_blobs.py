@@ -1,4 +1,4 @@
-"""Blobs in this process's memory, for tests and examples. Gone when the process ends."""
+"""Blobs in the memory of this process, for tests and examples. They are lost when the process ends."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
-from blob.errors import BlobExists, BlobNotFound, BlobUnavailable
-from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
+from blob.errors import BlobExists, BlobNotFound
+from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range, slice_range
 
 
 def _wall_ms() -> int:
@@ -17,14 +17,14 @@ def _wall_ms() -> int:
 
 
 class MemoryBlob(Blob):
-    """A dictionary of blobs. `now_ms` stamps them; a simulation passes its own clock."""
+    """A dictionary of blobs. `now_ms` gives their times of writing; a simulation passes its own clock."""
 
     def __init__(self, name: str = "", *, now_ms: Callable[[], int] = _wall_ms) -> None:
         self._name = name
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._blobs: dict[str, tuple[bytes, int]] = {}
-        self._keys: list[str] = []  # ascending, so that a listing costs what it finds
+        self._keys: list[str] = []  # ascending, so that the cost of a listing follows its length
 
     @property
     def url(self) -> str:
@@ -32,35 +32,32 @@ class MemoryBlob(Blob):
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
-        held = bytes(data)
+        body = bytes(data)
         with self._lock:
-            found = self._blobs.get(key)
-            if found is None:
-                found = self._blobs[key] = (held, self._now_ms())
+            stored = self._blobs.get(key)
+            if stored is None:
+                stored = self._blobs[key] = (body, self._now_ms())
                 insort(self._keys, key)
-        if found[0] != held:
+        if stored[0] != body:
             raise BlobExists(f"blob {key} exists with other bytes; keys are single-use")
 
     def get(self, key: str) -> bytes:
         check_key(key)
         with self._lock:
-            found = self._blobs.get(key)
-        if found is None:
+            stored = self._blobs.get(key)
+        if stored is None:
             raise BlobNotFound(f"no blob {key} in {self.url}")
-        return found[0]
+        return stored[0]
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(start, length)
-        data = self.get(key)
-        if start + length > len(data):
-            raise BlobNotFound(f"blob {key} ends at byte {len(data)}, before {start + length}")
-        return data[start : start + length]
+        return slice_range(key, self.get(key), start, length)
 
     def stat(self, key: str) -> BlobStat | None:
         check_key(key)
         with self._lock:
-            found = self._blobs.get(key)
-        return None if found is None else BlobStat(key, len(found[0]), found[1])
+            stored = self._blobs.get(key)
+        return None if stored is None else BlobStat(key, len(stored[0]), stored[1])
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -78,8 +75,7 @@ class MemoryBlob(Blob):
             return iter([BlobStat(key, len(self._blobs[key][0]), self._blobs[key][1]) for key in keys])
 
     def check(self) -> None:
-        if self._blobs is None:
-            raise BlobUnavailable("the memory store is closed")
+        """Always succeeds, and writes nothing."""
 
     def close(self) -> None:
-        """Keeps the blobs: another holder of the same `mem:name` may still use them."""
+        """Keeps the blobs: another user of the same `mem:name` may still need them."""

@@ -1,4 +1,4 @@
-"""Stores around another store: forwarding, and measuring every call."""
+"""Decorators of a blob store: one that forwards every call, and one that measures every call."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import TypeVar
 
 from blob.interface import Blob, BlobStat, SignedPut, Unfinished
 
-# A store around another one that does as it does: what decorators begin from.
-
 
 class ForwardingBlob(Blob):
-    """Every call goes to `inner`; a decorator overrides the calls that it changes."""
+    """Forwards every call to `inner`. A decorator overrides the calls that it changes."""
 
     def __init__(self, inner: Blob) -> None:
         self._inner = inner
 
     @property
     def inner(self) -> Blob:
-        """The store that is asked."""
+        """The decorated store."""
         return self._inner
 
     @property
@@ -51,8 +49,8 @@ class ForwardingBlob(Blob):
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         return self._inner.unfinished(prefix)
 
-    def abandon(self, found: Sequence[Unfinished]) -> None:
-        self._inner.abandon(found)
+    def abandon(self, unfinished: Sequence[Unfinished]) -> None:
+        self._inner.abandon(unfinished)
 
     def check(self) -> None:
         self._inner.check()
@@ -70,9 +68,6 @@ class ForwardingBlob(Blob):
         return self._inner.local_path(key)
 
 
-# Measures every call to a blob store and reports it to a function; what becomes of the figures is its affair.
-
-
 T = TypeVar("T")
 
 Observe = Callable[[str, str, float, int], None]
@@ -80,7 +75,7 @@ Observe = Callable[[str, str, float, int], None]
 
 
 class Meter:
-    """Times calls and tells `observe`. `clock` counts seconds from anywhere."""
+    """Times calls and reports them to `observe`. `clock` is monotonic, in seconds."""
 
     def __init__(self, observe: Observe, clock: Callable[[], float]) -> None:
         self._observe = observe
@@ -93,7 +88,7 @@ class Meter:
         size: Callable[[T], int],
         outcome: Callable[[T], str] = lambda _: "ok",
     ) -> T:
-        """What `call` returns; `size` and `outcome` tell how many bytes that was and what became of it."""
+        """The result of `call`. `size` and `outcome` compute the bytes and the outcome to report from the result."""
         started = self._clock()
         try:
             result = call()
@@ -117,7 +112,7 @@ class Meter:
 
 
 class MeteredBlob(ForwardingBlob):
-    """`inner`, with every call observed. `clock` counts seconds from anywhere."""
+    """`inner`, with every call observed. `clock` is monotonic, in seconds."""
 
     def __init__(self, inner: Blob, observe: Observe, *, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(inner)
@@ -139,6 +134,6 @@ class MeteredBlob(ForwardingBlob):
         self._meter.measured("delete", lambda: self._inner.delete(keys), lambda _: 0)
 
     def list(self, prefix: str) -> Iterator[BlobStat]:
-        """Observed once it has been read to its end (or has failed, or was given up)."""
+        """Observed when the listing is exhausted, fails, or is closed early."""
         with self._meter.timed("list"):
             yield from self._inner.list(prefix)

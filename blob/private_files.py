@@ -1,4 +1,4 @@
-"""Files and directories that are their owner's alone and survive a power cut; locks; whether others may read some."""
+"""Private, durable files and directories; file locks; whether other users may read a file."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
-LOCK_S = 10.0  # for so long a change of a file waits for another one, which takes milliseconds
+LOCK_S = 10.0  # how long a change of a file waits for another change, which takes milliseconds
 LOCK_POLL_S = 0.02
 
 
 def make_directories(path: str | Path, mode: int = DIRECTORY_MODE, top: str = "") -> None:
-    """Make a directory, and those above it that are missing, none above `top`. What is there stays as it is.
+    """Create a directory and its missing parents, none above `top`. Existing directories stay as they are.
 
-    Unless `mode` says otherwise they are their owner's alone. Without `top` their names are durable after that.
+    By default they are private to their owner. Without `top` their names are durable on return.
     """
     missing = [os.fspath(path)]
     while missing[-1] != top and (above := os.path.dirname(missing[-1])) and not os.path.isdir(missing[-1]):
         missing.append(above)
-    for each in reversed(missing):
+    for directory in reversed(missing):
         try:
-            os.mkdir(each, mode)
+            os.mkdir(directory, mode)
         except FileExistsError:
-            if not os.path.isdir(each):
+            if not os.path.isdir(directory):
                 raise
         else:
             if not top:
-                sync_directory(os.path.dirname(each) or os.curdir)
+                sync_directory(os.path.dirname(directory) or os.curdir)
 
 
 def sync_directory(path: str | Path) -> None:
-    """Make durable which names a directory has. One that this process may not list is left to the file system."""
+    """Make the names in a directory durable. Does nothing if this process may not open the directory."""
     try:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
@@ -48,16 +48,16 @@ def sync_directory(path: str | Path) -> None:
 
 
 def replace_file(fresh: str | Path, path: str | Path) -> None:
-    """Put a file, whose bytes are synced, in the place of another one in its directory. Durable once it returns."""
+    """Replace a file by another one in its directory whose bytes are synced. Durable on return."""
     os.replace(fresh, path)
     sync_directory(os.path.dirname(path) or os.curdir)
 
 
 def make_file(path: str) -> None:
-    """Make an empty file, for its owner alone, where there is none. That it cannot be made is not told.
+    """Create an empty private file if it does not exist. Failures are ignored.
 
-    It is made under another name and linked: to open it by its own name, and close it, would take from this process the
-    locks that SQLite may hold on it by now.
+    The file is created under another name and linked: opening and closing it by its own name would release the locks
+    that SQLite may hold on it in this process by now.
     """
     path = os.path.realpath(path)
     if os.path.exists(path):
@@ -73,36 +73,36 @@ def make_file(path: str) -> None:
 
 @contextlib.contextmanager
 def locked(lock: str | Path, mode: int = FILE_MODE) -> Iterator[None]:
-    """Hold a lock, for which a file is made that stays: one that is deleted could be locked twice.
+    """Hold the lock file `lock`. It is created and never deleted: a deleted file could be locked twice.
 
-    It stands beside the file that is to be changed: that one gets replaced. Raises OSError: the lock cannot be had;
-    TimeoutError: another process has held it for LOCK_S.
+    It is a separate file because the file that it protects is replaced. Raises OSError if it cannot be locked, and
+    TimeoutError if another process has held it for LOCK_S.
     """
     try:
-        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
-    except PermissionError:  # another user has made it; to read it is enough, but on NFS
-        held = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    except PermissionError:  # another user created it; the right to read is enough, except on NFS
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        until_s = time.monotonic() + LOCK_S
+        deadline_s = time.monotonic() + LOCK_S
         while True:
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= until_s:
+                if time.monotonic() >= deadline_s:
                     raise TimeoutError from None
             time.sleep(LOCK_POLL_S)
         yield
     finally:
-        os.close(held)  # which lets it go
+        os.close(descriptor)  # releases the lock
 
 
 def is_open(path: str | Path) -> bool:
-    """Whether every user of this machine may read that file or directory, by its rights and those above it."""
+    """Whether every user of this machine may read a file or directory, by its mode and those of its parents."""
     try:
-        there = Path(os.path.realpath(path))
-        mode = os.stat(there).st_mode
+        resolved = Path(os.path.realpath(path))
+        mode = os.stat(resolved).st_mode
         read = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
-        return mode & read == read and all(os.stat(above).st_mode & stat.S_IXOTH for above in there.parents)
+        return mode & read == read and all(os.stat(above).st_mode & stat.S_IXOTH for above in resolved.parents)
     except OSError:
         return False

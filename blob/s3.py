@@ -1,11 +1,14 @@
-"""Blobs in S3 and whatever speaks its protocol, with boto3; its options and errors."""
+"""Blobs in S3 and compatible stores, with boto3: the options of the URL, the errors, and the store.
+
+Write-once is enforced by the store (`If-None-Match: *`) if it supports that; otherwise a put first checks whether the
+key exists. Large blobs are multipart uploads, a few parts at a time.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -28,13 +31,10 @@ from blob.errors import (
     BlobMisconfigured,
     BlobNotFound,
     BlobUnavailable,
+    describe_option,
     is_ambiguous,
-    option_said,
 )
 from blob.interface import Blob, BlobStat, SignedPut, Unfinished, check_key, check_prefix, check_process, check_range
-
-# Sorts what boto3 raises: by what the caller should do, naming the setting where one is wrong.
-
 
 _SETTINGS = {
     "NoSuchBucket": "the bucket name",
@@ -52,7 +52,7 @@ _SETTINGS = {
     "IllegalLocationConstraintException": "region",
 }
 _MISSING = {"NoSuchKey", "404", "NotFound", "InvalidRange", "416"}
-_FOR_NOW = {
+_TEMPORARY = {
     "NoSuchUpload",
     "RequestTimeout",
     "SlowDown",
@@ -62,7 +62,7 @@ _FOR_NOW = {
     "QuotaExceeded",
 }
 
-_WRONG_SETUP = (
+_SETUP_ERRORS = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
     boto.CredentialRetrievalError,
@@ -76,48 +76,46 @@ _WRONG_SETUP = (
 
 
 class Refused(Exception):
-    """The store refused a conditional put. `why`: `exists`, `race` (try again) or `unsupported`."""
+    """The store refused a conditional put. `reason`: `exists`, `race` (try again) or `unsupported`."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def translate(error: Exception, key: str, url: str) -> BlobError | Refused | None:
-    """The error to raise instead, or None if `error` is not the store's (a bug, or sorted already)."""
+    """The error to raise instead, or None if `error` is not boto3's (a bug, or already translated)."""
     if isinstance(error, boto.ClientError):
-        return _answer(error, key, url)
-    if isinstance(error, _WRONG_SETUP):
+        return _translate_response(error, key, url)
+    if isinstance(error, _SETUP_ERRORS):
         return BlobMisconfigured(f"{url} cannot be used; check the credentials, region and endpoint: {error}")
     if isinstance(error, boto.BotoCoreError | HTTPError | OSError):
         return BlobUnavailable(f"{url} did not answer: {error}")
     return None
 
 
-def _answer(error: boto.ClientError, key: str, url: str) -> BlobError | Refused:
-    said = error.response.get("Error", {})
-    code = str(said.get("Code", ""))
+def _translate_response(error: boto.ClientError, key: str, url: str) -> BlobError | Refused:
+    details = error.response.get("Error", {})
+    code = str(details.get("Code", ""))
+    reason = f"{code} {details.get('Message', '')}".rstrip()
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in _SETTINGS:
-        return BlobMisconfigured(f"{url} refuses; check {_SETTINGS[code]}: {code} {said.get('Message', '')}".rstrip())
+        return BlobMisconfigured(f"{url} rejects the request; check {_SETTINGS[code]}: {reason}")
     if code == "PreconditionFailed" or status == 412:
         return Refused("exists")
     if code == "ConditionalRequestConflict" or (status == 409 and error.operation_name == "PutObject"):
         return Refused("race")
-    if code == "NoSuchKey" and error.operation_name == "PutObject":  # Ceph, where two puts of one key meet
+    if code == "NoSuchKey" and error.operation_name == "PutObject":  # Ceph, for concurrent puts of one key
         return Refused("race")
     if status == 501 and error.operation_name in ("PutObject", "CompleteMultipartUpload"):
         return Refused("unsupported")
-    if code in _FOR_NOW:
-        return BlobUnavailable(f"{url} refused for now: {code} {said.get('Message', '')}".rstrip())
+    if code in _TEMPORARY:
+        return BlobUnavailable(f"{url} is temporarily unavailable: {reason}")
     if code in _MISSING or status in (404, 416):
-        return BlobNotFound(f"no blob {key}, or it ends before the range asked for ({code})")
+        return BlobNotFound(f"no blob {key}, or it ends before the requested range ({code})")
     if status >= 500 or status in (408, 429) or status == 0:
-        return BlobUnavailable(f"{url} refused for now: {code} {said.get('Message', '')}".rstrip())
-    return BlobMisconfigured(f"{url} refused {error.operation_name}: {code} {said.get('Message', '')}".rstrip())
-
-
-# What an `s3:` location says: bucket, prefix and options.
+        return BlobUnavailable(f"{url} is temporarily unavailable: {reason}")
+    return BlobMisconfigured(f"{url} rejects {error.operation_name}: {reason}")
 
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -128,9 +126,9 @@ _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "
 class S3Settings:
     """Options of `s3://bucket/prefix?option=value&…`. Times are seconds, sizes bytes.
 
-    `endpoint`: base URL of a server that is not AWS's. `region`; `profile`: a section of the AWS files.
-    `path_style`: bucket in the path and not in the host name; by default exactly with an endpoint.
-    `connections`: size of the connection pool. `attempts`: tries per request, the first included.
+    `endpoint`: base URL of a server other than AWS. `region`; `profile`: a section of the AWS configuration files.
+    `path_style`: bucket in the path instead of the host name; by default true if there is an endpoint.
+    `connections`: size of the connection pool. `attempts`: tries per request, including the first.
     """
 
     bucket: str
@@ -161,51 +159,45 @@ class S3Settings:
 
     @classmethod
     def from_url(cls, url: str) -> S3Settings:
-        """BlobMisconfigured names the option that is wrong."""
+        """Raises BlobMisconfigured, which names the invalid option."""
         if "@" in url or is_ambiguous(url) or ":" in urlsplit(url).netloc:
             raise BlobMisconfigured("s3: takes no credentials in the URL; set them as AWS_* variables or a profile")
         parts = urlsplit(url)
-        given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        values: dict[str, Any] = {"path_style": "true" if "endpoint" in given else "false", **given}
-        kinds = {field.name: str(field.type) for field in fields(cls) if field.name not in ("bucket", "prefix")}
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        values: dict[str, Any] = {"path_style": "true" if "endpoint" in options else "false", **options}
+        types = {field.name: str(field.type) for field in fields(cls) if field.name not in ("bucket", "prefix")}
         for name, text in values.items():
-            if name not in kinds:
-                raise BlobMisconfigured(f"s3: {option_said(name, text)} is not one of {', '.join(kinds)}")
-            values[name] = _value(name, text, kinds[name])
+            if name not in types:
+                raise BlobMisconfigured(f"s3: {describe_option(name, text)} is not one of {', '.join(types)}")
+            values[name] = _parse_option(name, text, types[name])
         return cls(bucket=parts.netloc, prefix=unquote(parts.path).strip("/"), **values)
 
     def options(self) -> dict[str, str | None]:
-        """The options that say where the data is (and hold no secret)."""
-        shown: dict[str, str | None] = {"endpoint": self.endpoint, "region": self.region}
+        """The options that identify the data (none of them is secret)."""
+        options: dict[str, str | None] = {"endpoint": self.endpoint, "region": self.region}
         if self.path_style != (self.endpoint is not None):
-            shown["path_style"] = str(self.path_style).lower()
-        return shown
+            options["path_style"] = str(self.path_style).lower()
+        return options
 
 
-def _value(name: str, text: str, kind: str) -> Any:
+def _parse_option(name: str, text: str, type_name: str) -> Any:
     try:
-        if kind == "bool":
+        if type_name == "bool":
             return _BOOLEANS[text.lower()]
-        if kind == "int":
+        if type_name == "int":
             return int(text)
-        if kind == "float":
+        if type_name == "float":
             return float(text)
     except (KeyError, ValueError):
-        raise BlobMisconfigured(f"s3: option {name} must be a {kind}") from None
+        raise BlobMisconfigured(f"s3: option {name} must be a {type_name}") from None
     return text
 
 
-# Blobs in S3 and whatever speaks its protocol, with boto3.
-#
-# Write-once is enforced by the store (`If-None-Match: *`) where it can; a store that answers "not implemented" is asked
-# for the key first. Large blobs go up as multipart uploads, a few parts at a time.
-
-
 MULTIPART_BYTES, PART_BYTES = 32 * 2**20, 16 * 2**20
-"""A blob longer than the first goes up in parts of the second, which S3 asks to be at least 5 MiB."""
+"""A blob longer than the first is uploaded in parts of the second, which S3 requires to be at least 5 MiB."""
 
 RANGE_BYTES = 8 * 2**20
-"""A longer range is read by several requests at the same time, of about so many bytes each."""
+"""A longer range is read by several parallel requests of about this size."""
 
 DELETE_BATCH = 1_000
 """Keys per DeleteObjects call: S3's limit."""
@@ -214,47 +206,24 @@ LIST_PAGE = 1_000
 """Keys per ListObjectsV2 call: S3's limit."""
 
 BODY_ATTEMPTS_MAX = 3
-"""How often a download whose body broke off is begun anew; boto3 itself retries only what precedes the body."""
+"""How often a download with an interrupted body is tried; boto3 retries only failures before the body."""
 
 PUT_ATTEMPTS_MAX = 3
-"""How often a put that met another put of the same key (409) is tried."""
+"""How often a put that conflicts with a concurrent put of the same key (409) is tried."""
 
 UPLOAD_THREADS = 4
-"""Parts of one multipart upload that are under way at the same time."""
+"""Parts of multipart uploads in flight."""
 
 READ_THREADS = 32
-"""Pieces of long ranges that are under way at the same time, of all readers together, beside the first of each."""
+"""Pieces of long ranges in flight for all readers together, in addition to the first piece of each."""
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
-class _Threads:
-    """A pool that is made when it is first needed. Thread-safe."""
-
-    def __init__(self, count: int, name: str) -> None:
-        self._count = count
-        self._name = name
-        self._lock = threading.Lock()
-        self._made: ThreadPoolExecutor | None = None
-
-    def pool(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._made is None:
-                self._made = ThreadPoolExecutor(self._count, thread_name_prefix=self._name)
-            return self._made
-
-    def close(self) -> None:
-        """Wait for what is under way."""
-        with self._lock:
-            made, self._made = self._made, None
-        if made is not None:
-            made.shutdown()
-
-
 class S3Blob(Blob):
-    """A bucket and a prefix. Credentials come by boto3's usual chain."""
+    """A bucket and a prefix. Credentials come from boto3's default chain."""
 
     def __init__(self, settings: S3Settings) -> None:
         self._settings = settings
@@ -263,19 +232,20 @@ class S3Blob(Blob):
         self._bucket = settings.bucket
         self._base = f"{settings.prefix}/" if settings.prefix else ""
         self._conditional = True
-        self._keeps_keys: bool | None = None  # whether the store itself refuses to overwrite; None: not asked yet
-        self._uploads = _Threads(UPLOAD_THREADS, "blob-s3-upload")
-        self._reads = _Threads(min(READ_THREADS, settings.connections), "blob-s3-read")
+        self._enforces_write_once: bool | None = None  # whether the store refuses to overwrite; None: unknown
+        self._upload_pool = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="blob-s3-upload")
+        read_threads = min(READ_THREADS, settings.connections)
+        self._read_pool = ThreadPoolExecutor(read_threads, thread_name_prefix="blob-s3-read")
         try:
-            owner = boto3.session.Session(profile_name=settings.profile, region_name=settings.region)
-            self._opened = owner.client("s3", endpoint_url=settings.endpoint, config=_config(settings))
+            session = boto3.session.Session(profile_name=settings.profile, region_name=settings.region)
+            self._boto_client = session.client("s3", endpoint_url=settings.endpoint, config=_config(settings))
         except (BotoCoreError, ValueError) as error:
             raise BlobMisconfigured(f"{self.url} cannot be opened: {error}") from error
 
     @property
     def _client(self) -> Any:
         check_process(self._pid, self.url)
-        return self._opened
+        return self._boto_client
 
     @classmethod
     def from_url(cls, url: str) -> S3Blob:
@@ -289,31 +259,31 @@ class S3Blob(Blob):
         return f"s3://{self._settings.bucket}/{self._settings.prefix}{query}".rstrip("/")
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        name = self._name(check_key(key))
+        check_key(key)
         body = bytes(data)
-        self._put_new(key, name, body)
+        self._put_new(key, body)
         self._recent.add(key, len(body))
 
     def put_here(self, key: str) -> int | None:
         return self._recent.size(key)
 
-    def _put_new(self, key: str, name: str, body: bytes) -> None:
+    def _put_new(self, key: str, body: bytes) -> None:
         for attempt in range(1, PUT_ATTEMPTS_MAX + 1):
             try:
-                self._put_once(name, body)
+                self._put_once(key, body)
                 return
             except Refused as refused:
-                if refused.why == "unsupported":
+                if refused.reason == "unsupported":
                     _log.warning(
-                        "%s does not support If-None-Match; keys are looked up before they are written", self.url
+                        "%s does not support If-None-Match; each put first checks whether its key exists", self.url
                     )
                     self._conditional = False
-                elif refused.why == "exists":
+                elif refused.reason == "exists":
                     self._confirm_same(key, body)
                     return
                 elif attempt == PUT_ATTEMPTS_MAX:
-                    raise BlobUnavailable(f"blob {key} is being written by somebody else, {attempt} tries") from refused
-        raise BlobUnavailable(f"blob {key} could not be put in {PUT_ATTEMPTS_MAX} tries")
+                    raise BlobUnavailable(f"blob {key} is being written concurrently ({attempt} tries)") from refused
+        raise BlobUnavailable(f"blob {key} could not be written in {PUT_ATTEMPTS_MAX} tries")
 
     def get(self, key: str) -> bytes:
         check_key(key)
@@ -324,23 +294,23 @@ class S3Blob(Blob):
         check_key(key)
         if length == 0:
             # HTTP has no empty range.
-            found = self.stat(key)
-            if found is None or found.size < start:
+            stat = self.stat(key)
+            if stat is None or stat.size < start:
                 raise BlobNotFound(f"no blob {key} of at least {start} bytes")
             return b""
         pieces = max(1, round(length / RANGE_BYTES))
         if pieces == 1:
-            return self._piece(key, start, start + length)
-        # A connection has its rate: of a long range the pieces come by several. The first one comes by this thread.
+            return self._get_piece(key, start, start + length)
+        # The rate of a connection is limited, so a long range uses several; this thread fetches the first piece.
         ends = [start + length * number // pieces for number in range(pieces + 1)]
-        others = [self._reads.pool().submit(self._piece, key, *ends_of) for ends_of in pairwise(ends[1:])]
+        others = [self._read_pool.submit(self._get_piece, key, *bounds) for bounds in pairwise(ends[1:])]
         try:
-            return b"".join([self._piece(key, ends[0], ends[1]), *(each.result() for each in others)])
+            return b"".join([self._get_piece(key, ends[0], ends[1]), *(future.result() for future in others)])
         finally:
-            for each in others:
-                each.cancel()
+            for future in others:
+                future.cancel()
 
-    def _piece(self, key: str, start: int, end: int) -> bytes:
+    def _get_piece(self, key: str, start: int, end: int) -> bytes:
         data = self._download(key, f"bytes={start}-{end - 1}")
         if len(data) != end - start:
             raise BlobNotFound(f"blob {key} ends at byte {start + len(data)}, before {end}")
@@ -349,7 +319,7 @@ class S3Blob(Blob):
     def stat(self, key: str) -> BlobStat | None:
         name = self._name(check_key(key))
         try:
-            head = self._calling(key, lambda: self._client.head_object(Bucket=self._bucket, Key=name))
+            head = self._call(key, lambda: self._client.head_object(Bucket=self._bucket, Key=name))
         except BlobNotFound:
             return None
         return BlobStat(key, head["ContentLength"], int(head["LastModified"].timestamp() * 1000))
@@ -362,79 +332,81 @@ class S3Blob(Blob):
 
     def list(self, prefix: str) -> Iterator[BlobStat]:
         check_prefix(prefix)
-        return self._listed(prefix)
+        return self._list_pages(prefix)
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         """Multipart uploads that were neither completed nor aborted. Needs `s3:ListBucketMultipartUploads`.
 
-        Where a server tells of none below the prefix, all are asked for: MinIO heeds only a prefix that is a whole key.
+        If the server reports none below the prefix, all uploads are listed: MinIO accepts only a whole key as prefix.
         """
         start = self._name(check_prefix(prefix))
-        found = list(self._uploads_of({"Prefix": start})) or list(self._uploads_of({}))
-        for one in found:
-            if one["Key"].startswith(start):
-                where, begun_ms = one["Key"].removeprefix(self._base), int(one["Initiated"].timestamp() * 1000)
-                yield Unfinished(f"{where} (upload)", -1, begun_ms, f"{one['UploadId']} {one['Key']}")
+        for upload in list(self._list_uploads({"Prefix": start})) or list(self._list_uploads({})):
+            if upload["Key"].startswith(start):
+                where, begun_ms = upload["Key"].removeprefix(self._base), int(upload["Initiated"].timestamp() * 1000)
+                yield Unfinished(f"{where} (upload)", -1, begun_ms, f"{upload['UploadId']} {upload['Key']}")
 
-    def _uploads_of(self, wanted: dict[str, str]) -> Iterator[dict[str, Any]]:
-        asked = {"Bucket": self._bucket, **wanted}
+    def _list_uploads(self, filters: dict[str, str]) -> Iterator[dict[str, Any]]:
+        parameters = {"Bucket": self._bucket, **filters}
         while True:
-            page = self._calling("", partial(self._client.list_multipart_uploads, **asked))
+            page = self._call("", partial(self._client.list_multipart_uploads, **parameters))
             yield from page.get("Uploads", [])
             if not page.get("IsTruncated"):
                 return
-            asked |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            parameters |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
-    def abandon(self, found: Sequence[Unfinished]) -> None:
-        for one in found:
-            upload, _, name = one.token.partition(" ")
+    def abandon(self, unfinished: Sequence[Unfinished]) -> None:
+        for put in unfinished:
+            upload, _, name = put.token.partition(" ")
             self._abort({"Bucket": self._bucket, "Key": name}, upload)
 
     def check(self) -> None:
         key = f"check/{os.urandom(8).hex()}"
         self.put(key, b"check")
-        if self.get_range(key, 1, 3) != b"hec" or not any(found.key == key for found in self.list(key)):
-            raise BlobMisconfigured(f"{self.url} does not return what was written to it; is its endpoint an S3 server?")
-        self._keeps_keys = self._refuses(self._name(key))
-        if not self._keeps_keys:
+        if self.get_range(key, 1, 3) != b"hec" or not any(blob.key == key for blob in self.list(key)):
+            raise BlobMisconfigured(
+                f"{self.url} does not return what was written to it; check that its endpoint is an S3 server"
+            )
+        self._enforces_write_once = self._refuses_overwrite(key)
+        if not self._enforces_write_once:
             _log.warning(
-                "%s ignores If-None-Match: it does not itself keep keys from being overwritten, so no URL is signed to "
-                "write; clients send their parts through the server",
+                "%s ignores If-None-Match and does not prevent overwrites, so no URLs are signed for writes; clients "
+                "send their parts through the server",
                 self.url,
             )
         self.delete([key])
 
-    def _refuses(self, name: str) -> bool:
-        """Whether the store keeps an object that is there from a put with `If-None-Match: *`."""
+    def _refuses_overwrite(self, key: str) -> bool:
+        """Whether the store refuses a put with `If-None-Match: *` of the existing blob `key`."""
+        name = self._name(key)
         try:
-            self._calling(
-                name, lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=b"other", IfNoneMatch="*")
+            self._call(
+                key, lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=b"other", IfNoneMatch="*")
             )
         except Refused as refused:
-            return refused.why == "exists"
+            return refused.reason == "exists"
         return False
 
-    def _is_asked_once(self) -> bool:
-        """The answer to `_refuses`, asked for with a key of its own unless `check` has asked before."""
-        if self._keeps_keys is None:
+    def _is_write_once(self) -> bool:
+        """Whether the store refuses to overwrite, probed once."""
+        if self._enforces_write_once is None:
             key = f"check/{os.urandom(8).hex()}"
             self.put(key, b"check")
-            self._keeps_keys = self._refuses(self._name(key))
+            self._enforces_write_once = self._refuses_overwrite(key)
             self.delete([key])
-        return self._keeps_keys
+        return self._enforces_write_once
 
     def close(self) -> None:
-        self._uploads.close()
-        self._reads.close()
-        self._opened.close()
+        self._upload_pool.shutdown()
+        self._read_pool.shutdown()
+        self._boto_client.close()
 
     def presign_get(self, key: str, expires_s: int) -> str | None:
         return self._presign("get_object", key, expires_s)
 
     def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
-        """`If-None-Match: *` is signed too, so whoever holds the URL cannot write the key twice."""
+        """`If-None-Match: *` is signed too, so the holder of the URL cannot write the key twice."""
         check_key(key)
-        if not self._is_asked_once():
+        if not self._is_write_once():
             return None
         return SignedPut(self._presign("put_object", key, expires_s, IfNoneMatch="*"), {"If-None-Match": "*"})
 
@@ -443,55 +415,47 @@ class S3Blob(Blob):
 
     def _delete_batch(self, names: Sequence[str]) -> None:
         batch = {"Objects": [{"Key": name} for name in names], "Quiet": True}
-        reply = self._calling("", lambda: self._client.delete_objects(Bucket=self._bucket, Delete=batch))
-        for failed in reply.get("Errors", []):
-            if failed.get("Code") != "NoSuchKey":
-                said = f"{failed.get('Code')} {failed.get('Message', '')}"
-                raise BlobUnavailable(f"blob {failed.get('Key')} was not deleted: {said}; delete it again")
+        response = self._call("", lambda: self._client.delete_objects(Bucket=self._bucket, Delete=batch))
+        for failure in response.get("Errors", []):
+            if failure.get("Code") != "NoSuchKey":
+                reason = f"{failure.get('Code')} {failure.get('Message', '')}"
+                raise BlobUnavailable(f"blob {failure.get('Key')} was not deleted: {reason}; delete it again")
 
     def _presign(self, operation: str, key: str, expires_s: int, **condition: str) -> str:
         parameters = {"Bucket": self._bucket, "Key": self._name(check_key(key)), **condition}
         sign = self._client.generate_presigned_url
-        url: str = self._calling(key, lambda: sign(operation, Params=parameters, ExpiresIn=expires_s))
+        url: str = self._call(key, lambda: sign(operation, Params=parameters, ExpiresIn=expires_s))
         return url
 
-    def _put_once(self, name: str, body: bytes) -> None:
-        if not self._conditional and self._exists(name):
+    def _put_once(self, key: str, body: bytes) -> None:
+        is_large = len(body) > MULTIPART_BYTES
+        # Some servers ignore the condition when a multipart upload completes.
+        if (is_large or not self._conditional) and self.stat(key) is not None:
             raise Refused("exists")
-        if len(body) > MULTIPART_BYTES:
-            self._put_parts(name, body)
-            return
+        target = {"Bucket": self._bucket, "Key": self._name(key)}
         condition = {"IfNoneMatch": "*"} if self._conditional else {}
-        self._calling(name, lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=body, **condition))
+        if is_large:
+            self._put_parts(key, body, target, condition)
+        else:
+            self._call(key, lambda: self._client.put_object(**target, Body=body, **condition))
 
-    def _put_parts(self, name: str, body: bytes) -> None:
-        # Some servers ignore the condition on completion, so a large blob is looked up in any case.
-        if self._exists(name):
-            raise Refused("exists")
-        client, target = self._client, {"Bucket": self._bucket, "Key": name}
-        upload = self._calling(name, lambda: client.create_multipart_upload(**target)["UploadId"])
-        size = PART_BYTES
+    def _put_parts(self, key: str, body: bytes, target: dict[str, str], condition: dict[str, str]) -> None:
+        client = self._client
+        upload = self._call(key, lambda: client.create_multipart_upload(**target)["UploadId"])
         view = memoryview(body)
 
         def send(number: int) -> dict[str, Any]:
-            piece = bytes(view[(number - 1) * size : number * size])
-            part = self._calling(
-                name, lambda: client.upload_part(**target, UploadId=upload, PartNumber=number, Body=piece)
-            )
+            piece = bytes(view[(number - 1) * PART_BYTES : number * PART_BYTES])
+            part = self._call(key, lambda: client.upload_part(**target, UploadId=upload, PartNumber=number, Body=piece))
             return {"PartNumber": number, "ETag": part["ETag"]}
 
         try:
-            sending = [self._uploads.pool().submit(send, number) for number in range(1, -(-len(body) // size) + 1)]
-            # All of them have to be over before an abort, or a late part would outlive it.
+            parts_count = -(-len(body) // PART_BYTES)
+            sending = [self._upload_pool.submit(send, number) for number in range(1, parts_count + 1)]
+            # All must end before an abort: a part that arrives later would survive it.
             wait(sending)
-            parts = [each.result() for each in sending]
-            condition = {"IfNoneMatch": "*"} if self._conditional else {}
-            self._calling(
-                name,
-                lambda: client.complete_multipart_upload(
-                    **target, UploadId=upload, MultipartUpload={"Parts": parts}, **condition
-                ),
-            )
+            completion = {"MultipartUpload": {"Parts": [future.result() for future in sending]}, **condition}
+            self._call(key, lambda: client.complete_multipart_upload(**target, UploadId=upload, **completion))
         except (BlobError, Refused):
             self._abort(target, upload)
             raise
@@ -501,55 +465,45 @@ class S3Blob(Blob):
             self._client.abort_multipart_upload(**target, UploadId=upload)
         except (BotoCoreError, ClientError) as error:
             _log.warning(
-                "the parts of %s stay until the bucket's lifecycle rule removes them: %s", target["Key"], error
+                "the parts of %s remain until the bucket's lifecycle rule deletes them: %s", target["Key"], error
             )
 
-    def _exists(self, name: str) -> bool:
-        try:
-            self._calling(name, lambda: self._client.head_object(Bucket=self._bucket, Key=name))
-        except BlobNotFound:
-            return False
-        return True
-
     def _confirm_same(self, key: str, body: bytes) -> None:
-        found = self.stat(key)
-        if found is None:
-            raise BlobUnavailable(f"blob {key} was there and is gone again; put it again")
-        if found.size != len(body) or self.get(key) != body:
+        stat = self.stat(key)
+        if stat is None:
+            raise BlobUnavailable(f"blob {key} existed and was deleted meanwhile; put it again")
+        if stat.size != len(body) or self.get(key) != body:
             raise BlobExists(f"blob {key} exists with other bytes; keys are single-use")
 
     def _download(self, key: str, byte_range: str | None) -> bytes:
         name = self._name(key)
-        limits = {} if byte_range is None else {"Range": byte_range}
+        headers = {} if byte_range is None else {"Range": byte_range}
 
-        def once() -> bytes:
-            with self._client.get_object(Bucket=self._bucket, Key=name, **limits)["Body"] as body:
+        def fetch() -> bytes:
+            with self._client.get_object(Bucket=self._bucket, Key=name, **headers)["Body"] as body:
                 data: bytes = body.read()
                 return data
 
         for attempt in range(1, BODY_ATTEMPTS_MAX + 1):
             try:
-                return self._calling(key, once)
+                return self._call(key, fetch)
             except BlobUnavailable as error:
-                # Only a broken body is worth another try here: boto3 has already retried everything before it.
+                # Retry only an interrupted body: boto3 has already retried earlier failures.
                 if attempt == BODY_ATTEMPTS_MAX or isinstance(error.__cause__, ClientError):
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _listed(self, prefix: str) -> Iterator[BlobStat]:
+    def _list_pages(self, prefix: str) -> Iterator[BlobStat]:
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=self._name(prefix), PaginationConfig={"PageSize": LIST_PAGE}
         )
-        following = iter(pages)
-        while True:
-            page = self._calling(prefix, lambda: next(following, None))
-            if page is None:
-                return
-            for found in page.get("Contents", []):
-                modified_ms = int(found["LastModified"].timestamp() * 1000)
-                yield BlobStat(found["Key"][len(self._base) :], found["Size"], modified_ms)
+        remaining = iter(pages)
+        while (page := self._call(prefix, lambda: next(remaining, None))) is not None:
+            for blob in page.get("Contents", []):
+                modified_ms = int(blob["LastModified"].timestamp() * 1000)
+                yield BlobStat(blob["Key"][len(self._base) :], blob["Size"], modified_ms)
 
-    def _calling(self, key: str, call: Callable[[], T]) -> T:
+    def _call(self, key: str, call: Callable[[], T]) -> T:
         try:
             return call()
         except Exception as error:
@@ -560,22 +514,23 @@ class S3Blob(Blob):
 
 
 def own_endpoint(region: str | None) -> str:
-    """Where boto3 goes of itself: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, what the AWS files say, or AWS in the region.
+    """The default endpoint of boto3: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the AWS files, or AWS in the region.
 
-    Contacts nobody. Raises BlobMisconfigured.
+    Sends no request. Raises BlobMisconfigured.
     """
     try:
-        owner = boto3.session.Session(region_name=region)
-        client = owner.client("s3", aws_access_key_id="nobody", aws_secret_access_key="none")  # it looks for none
+        session = boto3.session.Session(region_name=region)
+        # Dummy credentials keep boto3 from searching for real ones.
+        client = session.client("s3", aws_access_key_id="none", aws_secret_access_key="none")
     except (BotoCoreError, ValueError) as error:
         raise BlobMisconfigured(f"boto3 cannot be used here: {error}") from error
-    found = str(client.meta.endpoint_url)
+    endpoint = str(client.meta.endpoint_url)
     client.close()
-    return found
+    return endpoint
 
 
 def _config(settings: S3Settings) -> Config:
-    # Servers other than AWS's often do not know the newer checksums, and every part has its own.
+    # Servers other than AWS often do not support the newer checksums, and every part has its own.
     checksums = "when_required" if settings.endpoint else "when_supported"
     return Config(
         signature_version="s3v4",

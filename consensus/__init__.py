@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from consensus.consensus_urls import open_consensus
-from consensus.errors import (
+from consensus.interface import (
+    ENDED,
+    HIDDEN,
+    Consensus,
     ConsensusDamaged,
     ConsensusError,
     ConsensusIndeterminate,
@@ -11,8 +14,8 @@ from consensus.errors import (
     ConsensusNotWritable,
     ConsensusUnavailable,
     ConsensusUsage,
+    Entry,
 )
-from consensus.interface import ENDED, HIDDEN, Consensus, Entry
 
 __all__ = [
     "ENDED",

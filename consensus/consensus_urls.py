@@ -1,4 +1,4 @@
-"""From a location URL to an open consensus store."""
+"""Opens a consensus store from its location URL."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import threading
 from typing import cast
 
 from blob import optional, without_secrets
-from consensus.errors import ConsensusMisconfigured
-from consensus.interface import Consensus
+from consensus.interface import Consensus, ConsensusMisconfigured
 from consensus.memory_logs import MemoryConsensus
 
-# `mem:name` means the same store for everybody in this process, so its registry has to be the process's.
+# `mem:name` names one store per process.
 _memory: dict[str, MemoryConsensus] = {}
 _memory_lock = threading.Lock()
 
@@ -21,8 +20,8 @@ def open_consensus(url: str, *, reads_only: bool = False) -> Consensus:
 
     `mem:` (private), `mem:name` (shared in this process), `sqlite:///relative.db`, `sqlite:////absolute.db`,
     `postgresql://user:password@host:5432/database`, `etcd://host:2379,host2:2379/prefix`.
-    Nothing is contacted yet; call `check()` to probe the store. With `reads_only` it cannot write, and makes nothing:
-    no file, no table. Credentials that may only read are enough for it.
+    Nothing is contacted; call `check()` to probe the store. With `reads_only` it never writes and creates no file or
+    table; read-only credentials suffice.
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "mem":
@@ -59,6 +58,6 @@ def _open_sql(url: str, reads_only: bool) -> Consensus:
         return (ReadingSqlite if reads_only else SqliteConsensus).from_url(parsed)
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):
         sql = optional("consensus.postgres", "postgresql:", "persist-shards[postgres]", ConsensusMisconfigured)
-        opens = sql.ReadingPostgres if reads_only else sql.PostgresConsensus
-        return cast(Consensus, opens.from_url(parsed))
+        store_class = sql.ReadingPostgres if reads_only else sql.PostgresConsensus
+        return cast(Consensus, store_class.from_url(parsed))
     raise ConsensusMisconfigured(f"consensus driver {parsed.drivername!r} is not one of sqlite, postgresql")

@@ -1,4 +1,9 @@
-"""Logs in etcd: one transaction per compare-and-set, several endpoints, and watches as the push channel."""
+"""Logs in etcd: one transaction per compare-and-set, several endpoints, and watches as the push channel.
+
+Below `/<prefix>/`, entry n of a key is `e/<key>\\0<2**63 - 1 - n, big-endian>`, so the newest entry is first and the
+head is a range read of one. `k/<key>` marks that the key exists, `u/<key>` that its log has ended for now. Live entries
+are contiguous: "the head is n - 1" is "n - 1 exists and n does not", which one transaction checks and acts on.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +19,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import grpc
 
-from blob import ESCAPES, is_ambiguous, option_said, without_secrets
-from consensus.errors import (
+from blob import ESCAPES, describe_option, is_ambiguous, without_secrets
+from consensus.etcd_protobuf import load_etcd3
+from consensus.interface import (
+    ENDED,
+    HIDDEN,
+    SEQNO_MAX,
+    Consensus,
     ConsensusDamaged,
     ConsensusError,
     ConsensusIndeterminate,
@@ -23,13 +33,6 @@ from consensus.errors import (
     ConsensusNotWritable,
     ConsensusUnavailable,
     ConsensusUsage,
-)
-from consensus.etcd_protobuf import load_etcd3
-from consensus.interface import (
-    ENDED,
-    HIDDEN,
-    SEQNO_MAX,
-    Consensus,
     Entry,
     Wanted,
     check_key,
@@ -41,12 +44,6 @@ from consensus.interface import (
 )
 from consensus.notify import Notifier
 
-# Calls to an etcd cluster: one etcd3 client per endpoint, the next endpoint after a failure, sorted errors.
-#
-# gRPC's own balancing over a list of addresses sticks to a frozen or leaderless node for many seconds; with a client
-# per endpoint an outage lasts as long as one call's timeout.
-
-
 GRPC_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -55,20 +52,20 @@ GRPC_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.max_receive_message_length", -1),
 )
-"""etcd asks for at least 5 s between keepalives. The length of replies is bounded by the paging of the reads."""
+"""etcd requires at least 5 s between keepalives. The length of replies is bounded by the paging of the reads."""
 
 ROUNDS_MAX = 2
-"""How often a call that may be repeated goes round all endpoints before it gives up."""
+"""How often a call that may be repeated tries all endpoints before it gives up."""
 
 _NEVER_CONNECTED = ("failed to connect", "errors resolving", "dns resolution failed")
-"""What gRPC says of an address it has no connection to: then the request was not sent."""
+"""Messages of gRPC for an address without a connection: the request was not sent."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdSecurity:
-    """Who we are and whom we trust: user and password, and the paths of TLS files (PEM)."""
+    """User and password, and the paths of TLS files (PEM)."""
 
     user: str | None = None
     password: str | None = None
@@ -78,11 +75,15 @@ class EtcdSecurity:
 
 
 class CallNotSent(ConsensusUnavailable):
-    """The request never left this process, so another endpoint may be asked even for a write."""
+    """The request was not sent, so even a write may be sent to another endpoint."""
 
 
 class Endpoints:
-    """Addresses `host:port` of one cluster. Thread-safe; clients are made when first needed."""
+    """Addresses `host:port` of one cluster, with one etcd3 client each. Thread-safe; clients are created on demand.
+
+    gRPC's own balancing over a list of addresses stays on a frozen or leaderless node for many seconds; with a client
+    per endpoint an outage takes one call's timeout.
+    """
 
     def __init__(self, addresses: Sequence[str], security: EtcdSecurity, *, timeout_s: float) -> None:
         self._addresses = tuple(addresses)
@@ -99,11 +100,11 @@ class Endpoints:
         return load_etcd3().etcdrpc
 
     def read(self, call: Callable[[Any, float], Any]) -> Any:
-        """`call(client, timeout_s)`, on one endpoint after another until one answers."""
+        """Run `call(client, timeout_s)` on one endpoint after another until one answers."""
         return self._call(call, "read", ConsensusUnavailable)
 
     def write(self, call: Callable[[Any, float], Any]) -> Any:
-        """As `read`, but goes on to another endpoint only if nothing was sent to the last one."""
+        """As `read`, but tries another endpoint only if the request was not sent to the last one."""
         return self._call(call, "write", CallNotSent)
 
     def client(self) -> tuple[int, Any]:
@@ -128,7 +129,7 @@ class Endpoints:
                 client.close()
             self._clients.clear()
 
-    def _call(self, call: Callable[[Any, float], Any], kind: str, again: type[ConsensusError]) -> Any:
+    def _call(self, call: Callable[[Any, float], Any], kind: str, retryable: type[ConsensusError]) -> Any:
         attempts = ROUNDS_MAX * len(self._addresses)
         for attempt in range(1, attempts + 1):
             index = self._current
@@ -136,12 +137,12 @@ class Endpoints:
                 index, client = self.client()
                 return call(client, self._timeout_s)
             except grpc.RpcError as error:
-                failure = self._sorted(error, index, kind)
+                failure = self._translate(error, index, kind)
                 cause: Exception = error
             except ConsensusUnavailable as error:
                 failure, cause = error, error
             self.rotate(index)
-            if attempt == attempts or not isinstance(failure, again):
+            if attempt == attempts or not isinstance(failure, retryable):
                 raise failure from cause
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -149,7 +150,7 @@ class Endpoints:
         host, _, port = address.rpartition(":")
         security = self._security
         try:
-            # Its log-in token goes with each call as metadata (as call credentials, gRPC would insist on TLS).
+            # The token is sent with each call as metadata (for call credentials gRPC would require TLS).
             return load_etcd3().client(
                 host=host,
                 port=int(port),
@@ -162,64 +163,62 @@ class Endpoints:
                 grpc_options=GRPC_OPTIONS,
             )
         except grpc.RpcError as error:
-            # Only the log-in talks to the server here; nothing of the caller's was sent.
-            failure = _sort(error, f"etcd at {address}", "setup")
+            # Only the login contacts the server here; the caller's request was not sent.
+            failure = _translate(error, f"etcd at {address}", "setup")
             if isinstance(failure, ConsensusIndeterminate | ConsensusUnavailable):
                 failure = CallNotSent(str(failure))
             raise failure from error
         except (OSError, ValueError) as error:
             raise ConsensusMisconfigured(f"the TLS files for etcd at {address} cannot be used: {error}") from error
 
-    def _sorted(self, error: grpc.RpcError, index: int, kind: str) -> ConsensusError:
+    def _translate(self, error: grpc.RpcError, index: int, kind: str) -> ConsensusError:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._security.user:
-            # The log-in has lapsed (etcd forgets it after minutes of silence): log in anew next time.
+            # The token has expired (after minutes without calls): the next client logs in again.
             with self._lock:
                 client = self._clients.pop(index, None)
             if client is not None:
                 client.close()
-            return CallNotSent(f"etcd at {self._addresses[index]} has forgotten the log-in: {error.details()}")
-        return _sort(error, f"etcd at {self._addresses[index]}", kind)
+            return CallNotSent(f"the login to etcd at {self._addresses[index]} has expired: {error.details()}")
+        return _translate(error, f"etcd at {self._addresses[index]}", kind)
 
 
-def _sort(error: grpc.RpcError, where: str, kind: str) -> ConsensusError:
-    """What a failed call tells: nothing sent, refused, misconfigured, too large, or nobody knows."""
-    code, said = error.code(), str(error.details())
+def _translate(error: grpc.RpcError, where: str, kind: str) -> ConsensusError:
+    """The error to raise for a failed call of gRPC."""
+    code, reason = error.code(), str(error.details())
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return ConsensusMisconfigured(f"{where} refuses the user or password, or the user's role lacks rights: {said}")
+        return ConsensusMisconfigured(
+            f"{where} rejects the user or password, or the user's role lacks rights: {reason}"
+        )
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        if "authentication" in said or "user name is empty" in said:
-            return ConsensusMisconfigured(f"{where} refuses the user or password: {said}")
-        if "too large" in said:
-            return ConsensusUsage(f"{where} refuses a value this long; raise its --max-request-bytes: {said}")
-        return ConsensusUnavailable(f"{where} did not carry out a {kind}: {said}")
-    if code is grpc.StatusCode.FAILED_PRECONDITION and "authentication" in said:
-        return ConsensusMisconfigured(f"{where} has authentication disabled; leave user and password out: {said}")
+        if "authentication" in reason or "user name is empty" in reason:
+            return ConsensusMisconfigured(f"{where} rejects the user or password: {reason}")
+        if "too large" in reason:
+            return ConsensusUsage(f"{where} rejects a value of this length; raise its --max-request-bytes: {reason}")
+        return ConsensusUnavailable(f"{where} failed a {kind}: {reason}")
+    if code is grpc.StatusCode.FAILED_PRECONDITION and "authentication" in reason:
+        return ConsensusMisconfigured(f"{where} has authentication disabled; omit user and password: {reason}")
     if code is grpc.StatusCode.DATA_LOSS:
-        return ConsensusDamaged(f"{where} says that its data is damaged; restore a backup: {said}")
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "space exceeded" in said:
-        return ConsensusNotWritable(f"{where} is full, nothing was written: {said}")
+        return ConsensusDamaged(f"{where} reports damaged data; restore a backup: {reason}")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "space exceeded" in reason:
+        return ConsensusNotWritable(f"{where} is full, nothing was written: {reason}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return ConsensusUnavailable(f"{where} is overloaded, nothing was written: {said}")
-    if code is grpc.StatusCode.UNAVAILABLE and any(words in said.lower() for words in _NEVER_CONNECTED):
-        return CallNotSent(f"{where} cannot be reached: {said}")
+        return ConsensusUnavailable(f"{where} is overloaded, nothing was written: {reason}")
+    if code is grpc.StatusCode.UNAVAILABLE and any(words in reason.lower() for words in _NEVER_CONNECTED):
+        return CallNotSent(f"{where} cannot be reached: {reason}")
     if kind == "write":
-        return ConsensusIndeterminate(f"{where} failed while writing ({code.name}): {said}")
-    return ConsensusUnavailable(f"{where} did not answer ({code.name}): {said}")
-
-
-# etcd's watch as the push channel, on a thread of its own that outlives servers.
-#
-# etcd3's own watcher loses its watches when a stream breaks and then spins; this one simply opens the next.
+        return ConsensusIndeterminate(f"{where} failed while writing ({code.name}): {reason}")
+    return ConsensusUnavailable(f"{where} did not answer ({code.name}): {reason}")
 
 
 RECONNECT_S = 0.2
-"""Pause before a broken watch is opened again, on the next endpoint."""
+"""Pause before a broken watch is reopened, on the next endpoint."""
 
 
 class KeyWatcher:
-    """Calls `publish` with the raw keys put in `[start, end)`, until it is closed.
+    """Calls `publish` with the raw keys put in `[start, end)`, on a thread of its own, until it is closed.
 
-    A new watch begins where the last one broke off; what etcd has compacted since is lost, as hints may be.
+    etcd3's own watcher loses its watches when a stream breaks and then spins. Here a new watch starts at the revision
+    where the last one ended; events that etcd has compacted meanwhile are lost, which the interface allows.
     """
 
     def __init__(
@@ -251,7 +250,7 @@ class KeyWatcher:
                 self._follow(client)
             except (grpc.RpcError, ConsensusError, ValueError) as error:
                 if not self._stop.is_set():
-                    _log.info("watching etcd for moved keys failed, trying again: %s", error)
+                    _log.info("watching etcd for moved keys failed, retrying: %s", error)
                     self._endpoints.rotate(failed)
             self._stop.wait(RECONNECT_S)
 
@@ -278,24 +277,17 @@ class KeyWatcher:
             self._call.cancel()
 
 
-# Logs in etcd: one transaction per compare-and-set.
-#
-# Below `/<prefix>/`, entry n of a key is `e/<key>\0<2**63 - 1 - n, big-endian>`, so the newest entry comes first and
-# the head is a range read of one. `k/<key>` says that the key exists, `u/<key>` that its log has ended for now. Live
-# entries are contiguous: "the head is n - 1" is "n - 1 exists and n does not", which one transaction asks and acts on.
-
-
 VALUE_BYTES_MAX = 3 * 2**19 - 2**14
 """Longest value: etcd's default request limit of 1.5 MiB, less room for the keys and the envelope."""
 
 TIMEOUT_S = 5.0
-"""How long one request may take before it is given up and another endpoint is tried."""
+"""How long one request may take before another endpoint is tried."""
 
 SCAN_PAGE = 256
 """Entries per range read of a scan."""
 
 SCAN_ATTEMPTS_MAX = 5
-"""How often a scan starts anew when a truncation or compaction overtakes it."""
+"""How often a scan restarts when a truncation or compaction overtakes it."""
 
 TRUNCATE_BATCH = 1_000
 """Entries that one delete removes."""
@@ -306,7 +298,7 @@ _OPTIONS = ("ca", "cert", "key", "timeout")
 
 
 class EtcdConsensus(Consensus):
-    """A cluster of `host:port` addresses and a prefix below which everything lies."""
+    """A cluster of `host:port` addresses and the prefix of all its keys."""
 
     def __init__(
         self,
@@ -328,14 +320,16 @@ class EtcdConsensus(Consensus):
     def from_url(cls, url: str) -> EtcdConsensus:
         """`etcd://[user:password@]host[:2379][,host…]/prefix?ca=…&cert=…&key=…&timeout=5`."""
         if is_ambiguous(url):
-            raise ConsensusMisconfigured(f"etcd: {without_secrets(url)!r} cannot be understood: {ESCAPES}")
+            raise ConsensusMisconfigured(f"etcd: {without_secrets(url)!r} is not valid: {ESCAPES}")
         parts = urlsplit(url)
         login, _, hosts = parts.netloc.rpartition("@")
         addresses = [_address(host) for host in hosts.split(",")]
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         for option, value in options.items():
             if option not in _OPTIONS:
-                raise ConsensusMisconfigured(f"etcd: {option_said(option, value)} is not one of {', '.join(_OPTIONS)}")
+                raise ConsensusMisconfigured(
+                    f"etcd: {describe_option(option, value)} is not one of {', '.join(_OPTIONS)}"
+                )
         prefix = unquote(parts.path).strip("/")
         if not re.fullmatch(r"[A-Za-z0-9._/-]*", prefix):
             raise ConsensusMisconfigured(f"etcd: prefix {prefix!r} must be of A-Z a-z 0-9 . _ / -")
@@ -371,8 +365,8 @@ class EtcdConsensus(Consensus):
             return not after and self.begin(key, seqno, data)
         puts = self._puts(key, seqno, data)
         messages = self._endpoints.messages
-        if not data.startswith(ENDED) and ENDED.startswith(after[: len(ENDED)]):
-            removed = messages.DeleteRangeRequest(key=self._ended_key(key))  # the head before it may have ended the log
+        if not data.startswith(ENDED) and ENDED.startswith(after[: len(ENDED)]):  # the head may have ended the log
+            removed = messages.DeleteRangeRequest(key=self._index_key(b"u", key))
             puts.append(messages.RequestOp(request_delete_range=removed))
         compares = [
             self._compare_version("GREATER", self._entry_key(key, seqno - 1)),
@@ -380,16 +374,16 @@ class EtcdConsensus(Consensus):
         ]
         if after:
             compares += self._compare_beginning(self._entry_key(key, seqno - 1), after)
-        return self._won(key, compares, puts)
+        return self._try_write(key, compares, puts)
 
     def begin(self, key: str, seqno: int, data: bytes) -> bool:
         puts = self._puts(key, seqno, data)
         messages = self._endpoints.messages
-        puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._index_key(key))))
-        return self._won(key, [self._compare_version("EQUAL", *self._entries(key))], puts)
+        puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._index_key(b"k", key))))
+        return self._try_write(key, [self._compare_version("EQUAL", *self._entries(key))], puts)
 
     def _puts(self, key: str, seqno: int, data: bytes) -> list[Any]:
-        """What writes the entry, once it is checked."""
+        """The checked operations that write an entry."""
         check_key(key)
         check_seqno(seqno)
         check_value(key, data, VALUE_BYTES_MAX)
@@ -397,12 +391,12 @@ class EtcdConsensus(Consensus):
         written = messages.PutRequest(key=self._entry_key(key, seqno), value=bytes(data))
         puts = [messages.RequestOp(request_put=written)]
         if data.startswith(ENDED):
-            puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._ended_key(key))))
+            puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._index_key(b"u", key))))
         return puts
 
-    def _won(self, key: str, compares: list[Any], puts: list[Any]) -> bool:
-        messages = self._endpoints.messages
-        won = bool(self._transact(messages.TxnRequest(compare=compares, success=puts)).succeeded)
+    def _try_write(self, key: str, compares: list[Any], puts: list[Any]) -> bool:
+        request = self._endpoints.messages.TxnRequest(compare=compares, success=puts)
+        won = bool(self._write("Txn", request).succeeded)
         if won:
             self._notifier.publish((key,))
         return won
@@ -411,26 +405,26 @@ class EtcdConsensus(Consensus):
         check_key(key)
         check_limit(limit)
         following = max(1, check_seqno(from_seqno, 0))
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for _ in range(SCAN_ATTEMPTS_MAX):
-            while len(found) < limit:
-                asked = min(SCAN_PAGE, limit - len(found))
-                page = self._page(key, following, asked)
+            while len(entries) < limit:
+                page_size = min(SCAN_PAGE, limit - len(entries))
+                page = self._page(key, following, page_size)
                 if not page or page[0].seqno != following:
                     break
-                found.extend(page)
+                entries.extend(page)
                 following += len(page)
-                if len(page) < asked:
+                if len(page) < page_size:
                     # Live entries are contiguous, so a short page has reached the head.
-                    return found
-            if len(found) == limit:
-                return found
+                    return entries
+            if len(entries) == limit:
+                return entries
             first, head = self._live(key)
             if following > head:
-                return found
+                return entries
             if following < first:
-                # Truncated meanwhile, or asked from before the first live entry: what is live starts later.
-                found, following = [], first
+                # Truncated meanwhile, or `from_seqno` is before the first live entry.
+                entries, following = [], first
         raise ConsensusUnavailable(f"{key} in {self.url} was truncated {SCAN_ATTEMPTS_MAX} times during one scan")
 
     def truncate(self, key: str, seqno: int) -> int:
@@ -442,29 +436,28 @@ class EtcdConsensus(Consensus):
         messages = self._endpoints.messages
         total = 0
         while first < seqno:
-            upto = min(seqno, first + TRUNCATE_BATCH)
-            oldest_last = self._entry_key(key, first) + b"\0"
-            reply = self._delete(messages.DeleteRangeRequest(key=self._entry_key(key, upto - 1), range_end=oldest_last))
-            total += reply.deleted
-            first = upto
+            batch_end = min(seqno, first + TRUNCATE_BATCH)
+            start, end = self._entry_key(key, batch_end - 1), self._entry_key(key, first) + b"\0"
+            total += self._write("DeleteRange", messages.DeleteRangeRequest(key=start, range_end=end)).deleted
+            first = batch_end
         return total
 
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
         check_prefix(prefix)
         check_prefix(after)
         check_limit(limit)
-        found: list[str] = []
-        while len(found) < limit:
-            page = self._names(b"k/", prefix, after, limit)
-            ended = frozenset(() if with_ended else self._names(b"u/", prefix, after, limit))
-            found += [name for name in page if name not in ended]
+        keys: list[str] = []
+        while len(keys) < limit:
+            page = self._list_index(b"k", prefix, after, limit)
+            ended = frozenset(() if with_ended else self._list_index(b"u", prefix, after, limit))
+            keys += [key for key in page if key not in ended]
             if len(page) < limit:
                 break
             after = page[-1]
-        return found[:limit]
+        return keys[:limit]
 
-    def _names(self, index: bytes, prefix: str, after: str, limit: int) -> list[str]:
-        base = self._base + index
+    def _list_index(self, index: bytes, prefix: str, after: str, limit: int) -> list[str]:
+        base = self._base + index + b"/"
         start = max(base + prefix.encode(), base + after.encode() + b"\0" if after else b"")
         end = base + (prefix + HIDDEN).encode()
         if start >= end:
@@ -474,17 +467,17 @@ class EtcdConsensus(Consensus):
 
     def scrub(self) -> str:
         return (
-            "etcd keeps deleted keys until it is compacted: run etcdctl compact REVISION, then etcdctl defrag, and let "
-            "its write-ahead log go on"
+            "etcd keeps deleted keys until it is compacted: run etcdctl compact REVISION, then etcdctl defrag, and "
+            "wait until its write-ahead log is recycled"
         )
 
     def check(self) -> None:
-        """A linearizable read (needs a majority) and a transaction that writes nothing (needs the right to)."""
+        """A linearizable read (needs a majority) and a transaction that writes nothing (needs the right to write)."""
         messages = self._endpoints.messages
         probe = self._base + b"check"
         delete = messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(key=probe))
         self._range(key=probe, limit=1)
-        self._transact(messages.TxnRequest(compare=[], success=[delete]))
+        self._write("Txn", messages.TxnRequest(compare=[], success=[delete]))
 
     def close(self) -> None:
         self._notifier.close()
@@ -497,11 +490,8 @@ class EtcdConsensus(Consensus):
     def _entry_key(self, key: str, seqno: int) -> bytes:
         return b"%be/%b\0%b" % (self._base, key.encode(), (SEQNO_MAX - seqno).to_bytes(8, "big"))
 
-    def _index_key(self, key: str) -> bytes:
-        return b"%bk/%b" % (self._base, key.encode())
-
-    def _ended_key(self, key: str) -> bytes:
-        return b"%bu/%b" % (self._base, key.encode())
+    def _index_key(self, index: bytes, key: str) -> bytes:
+        return b"%b%b/%b" % (self._base, index, key.encode())
 
     def _entries(self, key: str) -> tuple[bytes, bytes]:
         start = b"%be/%b" % (self._base, key.encode())
@@ -512,10 +502,10 @@ class EtcdConsensus(Consensus):
         return compare(result=compare.CompareResult.Value(result), target=compare.VERSION, key=key, range_end=range_end)
 
     def _compare_beginning(self, key: bytes, beginning: bytes) -> list[Any]:
-        """The value is longer than `beginning`, and begins with it: it lies between that and what sorts next."""
+        """Compares that the value is longer than `beginning` and begins with it, as a range of values."""
         compare = self._endpoints.messages.Compare
         bounds = {"GREATER": beginning}
-        if following := _following(beginning):
+        if following := _next_prefix(beginning):
             bounds["LESS"] = following
         return [
             compare(result=compare.CompareResult.Value(result), target=compare.VALUE, key=key, value=bound)
@@ -528,18 +518,13 @@ class EtcdConsensus(Consensus):
             lambda client, timeout: client.kvstub.Range(request, timeout, metadata=client.metadata)
         )
 
-    def _transact(self, request: Any) -> Any:
+    def _write(self, method: str, request: Any) -> Any:
         return self._endpoints.write(
-            lambda client, timeout: client.kvstub.Txn(request, timeout, metadata=client.metadata)
-        )
-
-    def _delete(self, request: Any) -> Any:
-        return self._endpoints.write(
-            lambda client, timeout: client.kvstub.DeleteRange(request, timeout, metadata=client.metadata)
+            lambda client, timeout: getattr(client.kvstub, method)(request, timeout, metadata=client.metadata)
         )
 
     def _page(self, key: str, first: int, length: int) -> list[Entry]:
-        """The live ones among the entries `[first, first + length)`, ascending."""
+        """The live entries in `[first, first + length)`, ascending."""
         last = min(first + length - 1, SEQNO_MAX)
         reply = self._range(key=self._entry_key(key, last), range_end=self._entry_key(key, first) + b"\0")
         return [_entry(kv) for kv in reversed(reply.kvs)]
@@ -551,7 +536,7 @@ class EtcdConsensus(Consensus):
         if not reply.kvs:
             return 1, 0
         head = _entry(reply.kvs[0]).seqno
-        # `count` is that of the whole range, whatever the limit; the entries are contiguous.
+        # `count` is that of the whole range, regardless of the limit; the entries are contiguous.
         return head - reply.count + 1, head
 
     def _start_watching(self) -> None:
@@ -574,10 +559,10 @@ def _entry(kv: Any) -> Entry:
     return Entry(SEQNO_MAX - int.from_bytes(kv.key[-8:], "big"), kv.value)
 
 
-def _following(beginning: bytes) -> bytes:
-    """The first bytes that sort after all that begin so; empty if there are none."""
-    kept = beginning.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
+def _next_prefix(prefix: bytes) -> bytes:
+    """The first bytes that sort after all values with this prefix; empty if there are none."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b""
 
 
 def _address(host: str) -> str:

@@ -1,4 +1,17 @@
-"""What a consensus store is: per key, a log of small values whose head moves by compare-and-set only."""
+"""The interface of a consensus store: a log of small values per key, whose head moves only by compare-and-set.
+
+Errors are named by what the caller may conclude:
+
+    ConsensusError
+      ConsensusUnavailable     definitely did not happen; retrying is safe
+        ConsensusNotWritable   the disk is full or read-only: reads work
+      ConsensusIndeterminate   may have happened; read the head before deciding anything
+      ConsensusDamaged         the stored bytes are damaged; do not retry
+      ConsensusMisconfigured   a setting is wrong; retrying cannot help
+      ConsensusUsage           a bug of the caller (bad key, seqno, limit or size); nothing was sent
+
+A lost race is not an error: `compare_and_set` returns False.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +22,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from consensus.errors import ConsensusUsage
 from consensus.turns import Turn
 
 KEY_LENGTH_MAX = 256
@@ -22,38 +34,66 @@ SEQNO_MAX = 2**63 - 1
 """Largest seqno: every store keeps it as a signed 64-bit integer."""
 
 HIDDEN = "\x7f"
-"""The first character of a hidden key: every call takes such a key; no list has it, and no subscriber hears of it."""
+"""The first character of a hidden key: every call accepts it; no listing and no notification contains it."""
 
 ENDED = b"PSSTE"
-"""A log whose head begins with these bytes has ended for now; `keys` leaves such a key out where it is asked to."""
+"""A log whose head begins with these bytes has ended for now; `keys` can omit such keys."""
 
 Wanted = Callable[[str], bool]
-"""Whether a subscriber cares for a key now."""
+"""Whether a subscriber wants notifications of a key now."""
 
-_KEY = re.compile(r"\x7f?[A-Za-z0-9._/-]+\Z")  # "\x7f" sorts after all the others, and no prefix leads to it
+_KEY = re.compile(r"\x7f?[A-Za-z0-9._/-]+\Z")  # "\x7f" sorts after all the others, and no prefix matches it
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")
 
 
-def _nothing() -> None:
-    """The end of following, where a store tells its subscribers of all keys anyway."""
+class ConsensusError(Exception):
+    """Base of every error that a consensus store raises."""
+
+
+class ConsensusUnavailable(ConsensusError):
+    """The operation definitely did not happen. Retrying is safe."""
+
+
+class ConsensusNotWritable(ConsensusUnavailable):
+    """The disk is full or read-only, and nothing was written. Reads work."""
+
+
+class ConsensusIndeterminate(ConsensusError):
+    """The operation may have happened or may still happen. Read the head again before concluding."""
+
+
+class ConsensusDamaged(ConsensusError):
+    """The stored bytes are damaged. Nothing was written. Retrying cannot help; restore a backup."""
+
+
+class ConsensusMisconfigured(ConsensusError):
+    """A setting or URL is wrong. The message names it. Retrying cannot help."""
+
+
+class ConsensusUsage(ConsensusError):
+    """The caller passed an invalid argument. Nothing was sent."""
+
+
+def _do_nothing() -> None:
+    """Ends `follow` in a store that notifies subscribers of all keys."""
 
 
 def check_process(opened_by: int, url: str) -> None:
-    """Raises ConsensusUsage in a fork of the process `opened_by`, whose connections it must not use."""
+    """Raise ConsensusUsage in a fork of the process `opened_by`, whose connections it must not use."""
     if os.getpid() != opened_by:
-        raise ConsensusUsage(f"{url} was opened by process {opened_by}, of which this is a fork; open it anew here")
+        raise ConsensusUsage(f"{url} was opened by process {opened_by}, of which this is a fork; reopen it here")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a key's log. The first has seqno 1, or that of its `begin`; each later one exactly one more."""
+    """An entry of a key's log. The first has seqno 1, or that of its `begin`; the seqnos are consecutive."""
 
     seqno: int
     data: bytes
 
 
 def check_key(key: str) -> str:
-    """Return `key` unchanged, or raise ConsensusUsage if no store may be asked for it."""
+    """Return `key` unchanged, or raise ConsensusUsage if it is not a valid key."""
     if not _KEY.match(key) or len(key) > KEY_LENGTH_MAX:
         raise ConsensusUsage(f"consensus key {key[:60]!r} must be 1 to {KEY_LENGTH_MAX} of A-Z a-z 0-9 . _ / -")
     return key
@@ -81,10 +121,10 @@ def check_limit(limit: int) -> int:
 
 
 def check_value(key: str, data: bytes, bytes_max: int) -> bytes:
-    """Return `data` unchanged, or raise ConsensusUsage if the store could not take it."""
+    """Return `data` unchanged, or raise ConsensusUsage if it is too long for the store."""
     if len(data) > bytes_max:
         raise ConsensusUsage(
-            f"the value of {len(data)} bytes for {key} is longer than this store takes ({bytes_max}); "
+            f"the value of {len(data)} bytes for {key} exceeds the limit of this store ({bytes_max}); "
             "move more of it to the blob store"
         )
     return data
@@ -93,8 +133,8 @@ def check_value(key: str, data: bytes, bytes_max: int) -> bytes:
 class Consensus(ABC):
     """A store of logs. Linearizable per key, durable on return, thread-safe.
 
-    Open one per process; after a fork open it anew (stores that have connections raise ConsensusUsage there). Live
-    entries of a key are always contiguous and the head never goes away. Every method may raise
+    Open one per process and reopen it after a fork (stores that have connections raise ConsensusUsage there). Live
+    entries of a key are always contiguous and the head is never deleted. Every method may raise
     ConsensusUnavailable (did not happen), and those that write also ConsensusIndeterminate (may have happened).
     """
 
@@ -106,7 +146,7 @@ class Consensus(ABC):
     @property
     @abstractmethod
     def value_bytes_max(self) -> int:
-        """Longest value in bytes that `compare_and_set` takes."""
+        """Longest value in bytes that `compare_and_set` accepts."""
 
     @abstractmethod
     def head(self, key: str) -> Entry | None:
@@ -116,19 +156,18 @@ class Consensus(ABC):
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         """Append `data` at `seqno` if the head is `seqno - 1` (or there is none and `seqno` is 1).
 
-        With `after` also only if the data of the head begin with it, and are longer: so a log that has lost entries,
-        and grown again otherwise, takes nothing from who has read the lost ones.
-        True: appended and durable. False: lost, the head is another one. ConsensusUsage if `data` is
-        longer than `value_bytes_max`, before anything is sent. ConsensusUnavailable: not appended.
-        ConsensusIndeterminate: perhaps appended.
+        With `after` the data of the head must also begin with it and be longer. So a log that has lost entries and then
+        grown differently rejects a writer that has read the lost ones.
+        True: appended and durable. False: the head is another one. ConsensusUsage if `data` is longer than
+        `value_bytes_max`, before anything is sent. ConsensusUnavailable: not appended. ConsensusIndeterminate: perhaps
+        appended.
         """
 
     @abstractmethod
     def begin(self, key: str, seqno: int, data: bytes) -> bool:
-        """Make `data` the first entry of a key that never had one, at any `seqno`: for a log that is brought back.
+        """Make `data` the first entry of a key that has no log, at any `seqno`: to restore a log.
 
-        True: it is the head, durably. False: the key has a log, which stays as it is. Raises what `compare_and_set`
-        raises.
+        True: it is the head, durably. False: the key has a log, which is unchanged. Raises as `compare_and_set`.
         """
 
     @abstractmethod
@@ -140,55 +179,55 @@ class Consensus(ABC):
         """Delete the entries before `seqno` and return how many. The head always stays.
 
         ConsensusUsage if `seqno` is beyond the head (an unknown key has head 0), before anything is
-        deleted. Repeating it is safe. A store may delete in bounded batches, oldest first.
+        deleted. Retrying is safe. A store may delete in bounded batches, oldest first.
         """
 
     @abstractmethod
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
         """At most `limit` keys that start with `prefix` and sort after `after` (by bytes), ascending; no hidden one.
 
-        Fewer only if there are no more. Without `with_ended`, a key is left out whose head begins with `ENDED`.
+        Fewer only if there are no more. Without `with_ended`, keys whose head begins with `ENDED` are omitted.
         """
 
     def scrub(self) -> str:
-        """Remove the bytes of deleted entries from where the store keeps its data, as far as it is safe at any time.
+        """Remove the bytes of deleted entries from the store's files, as far as that is safe at any time.
 
-        Returns what may be left all the same, and the command that removes it; "" if nothing is. Repeating it is safe.
+        Returns which bytes may remain and the command that removes them; "" if none remain. Retrying is safe.
         """
         return ""
 
     def turn(self, key: str, wait_s: float) -> AbstractContextManager[Turn]:
-        """Have the turn on `key`, a name of any kind, while a `with` lasts, unless others have it for `wait_s` seconds.
+        """Hold an advisory lock on `key`, any name, during a `with`. Gives up after waiting for `wait_s` seconds.
 
-        An accelerator only, for processes that would race: it raises nothing, and nobody may rely on it.
+        It only avoids lost races between processes: it raises nothing, and correctness must not depend on it.
         """
         return nullcontext(Turn.AT_ONCE)
 
     @abstractmethod
     def check(self) -> None:
-        """Probe the store at start-up and make what it needs (its table).
+        """Probe the store at start-up and create its table if it needs one.
 
-        ConsensusMisconfigured names the setting that is wrong; ConsensusUnavailable if nobody answers.
+        ConsensusMisconfigured names the setting that is wrong; ConsensusUnavailable if the store does not answer.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release connections and threads. Using the store afterwards is a bug. Closing twice is fine."""
+        """Release connections and threads. Do not use the store afterwards. Closing twice is allowed."""
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
-        """Have `callback(key)` called when a key may have moved; returns what unsubscribes, or None if the
-        store has no push channel. Of hidden keys nobody hears.
+        """Call `callback(key)` when a key may have moved, except hidden keys.
 
-        An accelerator only: calls come from a background thread, late, twice, for nothing, or never. The
-        callback must be quick; what it raises is logged and dropped. A key for which `wanted(key)` is false may be
-        left out, before any thread is woken for it: asked from any thread, it must be quicker still, and raise nothing.
-        A subscriber with `wanted` may hear of no other keys than those that are followed.
+        Returns a function that unsubscribes, or None if the store has no push channel. Notifications are only hints:
+        they come from a background thread and may be late, repeated, spurious or lost. The callback must be quick; its
+        exceptions are logged and dropped. A key for which `wanted(key)` is false may be skipped before any thread is
+        woken: `wanted` is called from any thread, must be even quicker, and must not raise. A subscriber with `wanted`
+        may be notified only of followed keys.
         """
         return None
 
     def follow(self, key: str) -> Callable[[], None]:
-        """Have subscribers that tell what they want hear of this key, until the function that is returned is called.
+        """Notify subscribers that have `wanted` of this key until the returned function is called.
 
-        Never blocks, and raises nothing. Who begins to follow a key may have to wait for news a moment longer.
+        Never blocks and never raises. The first notifications of a key may take a moment longer.
         """
-        return _nothing
+        return _do_nothing

@@ -1,15 +1,15 @@
-"""Logs in this process's memory, for tests and examples. Gone when the process ends."""
+"""Logs in the memory of this process, for tests and examples. They are lost when the process ends."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from consensus.errors import ConsensusUsage
 from consensus.interface import (
     ENDED,
     HIDDEN,
     Consensus,
+    ConsensusUsage,
     Entry,
     Wanted,
     check_key,
@@ -21,7 +21,7 @@ from consensus.interface import (
 from consensus.notify import Notifier
 
 VALUE_BYTES_MAX = 16 * 2**20
-"""Longest value: the same as the SQL stores take, so that what works in a test works there."""
+"""Longest value: the same as in the SQL stores, so that tests use the same limit."""
 
 
 class MemoryConsensus(Consensus):
@@ -52,13 +52,13 @@ class MemoryConsensus(Consensus):
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         check_key(key)
         check_seqno(seqno)
-        held = bytes(check_value(key, data, self._value_bytes_max))
+        value = bytes(check_value(key, data, self._value_bytes_max))
         with self._lock:
             if self._heads.get(key, 0) != seqno - 1:
                 return False
             if after and not self._logs[key][seqno - 1].startswith(after):
                 return False
-            self._logs.setdefault(key, {})[seqno] = held
+            self._logs.setdefault(key, {})[seqno] = value
             self._heads[key] = seqno
         self._notifier.publish((key,))
         return True
@@ -66,11 +66,11 @@ class MemoryConsensus(Consensus):
     def begin(self, key: str, seqno: int, data: bytes) -> bool:
         check_key(key)
         check_seqno(seqno)
-        held = bytes(check_value(key, data, self._value_bytes_max))
+        value = bytes(check_value(key, data, self._value_bytes_max))
         with self._lock:
             if key in self._heads:
                 return False
-            self._logs[key] = {seqno: held}
+            self._logs[key] = {seqno: value}
             self._heads[key] = seqno
         self._notifier.publish((key,))
         return True
@@ -93,26 +93,26 @@ class MemoryConsensus(Consensus):
             if seqno > head:
                 raise ConsensusUsage(f"cannot truncate {key} to seqno {seqno}: its head is {head}")
             log = self._logs[key]
-            gone = [live for live in log if live < seqno]
-            for live in gone:
+            deleted = [live for live in log if live < seqno]
+            for live in deleted:
                 del log[live]
-            return len(gone)
+            return len(deleted)
 
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
         check_prefix(prefix)
         check_prefix(after)
         check_limit(limit)
         with self._lock:
-            found = [key for key in self._heads if key.startswith(prefix) and after < key < HIDDEN]
+            keys = [key for key in self._heads if key.startswith(prefix) and after < key < HIDDEN]
             if not with_ended:
-                found = [key for key in found if not self._logs[key][self._heads[key]].startswith(ENDED)]
-        return sorted(found)[:limit]
+                keys = [key for key in keys if not self._logs[key][self._heads[key]].startswith(ENDED)]
+        return sorted(keys)[:limit]
 
     def check(self) -> None:
-        """Always fine."""
+        """Always succeeds."""
 
     def close(self) -> None:
-        """Keeps the logs: another holder of the same `mem:name` may still use them."""
+        """Keeps the logs: another user of the same `mem:name` may still need them."""
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         return self._notifier.subscribe(callback, wanted)

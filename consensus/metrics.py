@@ -1,4 +1,4 @@
-"""Stores around another store: forwarding, and measuring every call."""
+"""Decorators of a consensus store: one that forwards every call, and one that measures every call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from blob.metrics import Meter, Observe
 from consensus.interface import Consensus, Entry, Wanted
 from consensus.turns import Turn
 
-# A store around another one that does as it does: what decorators begin from.
-
 
 class ForwardingConsensus(Consensus):
-    """Every call goes to `inner`; a decorator overrides the calls that it changes."""
+    """Forwards every call to `inner`. A decorator overrides the calls that it changes."""
 
     def __init__(self, inner: Consensus) -> None:
         self._inner = inner
@@ -64,11 +62,8 @@ class ForwardingConsensus(Consensus):
         return self._inner.follow(key)
 
 
-# Measures every call to a consensus store and reports it to a function. A lost compare-and-set's outcome is `lost`.
-
-
 class MeteredConsensus(ForwardingConsensus):
-    """`inner`, with every call observed. `clock` counts seconds from anywhere."""
+    """`inner`, with every call observed. The outcome of a lost compare-and-set is `lost`. `clock` is monotonic."""
 
     def __init__(self, inner: Consensus, observe: Observe, *, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__(inner)
@@ -78,24 +73,19 @@ class MeteredConsensus(ForwardingConsensus):
         return self._meter.measured("head", lambda: self._inner.head(key), lambda e: len(e.data) if e else 0)
 
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
-        return self._meter.measured(
-            "compare_and_set",
-            lambda: self._inner.compare_and_set(key, seqno, data, after),
-            lambda _: len(data),
-            lambda won: "ok" if won else "lost",
+        return self._measure_append(
+            "compare_and_set", data, lambda: self._inner.compare_and_set(key, seqno, data, after)
         )
 
     def begin(self, key: str, seqno: int, data: bytes) -> bool:
-        return self._meter.measured(
-            "begin",
-            lambda: self._inner.begin(key, seqno, data),
-            lambda _: len(data),
-            lambda won: "ok" if won else "lost",
-        )
+        return self._measure_append("begin", data, lambda: self._inner.begin(key, seqno, data))
+
+    def _measure_append(self, operation: str, data: bytes, call: Callable[[], bool]) -> bool:
+        return self._meter.measured(operation, call, lambda _: len(data), lambda won: "ok" if won else "lost")
 
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         return self._meter.measured(
-            "scan", lambda: self._inner.scan(key, from_seqno, limit), lambda found: sum(len(e.data) for e in found)
+            "scan", lambda: self._inner.scan(key, from_seqno, limit), lambda entries: sum(len(e.data) for e in entries)
         )
 
     def truncate(self, key: str, seqno: int) -> int:

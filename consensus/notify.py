@@ -1,4 +1,4 @@
-"""Delivers "this key may have moved" to subscribers, from one background thread per store."""
+"""Delivers "this key may have moved" to the subscribers of a store, from one background thread."""
 
 from __future__ import annotations
 
@@ -9,20 +9,34 @@ from collections.abc import Callable, Iterable
 from consensus.interface import HIDDEN, Wanted
 
 PENDING_KEYS_MAX = 100_000
-"""Keys waiting for slow subscribers; more are dropped, which the contract allows."""
+"""Keys that wait for slow subscribers; further keys are dropped, which the interface allows."""
 
 _log = logging.getLogger(__name__)
 
 
-def _everything(_key: str) -> bool:
+def _any_key(_key: str) -> bool:
     return True
 
 
-class Notifier:
-    """A set of moved keys, drained by a thread that lives while anybody subscribes.
+class Once:
+    """Calls a function the first time that it is called, and does nothing after that. Thread-safe."""
 
-    `started` and `stopped` are called when the first subscriber comes and the last one goes, so that a
-    store listens to its server only while somebody cares.
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            function, self._function = self._function, None
+        if function is not None:
+            function()
+
+
+class Notifier:
+    """A set of moved keys, drained by a thread that runs while there are subscribers.
+
+    `started` and `stopped` are called for the first and the last subscriber, so that a store listens to its server
+    only while it has subscribers.
     """
 
     def __init__(
@@ -31,7 +45,7 @@ class Notifier:
         self._name = name
         self._started = started
         self._stopped = stopped
-        self._edge = threading.Lock()
+        self._lifecycle_lock = threading.Lock()  # held while the thread starts or ends
         self._changed = threading.Condition()
         self._pending: dict[str, None] = {}
         self._callbacks: dict[int, tuple[Callable[[str], None], Wanted]] = {}
@@ -40,10 +54,10 @@ class Notifier:
         self._closed = False
 
     def publish(self, keys: Iterable[str]) -> None:
-        """Tell the subscribers that these keys, but for hidden ones, may have moved. Never blocks, never fails."""
-        cares = [wanted for _, wanted in tuple(self._callbacks.values())]  # a copy: no lock is worth waiting for here
-        listed = (key for key in keys if not key.startswith(HIDDEN))
-        keys = [key for key in listed if any(wanted(key) for wanted in cares)]
+        """Notify subscribers that these keys may have moved, except hidden keys. Never blocks, never fails."""
+        filters = [wanted for _, wanted in tuple(self._callbacks.values())]  # a copy instead of taking the lock
+        visible = (key for key in keys if not key.startswith(HIDDEN))
+        keys = [key for key in visible if any(wanted(key) for wanted in filters)]
         if not keys:
             return
         with self._changed:
@@ -53,11 +67,11 @@ class Notifier:
             self._changed.notify()
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None]:
-        with self._edge:
+        with self._lifecycle_lock:
             with self._changed:
                 subscription = self._next_id
                 self._next_id += 1
-                self._callbacks[subscription] = callback, wanted or _everything
+                self._callbacks[subscription] = callback, wanted or _any_key
                 first = self._thread is None and not self._closed
                 if first:
                     self._thread = threading.Thread(target=self._run, name=f"{self._name}-notify", daemon=True)
@@ -67,15 +81,15 @@ class Notifier:
         return lambda: self._unsubscribe(subscription)
 
     def close(self) -> None:
-        """End the thread; subscribers hear nothing more."""
-        with self._edge:
+        """End the thread and all notifications."""
+        with self._lifecycle_lock:
             with self._changed:
                 self._closed = True
                 self._callbacks.clear()
             self._end()
 
     def _unsubscribe(self, subscription: int) -> None:
-        with self._edge:
+        with self._lifecycle_lock:
             with self._changed:
                 self._callbacks.pop(subscription, None)
                 last = not self._callbacks
@@ -95,17 +109,17 @@ class Notifier:
             thread.join()
 
     def _run(self) -> None:
-        me = threading.current_thread()
+        current = threading.current_thread()
         while True:
             with self._changed:
-                while not self._pending and self._thread is me:
+                while not self._pending and self._thread is current:
                     self._changed.wait()
-                if self._thread is not me:
+                if self._thread is not current:
                     return
                 keys, self._pending = list(self._pending), {}
-                subscribed = list(self._callbacks.values())
+                subscribers = list(self._callbacks.values())
             for key in keys:
-                for callback, wanted in subscribed:
+                for callback, wanted in subscribers:
                     try:
                         if wanted(key):
                             callback(key)

@@ -1,4 +1,11 @@
-"""Logs in PostgreSQL: one statement per compare-and-set, and NOTIFY and LISTEN as the push channel."""
+"""Logs in PostgreSQL: one statement per compare-and-set, READ COMMITTED; the primary key arbitrates.
+
+NOTIFY and LISTEN are the push channel, each on a connection and a thread of its own. PostgreSQL wakes a listener for
+each message on its channels, so each key has one of `CHANNELS` channels, and a process listens to those of the keys
+that it follows. NOTIFY inside the compare-and-set would take a lock over the whole database until its commit is on
+disk, and so prevent group commit between shards. Sent separately, in batches, without waiting for the disk, it costs
+the writer nothing; a crash loses only hints.
+"""
 
 from __future__ import annotations
 
@@ -17,68 +24,36 @@ from zlib import crc32
 import psycopg
 import sqlalchemy as sa
 
-from consensus.errors import (
+from consensus.interface import (
     ConsensusDamaged,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
     ConsensusNotWritable,
     ConsensusUnavailable,
 )
-from consensus.interface import Wanted
-from consensus.notify import Notifier
+from consensus.notify import Notifier, Once
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Compiled, Kind, SqlConsensus, bind
 from consensus.turns import Watchdog
 
-# On which of PostgreSQL's channels a key is told, and to which of them a process listens.
-#
-# PostgreSQL wakes a listener for each message on its channels. With one channel for all keys every process hears of
-# every commit of all others. So a key has one of `CHANNELS` channels, and a process listens to those of the keys that
-# somebody follows there. Older builds know the one channel `OLD_CHANNEL` only.
-
-
 CHANNELS = 256
-"""Who follows ten keys hears of one in 26 of all others. PostgreSQL looks through a list of those it listens to."""
-
-OLD_CHANNEL = "consensus_moved"
-"""On which older builds tell every key, and the only one that they listen to."""
+"""A process that follows ten keys is notified of one in 26 of all other keys. PostgreSQL scans a list of channels."""
 
 LINGER_S = 60.0
-"""How long a process goes on listening to a channel that nobody follows any more: waits come and go."""
-
-OLD_LOOK_S = 10.0
-"""How often who announces looks whether older builds are there."""
-
-_MARK = " (channels)"
-_NAME_MAX = 63  # bytes of an application_name that PostgreSQL keeps
-_DEFAULT_NAME = "persist"
-
-OLDER = (
-    "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = ANY(%s))"
-)
+"""How long a process listens to a channel after its last follower left, because followers come and go."""
 
 
 def channel_of(key: str) -> str:
-    """The channel on which a key is told. Every build must find the same."""
-    return f"{OLD_CHANNEL}_{crc32(key.encode()) % CHANNELS:03d}"
+    """The channel of a key. It must not change between versions."""
+    return f"consensus_moved_{crc32(key.encode()) % CHANNELS:03d}"
 
 
-ALL_CHANNELS = frozenset(f"{OLD_CHANNEL}_{number:03d}" for number in range(CHANNELS))
-
-
-def application_name(given: str | None) -> str:
-    """The name under which this build connects: with a mark, by which it is told from older ones."""
-    return (given or _DEFAULT_NAME)[: _NAME_MAX - len(_MARK)] + _MARK
-
-
-def older_names(given: str | None) -> list[str]:
-    """The names under which older builds connect: by default, and with the same options."""
-    return sorted({_DEFAULT_NAME, (given or _DEFAULT_NAME)[:_NAME_MAX]})
+ALL_CHANNELS = frozenset(f"consensus_moved_{number:03d}" for number in range(CHANNELS))
 
 
 class FollowedKeys:
-    """The keys that somebody in this process follows, and so the channels to listen to. Thread-safe.
+    """The keys that are followed in this process, and so the channels to listen to. Thread-safe.
 
-    `changed` is called, without the lock, when a channel is wanted that was not.
+    `changed` is called, without the lock, when a further channel is needed.
     """
 
     def __init__(self) -> None:
@@ -87,10 +62,10 @@ class FollowedKeys:
         self._keys: Counter[str] = Counter()
         self._channels: Counter[str] = Counter()
         self._all = 0
-        self._left_s: dict[str, float] = {}  # channels that nobody follows any more, and when that was noticed
+        self._unused_since_s: dict[str, float] = {}  # channels without followers, and when that was noticed
 
     def follow(self, key: str) -> Callable[[], None]:
-        """Follow one key until the function that is returned is called, which may be called twice."""
+        """Follow one key until the returned function is called, which may be called twice."""
         channel = channel_of(key)
         with self._lock:
             self._keys[key] += 1
@@ -98,72 +73,49 @@ class FollowedKeys:
             is_new = self._channels[channel] == 1
         if is_new:
             self.changed()
-        return _Once(lambda: self._leave(key, channel))
+        return Once(lambda: self._unfollow(key, channel))
 
     def follow_all(self) -> Callable[[], None]:
         """Follow every key, as `follow` does one."""
         with self._lock:
             self._all += 1
         self.changed()
-        return _Once(self._leave_all)
+        return Once(self._unfollow_all)
 
     def wanted(self, listening: Iterable[str], now_s: float) -> frozenset[str]:
-        """The channels to listen to, of one who listens to these: those that are followed, or were a moment ago."""
+        """The channels to listen to next, given those listened to now: with followers, or with recent followers."""
         with self._lock:
             used = ALL_CHANNELS if self._all else frozenset(self._channels)
-            unused = [channel for channel in listening if channel not in used and channel in ALL_CHANNELS]
-            self._left_s = {channel: self._left_s.get(channel, now_s) for channel in unused}
-            return used | {channel for channel, left_s in self._left_s.items() if now_s - left_s < LINGER_S}
+            unused = [channel for channel in listening if channel not in used]
+            self._unused_since_s = {channel: self._unused_since_s.get(channel, now_s) for channel in unused}
+            return used | {channel for channel, since_s in self._unused_since_s.items() if now_s - since_s < LINGER_S}
 
     def keys_of(self, channels: Iterable[str]) -> list[str]:
-        """The keys that are followed, of those that are told on these channels."""
+        """The followed keys whose channel is one of `channels`."""
         among = frozenset(channels)
         with self._lock:
             return [key for key in self._keys if channel_of(key) in among]
 
-    def _leave(self, key: str, channel: str) -> None:
+    def _unfollow(self, key: str, channel: str) -> None:
         with self._lock:
             for counter, name in ((self._keys, key), (self._channels, channel)):
                 counter[name] -= 1
                 if not counter[name]:
                     del counter[name]
 
-    def _leave_all(self) -> None:
+    def _unfollow_all(self) -> None:
         with self._lock:
             self._all -= 1
 
 
-class _Once:
-    """Calls a function the first time only."""
-
-    def __init__(self, ending: Callable[[], None]) -> None:
-        self._ending: Callable[[], None] | None = ending
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        with self._lock:
-            ending, self._ending = self._ending, None
-        if ending is not None:
-            ending()
-
-
-# PostgreSQL's NOTIFY and LISTEN as the push channel, each on a connection and a thread of its own.
-#
-# Which key is told on which channel is in `postgres_channels`.
-#
-# NOTIFY inside the compare-and-set would take a lock over the whole database until its commit is on disk, and so end
-# group commit between shards. Told separately, in batches, without waiting for the disk, it costs the writer nothing;
-# what a crash loses is only a hint.
-
-
 PENDING_KEYS_MAX = 10_000
-"""Keys waiting to be announced; more are dropped, which the contract allows."""
+"""Keys that wait to be announced; further keys are dropped, which the interface allows."""
 
 ANNOUNCE_INTERVAL_S = 0.005
 """Least time between two announcements, so that a burst of commits becomes one statement."""
 
 RECONNECT_S = 0.5
-"""Pause before a broken push connection is opened again."""
+"""Pause before a broken push connection is reopened."""
 
 _log = logging.getLogger(__name__)
 
@@ -171,11 +123,10 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 
 
 class Announcer:
-    """Tells the listeners of the database which keys moved. `older`: names of sessions of builds with one channel."""
+    """Notifies the listeners of the database of moved keys."""
 
-    def __init__(self, connect: Connect, older: list[str]) -> None:
+    def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._older = older
         self._changed = threading.Condition()
         self._pending: dict[str, None] = {}
         self._stop = threading.Event()
@@ -204,11 +155,10 @@ class Announcer:
                     connection.execute("SET synchronous_commit = off")
                     self._send(connection)
             except psycopg.Error as error:
-                _log.info("announcing moved keys failed, trying again: %s", error)
+                _log.info("announcing moved keys failed, retrying: %s", error)
                 self._stop.wait(RECONNECT_S)
 
     def _send(self, connection: psycopg.Connection[Any]) -> None:
-        looked_s, are_older = float("-inf"), True
         while True:
             with self._changed:
                 while not self._pending and not self._stop.is_set():
@@ -216,24 +166,17 @@ class Announcer:
                 if self._stop.is_set():
                     return
                 keys, self._pending = list(self._pending), {}
-            if time.monotonic() - looked_s >= OLD_LOOK_S:
-                looked_s = time.monotonic()
-                are_older = bool(connection.execute(OLDER, (self._older,)).fetchone()[0])  # type: ignore[index]
-            channels = [channel_of(key) for key in keys]
-            if are_older:
-                channels, keys = [*channels, *[OLD_CHANNEL] * len(keys)], keys * 2
             connection.execute(
                 "SELECT pg_notify(channel, key) FROM unnest(%s::text[], %s::text[]) AS moved(channel, key)",
-                (channels, keys),
+                ([channel_of(key) for key in keys], keys),
             )
             self._stop.wait(ANNOUNCE_INTERVAL_S)
 
 
 class Listener:
-    """Calls `publish` with the keys that others announce, of those on the channels of `followed`, until it is closed.
+    """Calls `publish` with the announced keys on the channels of `followed`, until it is closed.
 
-    When it begins to listen to a channel it publishes the keys of it that are followed: they may have moved unheard.
-    What older builds announce it hears in any case.
+    When it begins to listen to a channel it publishes the followed keys of the channel: they may have moved before.
     """
 
     def __init__(self, connect: Connect, publish: Callable[[Iterable[str]], None], followed: FollowedKeys) -> None:
@@ -241,25 +184,25 @@ class Listener:
         self._publish = publish
         self._followed = followed
         self._stop = threading.Event()
-        self._woken, self._wake = socket.socketpair()
-        self._wake.setblocking(False)
-        self._woken.setblocking(False)
-        followed.changed = self._poke
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
+        self._wake_reader.setblocking(False)
+        followed.changed = self._wake
         self._thread = threading.Thread(target=self._run, name="consensus-postgres-listen", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._stop.set()
-        self._poke()
+        self._wake()
         if self._thread is not threading.current_thread():
             self._thread.join()
             self._followed.changed = lambda: None
-            self._wake.close()
-            self._woken.close()
+            self._wake_writer.close()
+            self._wake_reader.close()
 
-    def _poke(self) -> None:
-        with suppress(OSError):  # so many wait already that it will wake, or it is closed
-            self._wake.send(b"x")
+    def _wake(self) -> None:
+        with suppress(OSError):  # the buffer is full, so it will wake, or it is closed
+            self._wake_writer.send(b"x")
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -267,25 +210,24 @@ class Listener:
                 with self._connect() as connection:
                     self._listen(connection)
             except psycopg.Error as error:
-                _log.info("listening for moved keys failed, trying again: %s", error)
+                _log.info("listening for moved keys failed, retrying: %s", error)
                 self._stop.wait(RECONNECT_S)
 
     def _listen(self, connection: psycopg.Connection[Any]) -> None:
-        connection.execute(f"LISTEN {OLD_CHANNEL}")
         listening: frozenset[str] = frozenset()
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
-            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
             while not self._stop.is_set():
-                listening = self._listened(connection, listening)
+                listening = self._change_channels(connection, listening)
                 for notice in connection.notifies(timeout=0):
                     self._publish((notice.payload,))
                 selector.select(LINGER_S)
                 with suppress(BlockingIOError):
-                    self._woken.recv(4096)
+                    self._wake_reader.recv(4096)
 
-    def _listened(self, connection: psycopg.Connection[Any], listening: frozenset[str]) -> frozenset[str]:
-        """Listen to the channels that are wanted now, and to no others; these channels."""
+    def _change_channels(self, connection: psycopg.Connection[Any], listening: frozenset[str]) -> frozenset[str]:
+        """Listen to exactly the channels that are wanted now, and return them."""
         wanted = self._followed.wanted(listening, time.monotonic())
         changes = [f"LISTEN {name}" for name in sorted(wanted - listening)]
         changes += [f"UNLISTEN {name}" for name in sorted(listening - wanted)]
@@ -295,32 +237,29 @@ class Listener:
         return wanted
 
 
-# Logs in PostgreSQL: one statement per compare-and-set, READ COMMITTED, the primary key arbitrates.
-
-
 CONNECT_TIMEOUT_S = 5
-"""How long opening a connection may take before the call is Unavailable. libpq's least is 2."""
+"""How long opening a connection may take before the call is Unavailable. The minimum of libpq is 2."""
 
 STATEMENT_TIMEOUT_S = 10.0
-"""How long the server works on a statement; then it is undone, which is definite. Half as much again later the
-client breaks the connection, which is not."""
+"""How long the server works on a statement before it rolls back, which is definite. After 1.5 times as long the client
+breaks the connection, which is not."""
 
 READ_ATTEMPTS_MAX = 2
-"""Reads on a connection that turns out dead (the server was restarted) are tried once more on a fresh one."""
+"""Reads on a dead connection (the server was restarted) are retried once on a new one."""
 
-TURN = "SELECT pg_advisory_xact_lock(hashtext(%(key)s))"
+LOCK_KEY = "SELECT pg_advisory_xact_lock(hashtext(%(key)s))"
 """Held until the transaction ends: without it two that begin one log at different seqnos would both be first."""
 
 DURABLE = (
     "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
     " WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)"
 )
-"""Of each connection: what is acknowledged is on the disk, and on that of a synchronous standby, whatever the server,
-the database, the user or the options of the URL are set to, now or later."""
+"""Run on each connection: acknowledged commits are on disk, also on a synchronous standby, regardless of the settings
+of the server, the database, the user or the URL."""
 
 
-# What is said when a connection is refused for good. libpq gives no SQLSTATE for these, only the words; all
-# else (starting up, too many connections, no answer) may be over in a moment.
+# Messages when a connection is refused permanently. libpq has no SQLSTATE for these. Other failures (starting up, too
+# many connections, no response) may be temporary.
 _REFUSED = (
     (r"authentication failed|no password supplied", "the password or user"),
     (r"no pg_hba\.conf entry", "the server's access rules (pg_hba.conf) or sslmode"),
@@ -331,8 +270,8 @@ _REFUSED = (
     (r"invalid connection option|invalid URI query parameter|unrecognized configuration parameter", "the options"),
 )
 
-# After these the server has undone the statement: 40xxx rolled back, 53xxx out of something, 55P03 lock
-# timeout, 57014 cancelled, 25006 read-only, 42xxx not understood or not allowed, 54xxx too large.
+# After these the server has rolled the statement back: 40xxx rolled back, 53xxx out of a resource, 55P03 lock timeout,
+# 57014 cancelled, 25006 read-only, 42xxx syntax error or access violation, 54xxx too large.
 _DEFINITE_STATES = ("40", "53", "55P03", "57014", "25", "42", "54", "22", "23")
 _NOT_WRITABLE_STATES = ("53100", "25006")  # the disk is full; read-only
 _DAMAGED_STATES = ("XX001", "XX002")  # data_corrupted, index_corrupted
@@ -340,46 +279,43 @@ _MISCONFIGURED_STATES = ("42501", "3F000", "3D000", "28", "25006")
 
 
 class PostgresConsensus(SqlConsensus):
-    """One database. `url` is what SQLAlchemy parsed; its query goes to libpq (`sslmode`, `options`, …)."""
+    """One database. The query of `url` is passed to libpq (`sslmode`, `options`, …)."""
 
-    _more_options = ""  # of every connection
+    _server_options = ""  # further options of every connection
 
     def __init__(
         self,
         url: sa.URL,
         *,
-        pool_size: int = POOL_SIZE,
         connect_timeout_s: int = CONNECT_TIMEOUT_S,
         statement_timeout_s: float = STATEMENT_TIMEOUT_S,
     ) -> None:
-        self._location = url.set(drivername="postgresql+psycopg")
-        options = f"-c statement_timeout={int(statement_timeout_s * 1000)}{self._more_options}"
-        asked = url.query.get("options")
+        self._location = url.set(drivername="postgresql+psycopg", query={})
+        options = f"-c statement_timeout={int(statement_timeout_s * 1000)}{self._server_options}"
+        url_options = url.query.get("options")
         self._connect_args: dict[str, Any] = {
+            "application_name": "persist",
             "connect_timeout": connect_timeout_s,
-            "options": f"{options} {asked}" if isinstance(asked, str) else options,
             "keepalives_idle": 30,
             "tcp_user_timeout": int(statement_timeout_s * 1500),
+            **url.query,
+            "options": f"{options} {url_options}" if isinstance(url_options, str) else options,
         }
-        self._connect_args.update({k: v for k, v in url.query.items() if k != "options"})
-        named = self._connect_args.get("application_name")
-        self._connect_args["application_name"] = application_name(named)
-        self._location = self._location.set(query={})
         engine = sa.create_engine(
             self._location,
             connect_args=self._connect_args,
             isolation_level="AUTOCOMMIT",
-            pool_size=pool_size,
+            pool_size=POOL_SIZE,
             max_overflow=0,
             pool_timeout=POOL_TIMEOUT_S,
             pool_reset_on_return=None,
             pool_use_lifo=True,
         )
-        sa.event.listen(engine, "connect", self._connected)
-        sa.event.listen(engine, "checkout", self._checked_out)
-        self._suspect = False
+        sa.event.listen(engine, "connect", self._on_connect)
+        sa.event.listen(engine, "checkout", self._on_checkout)
+        self._pool_is_suspect = False
         self._watchdog = Watchdog(statement_timeout_s * 1.5)
-        self._announcer = Announcer(self._connect, older_names(named))
+        self._announcer = Announcer(self._connect)
         self._followed = FollowedKeys()
         self._listener: Listener | None = None
         self._listener_lock = threading.Lock()
@@ -405,8 +341,8 @@ class PostgresConsensus(SqlConsensus):
 
     def scrub(self) -> str:
         return (
-            f"PostgreSQL keeps deleted rows until it rewrites the table: run VACUUM FULL {TABLE.name}, and let its "
-            "write-ahead log and its archive of that go on"
+            f"PostgreSQL keeps deleted rows until it rewrites the table: run VACUUM FULL {TABLE.name}, and wait until "
+            "its write-ahead log and log archive are recycled"
         )
 
     def close(self) -> None:
@@ -415,17 +351,8 @@ class PostgresConsensus(SqlConsensus):
         self._stop_listening()
         self._watchdog.close()
 
-    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
-        self._set_up()
-        leave = self._followed.follow_all() if wanted is None else None
-        unsubscribe = self._notifier.subscribe(callback, wanted)
-
-        def stop() -> None:
-            unsubscribe()
-            if leave is not None:
-                leave()
-
-        return stop
+    def _follow_all(self) -> Callable[[], None]:
+        return self._followed.follow_all()
 
     def follow(self, key: str) -> Callable[[], None]:
         return self._followed.follow(key)
@@ -440,55 +367,47 @@ class PostgresConsensus(SqlConsensus):
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _create(self, values: Mapping[str, Any]) -> bool:
-        """The first entry. There is no entry before it to lock, so those who begin this log take turns. Look again
-        before the commit: an older build takes no turn, and `1, 2` of it may have come and been truncated to 2."""
-        create, count = bind(self._statements.create, values), bind(self._statements.count, values)
-        won: bool = False
-        with self._connection("write") as connection, connection.transaction() as transaction:
-            connection.execute(TURN, values)
-            won = bool(connection.execute(*create).rowcount == 1)
-            if won and connection.execute(*count).fetchone()[0] != 1:
-                won = False
-                raise psycopg.Rollback(transaction)
-        return won
+        """Insert the first entry. There is no previous entry to lock, so an advisory lock serializes first entries."""
+        with self._connection("write") as connection, connection.transaction():
+            connection.execute(LOCK_KEY, values)
+            return bool(connection.execute(*bind(self._statements.create, values)).rowcount == 1)
 
-    def _began(self, connection: Any) -> int:
+    def _begin_call(self, connection: Any) -> int:
         return self._watchdog.watch(connection.pgconn.socket)
 
-    def _ended(self, token: int) -> None:
+    def _end_call(self, token: int) -> None:
         self._watchdog.release(token)
 
-    def _connected(self, connection: Any, _record: Any) -> None:
+    def _on_connect(self, connection: Any, _record: Any) -> None:
         try:
             connection.execute(DURABLE)
         except BaseException:
             connection.close()
             raise
 
-    def _checked_out(self, _connection: Any, _record: Any, _proxy: Any) -> None:
-        """Replace every pooled connection after one was found dead: a restarted server has ended them all."""
-        if self._suspect:
-            self._suspect = False
-            raise sa.exc.InvalidatePoolError("a connection of this pool was found dead")
+    def _on_checkout(self, _connection: Any, _record: Any, _proxy: Any) -> None:
+        """Replace every pooled connection after a dead one: a restart of the server ends them all."""
+        if self._pool_is_suspect:
+            self._pool_is_suspect = False
+            raise sa.exc.InvalidatePoolError("a connection of this pool was dead")
 
     def _translate(self, error: Exception, kind: Kind) -> Exception:
         if not isinstance(error, psycopg.Error):
             return error
         if _is_disconnect(error):
-            # The others in the pool are most likely as dead as this one.
-            self._suspect = True
+            self._pool_is_suspect = True
         state = error.sqlstate or ""
-        said = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         if state in _DAMAGED_STATES:
-            return ConsensusDamaged(f"the database of {self.url} is damaged; restore a backup: {said}")
-        if kind == "setup" and (state.startswith(_MISCONFIGURED_STATES) or _refused_setting(said)):
-            setting = _refused_setting(said) or "the user's rights or the server's read-only state"
-            return ConsensusMisconfigured(f"{self.url} refuses to work; check {setting}: {said}")
+            return ConsensusDamaged(f"the database of {self.url} is damaged; restore a backup: {reason}")
+        if kind == "setup" and (state.startswith(_MISCONFIGURED_STATES) or _refused_setting(reason)):
+            setting = _refused_setting(reason) or "the user's rights or the server's read-only state"
+            return ConsensusMisconfigured(f"{self.url} refuses to work; check {setting}: {reason}")
         if kind == "write" and not state.startswith(_DEFINITE_STATES):
-            return ConsensusIndeterminate(f"{self.url} failed while writing: {said}")
+            return ConsensusIndeterminate(f"{self.url} failed while writing: {reason}")
         if kind == "write" and state in _NOT_WRITABLE_STATES:
-            return ConsensusNotWritable(f"{self.url} cannot be written: {said}")
-        return ConsensusUnavailable(f"{self.url} did not carry out a {kind}: {said}")
+            return ConsensusNotWritable(f"{self.url} cannot be written: {reason}")
+        return ConsensusUnavailable(f"{self.url} failed a {kind}: {reason}")
 
     def _create_table(self, connection: Any) -> None:
         if connection.execute("SELECT to_regclass(%s)", (TABLE.name,)).fetchone()[0] is not None:
@@ -496,7 +415,7 @@ class PostgresConsensus(SqlConsensus):
         try:
             connection.execute(str(sa.schema.CreateTable(TABLE).compile(dialect=self._engine.dialect)))
         except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
-            # Another process made it at the same moment.
+            # Another process created it concurrently.
             return
 
     def _probe(self) -> None:
@@ -519,8 +438,8 @@ class PostgresConsensus(SqlConsensus):
         if fsync == "off":
             _log.warning("%s has fsync = off: a crash of its machine may lose acknowledged commits", self.url)
 
-    def _committed(self, key: str) -> None:
-        self._notifier.publish((key,))
+    def _publish(self, key: str) -> None:
+        super()._publish(key)
         self._announcer.announce(key)
 
     def _connect(self) -> psycopg.Connection[Any]:
@@ -541,13 +460,13 @@ class PostgresConsensus(SqlConsensus):
 
 
 class ReadingPostgres(PostgresConsensus):
-    """Reads only: every transaction is read-only, and the right to SELECT is enough. It makes no table."""
+    """Reads only: every transaction is read-only, and the right to SELECT suffices. It creates no table."""
 
-    _more_options = " -c default_transaction_read_only=on"
+    _server_options = " -c default_transaction_read_only=on"
 
     def _create_table(self, connection: Any) -> None:
         if connection.execute("SELECT to_regclass(%s)", (TABLE.name,)).fetchone()[0] is None:
-            raise ConsensusMisconfigured(f"{self.url} has no table {TABLE.name}: nothing of persist is there")
+            raise ConsensusMisconfigured(f"{self.url} has no table {TABLE.name}: it is not a location of persist")
 
 
 def _is_disconnect(error: BaseException | None) -> bool:
@@ -557,5 +476,5 @@ def _is_disconnect(error: BaseException | None) -> bool:
     return not state or state.startswith(("08", "57P"))
 
 
-def _refused_setting(said: str) -> str | None:
-    return next((setting for words, setting in _REFUSED if re.search(words, said)), None)
+def _refused_setting(reason: str) -> str | None:
+    return next((setting for pattern, setting in _REFUSED if re.search(pattern, reason)), None)

@@ -1,4 +1,8 @@
-"""Turns of writers on one key, and a watchdog that ends calls which hang."""
+"""Advisory locks that keep processes from racing on one key, and a watchdog that breaks hanging calls.
+
+Only the compare-and-set decides who wins; a turn only avoids work that would be lost. So nothing depends on it: two
+processes may have it at once, and a process that has waited too long proceeds without it.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +21,23 @@ from contextlib import suppress
 
 from blob.private_files import make_file
 
-# Taking turns: whoever wants to commit on a key waits for who does so now, where the store can tell.
-#
-# Only the compare-and-set decides who wins; a turn only saves the work of those who would lose. So nothing depends on
-# it: it may be had by two at once, and who has waited for long enough goes on without it.
-
-
-WAITERS_MAX = 16  # threads that wait for turns; who finds none goes on without
-DISTRUST_S = 3.0  # who has waited in vain, perhaps for a process that was stopped, does not wait again for so long
+WAITERS_MAX = 16  # threads that wait for turns; further callers proceed without
+DISTRUST_S = 3.0  # after a wait in vain, perhaps for a suspended process, no caller waits for so long
 _BUSY = {errno.EACCES, errno.EAGAIN}
 
 
 class Turn(enum.Enum):
-    """How a turn was had."""
+    """How a turn was obtained."""
 
-    AT_ONCE = 0  # or the store knows no turns
-    WAITED = 1  # others have had theirs meanwhile
-    NONE = 2  # somebody has it still
+    AT_ONCE = 0  # or the store has no turns
+    WAITED = 1  # after the turns of others
+    NONE = 2  # another process still has it
 
 
 class FileTurns:
-    """Turns of the processes of one machine: locks on bytes of the file `path`, one byte for each key.
+    """Turns for the processes of one machine: locks on bytes of the file `path`, one byte for each key.
 
-    The system gives back what an ended process had. Two threads of a process may have the same turn. Thread-safe.
+    The system releases the locks of a process that ends. Two threads of a process may have the same turn. Thread-safe.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class FileTurns:
     ) -> None:
         self._path = path
         self._monotonic = monotonic
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards the next three
         self._waiters = 0
         self._file: int | None = None
         self._is_closed = False
@@ -58,60 +56,60 @@ class FileTurns:
 
     @contextlib.contextmanager
     def turn(self, key: str, wait_s: float) -> Iterator[Turn]:
-        """Have the turn of a key while the `with` lasts. Waits for at most `wait_s` seconds; raises nothing."""
-        place = zlib.crc32(key.encode())
-        found = self._take(place, wait_s)
+        """Have the turn of a key during the `with`. Waits for at most `wait_s` seconds; raises nothing."""
+        offset = zlib.crc32(key.encode())
+        turn = self._acquire(offset, wait_s)
         try:
-            yield found
+            yield turn
         finally:
-            if found is not Turn.NONE:
-                self._unlock(place)
+            if turn is not Turn.NONE:
+                self._unlock(offset)
 
-    def _take(self, place: int, wait_s: float) -> Turn:
-        if self._try(place):
+    def _acquire(self, offset: int, wait_s: float) -> Turn:
+        if self._try_lock(offset):
             return Turn.AT_ONCE
         if wait_s <= 0 or self._monotonic() < self._distrusted_until:
             return Turn.NONE
-        waiter = self._waiter(place)
+        waiter = self._start_waiter(offset)
         if waiter is not None and waiter.wait(wait_s):
             return Turn.WAITED
         self._distrusted_until = self._monotonic() + DISTRUST_S
         return Turn.NONE
 
-    def _waiter(self, place: int) -> _Waiter | None:
-        """A thread that waits for the turn: no call of the system that waits for a lock can be told to give up."""
-        file = self._opened()
+    def _start_waiter(self, offset: int) -> _Waiter | None:
+        """A thread that waits for the lock, because the system call has no timeout. None if there are too many."""
+        file = self._open()
         with self._lock:
             if file is None or self._waiters == WAITERS_MAX:
                 return None
             self._waiters += 1
-        return _Waiter(file, place, self._ended)
+        return _Waiter(file, offset, self._waiter_ended)
 
-    def _ended(self) -> None:
+    def _waiter_ended(self) -> None:
         with self._lock:
             self._waiters -= 1
 
-    def _try(self, place: int) -> bool:
-        """Whether nobody has it any more. Where the file cannot be opened or locked, all have it at once."""
+    def _try_lock(self, offset: int) -> bool:
+        """Whether the turn is free. If the file cannot be opened or locked, every process has the turn."""
         try:
-            file = self._opened()
-        except OSError:  # another user's, perhaps: that it may not be opened does not say that somebody has the turn
+            file = self._open()
+        except OSError:  # perhaps it belongs to another user
             return True
         try:
             if file is not None:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
         except OSError as error:
             return error.errno not in _BUSY
         return True
 
-    def _unlock(self, place: int) -> None:
+    def _unlock(self, offset: int) -> None:
         with contextlib.suppress(OSError):
-            file = self._opened()
+            file = self._open()
             if file is not None:
-                fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+                fcntl.lockf(file, fcntl.LOCK_UN, 1, offset)
 
-    def _opened(self) -> int | None:
-        """The file, made where it is not there; None once this is closed."""
+    def _open(self) -> int | None:
+        """The file, created if it is missing; None after `close`."""
         if self._file is None:
             with self._lock:
                 if self._file is None and not self._is_closed:
@@ -127,47 +125,44 @@ class FileTurns:
 
 
 class _Waiter:
-    """Waits for the lock on a byte, on a thread of its own. Whoever has waited longest gets it first."""
+    """Waits for the lock on a byte, on a thread of its own. The longest-waiting process gets it first."""
 
-    def __init__(self, file: int, place: int, ended: Callable[[], None]) -> None:
+    def __init__(self, file: int, offset: int, ended: Callable[[], None]) -> None:
         self._file = file
-        self._place = place
+        self._offset = offset
         self._ended = ended
-        self._lock = threading.Lock()  # guards the two below
-        self._is_had = False
+        self._lock = threading.Lock()  # guards the next two
+        self._is_locked = False
         self._is_wanted = True
-        self._told = threading.Event()
+        self._finished = threading.Event()
         threading.Thread(target=self._run, name="consensus-turn", daemon=True).start()
 
     def wait(self, seconds: float) -> bool:
-        """Whether the lock was had in time. If not, it is given back at once where it comes later."""
-        self._told.wait(seconds)
+        """Whether the lock was acquired in time. If not, it is released as soon as it is acquired."""
+        self._finished.wait(seconds)
         with self._lock:
-            self._is_wanted = self._is_had
-            return self._is_had
+            self._is_wanted = self._is_locked
+            return self._is_locked
 
     def _run(self) -> None:
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, self._place)
+            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, self._offset)
             with self._lock:
-                self._is_had = self._is_wanted
-            if not self._is_had:
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._place)
-        except OSError:  # the file was closed, or the system knows no more locks
+                self._is_locked = self._is_wanted
+            if not self._is_locked:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._offset)
+        except OSError:  # the file was closed, or the system has no more locks
             pass
         finally:
             self._ended()
-            self._told.set()
-
-
-# Ends calls that hang: a driver that waits for ever is freed by shutting its socket down.
-#
-# libpq has no client-side limit on a query, and a frozen server still acknowledges packets. So each call is registered
-# here, and one thread breaks the connection of whatever is overdue; the driver then fails at once.
+            self._finished.set()
 
 
 class Watchdog:
-    """Breaks sockets that are watched for longer than `timeout_s`."""
+    """Breaks sockets that are watched for longer than `timeout_s`, so that a driver that would wait forever fails.
+
+    libpq has no client-side limit on a query, and a frozen server still acknowledges packets.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -203,7 +198,7 @@ class Watchdog:
     def _run(self) -> None:
         while not self._stop.wait(min(1.0, self._timeout_s / 4)):
             now = time.monotonic()
-            # Under the lock, so that the descriptor cannot have been closed and given to something else.
+            # Under the lock, so that the descriptor cannot have been closed and reused.
             with self._lock:
                 for deadline, descriptor in self._watched.values():
                     if now > deadline:

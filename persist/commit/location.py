@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from blob import Blob, BlobNotWritable, is_ambiguous, open_blob, without_secrets
-from blob.blob_urls import is_there
+from blob.blob_urls import may_exist
 from blob.cache import CachedBlob
 from blob.metrics import MeteredBlob
 from blob.private_files import FILE_MODE, make_directories, replace_file
@@ -400,7 +400,7 @@ def check_there(url: str) -> None:
         there = not rest.startswith("///") or Path(unquote(rest.removeprefix("///").partition("?")[0])).exists()
     else:
         with translated():
-            there = is_there(url)
+            there = may_exist(url)
     if not there:
         raise InvalidUsage(f"{without_secrets(url)} does not exist")
 

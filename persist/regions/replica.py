@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blob import Blob, BlobNotFound, open_blob, without_secrets
-from blob.blob_urls import is_there
+from blob.blob_urls import may_exist
 from blob.interface import Unfinished
 from consensus import Consensus, ConsensusNotWritable, Entry
 from consensus.interface import Wanted
@@ -379,7 +379,7 @@ def open_replica(
     if url.startswith("persist:"):
         url = directory_urls(url, makes=False)[0]
     with translated():
-        if not is_there(url):
+        if not may_exist(url):
             raise InvalidUsage(f"{without_secrets(url)} does not exist")
         blob = open_blob(url)
     replica = ReplicaLocation(blob, home or Home(), settings=settings)

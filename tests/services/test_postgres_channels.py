@@ -1,4 +1,4 @@
-"""A process hears of the keys that it follows, on channels of their own, and of all that older builds tell."""
+"""A process is notified of the keys that it follows, on the channels of those keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ from consensus.postgres import (
     ALL_CHANNELS,
     CHANNELS,
     LINGER_S,
-    OLD_CHANNEL,
     FollowedKeys,
-    application_name,
     channel_of,
-    older_names,
 )
 from tests.services.postgres import Postgres
 from tests.support.waiting import LOOK_S, WAIT_S
@@ -52,12 +49,6 @@ def test_what_is_followed_tells_the_channels_and_one_that_was_left_lingers() -> 
     assert followed.wanted((), 0.0) == frozenset()
 
 
-def test_sessions_of_this_build_have_names_of_their_own() -> None:
-    assert application_name(None) == "persist (channels)"
-    assert older_names("mine") == ["mine", "persist"]
-    assert len(application_name("x" * 80)) == len(older_names("x" * 80)[1]) == 63
-
-
 pytest_services = pytest.mark.services
 
 
@@ -67,14 +58,14 @@ def url(postgres_server: Postgres, request: pytest.FixtureRequest) -> str:
 
 
 @contextmanager
-def session(url: str, name: str, channel: str) -> Iterator[psycopg.Connection[Any]]:
-    """A session of that name that listens as an older build does, or as a build of channels."""
-    with psycopg.connect(url, application_name=name, autocommit=True) as connection:
+def listening(url: str, channel: str) -> Iterator[psycopg.Connection[Any]]:
+    """A session that listens to one channel."""
+    with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"LISTEN {channel}")
         yield connection
 
 
-def told(connection: psycopg.Connection[Any]) -> set[str]:
+def announced(connection: psycopg.Connection[Any]) -> set[str]:
     return {notice.payload for notice in connection.notifies(timeout=LOOK_S)}
 
 
@@ -90,36 +81,15 @@ def until_heard(store: Consensus, key: str, heard: Callable[[], set[str]]) -> No
 
 
 @pytest_services
-def test_an_older_build_hears_of_commits_and_is_heard(url: str) -> None:
-    with closing(open_consensus(url)) as store, session(url, "persist", OLD_CHANNEL) as older:
-        store.check()
-        until_heard(store, "k", lambda: told(older))
-        heard: queue.Queue[str] = queue.Queue()
-        unsubscribe = store.subscribe(heard.put, lambda key: key == "theirs")
-        assert unsubscribe is not None
-        for _ in range(TRIES):
-            older.execute("SELECT pg_notify(%s, %s)", (OLD_CHANNEL, "theirs"))
-            try:
-                assert heard.get(timeout=LOOK_S) == "theirs"
-                break
-            except queue.Empty:
-                continue
-        else:
-            raise AssertionError("what an older build told was not heard")
-        unsubscribe()
-
-
-@pytest_services
-def test_without_older_builds_a_commit_is_told_on_the_channel_of_its_key_alone(url: str) -> None:
+def test_a_commit_is_announced_only_on_the_channel_of_its_key(url: str) -> None:
     with (
         closing(open_consensus(url)) as store,
-        session(url, "psql", OLD_CHANNEL) as on_old,
-        session(url, "psql", channel_of("k")) as on_own,
-        session(url, "psql", channel_of("another")) as on_other,
+        listening(url, channel_of("k")) as own,
+        listening(url, channel_of("another")) as other,
     ):
         store.check()
-        until_heard(store, "k", lambda: told(on_own))
-        assert (told(on_old), told(on_other)) == (set(), set())
+        until_heard(store, "k", lambda: announced(own))
+        assert announced(other) == set()
 
 
 @pytest_services

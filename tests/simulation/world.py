@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from blob.errors import BlobError, BlobUnavailable
 from blob.interface import Blob, BlobStat
 from blob.memory_blobs import MemoryBlob
-from consensus.errors import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
-from consensus.interface import Consensus, Entry, Wanted
+from consensus.interface import Consensus, ConsensusError, ConsensusIndeterminate, ConsensusUnavailable, Entry, Wanted
 from consensus.memory_logs import MemoryConsensus
 from tests.simulation.scheduler import Scheduler, Task
 from tests.support.blob_faults import FaultPlan, FaultyBlob

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from consensus.errors import ConsensusIndeterminate, ConsensusUnavailable
-from consensus.interface import Consensus, Entry, Wanted
+from consensus.interface import Consensus, ConsensusIndeterminate, ConsensusUnavailable, Entry, Wanted
 from consensus.metrics import ForwardingConsensus
 from tests.support.blob_faults import FaultPlan
 

@@ -25,7 +25,7 @@ def test_a_put_that_meets_another_of_its_key_is_tried_again(code: str, status: i
     answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
     refused = translate(ClientError(answer, "PutObject"), "key", "s3://bucket")
     assert isinstance(refused, Refused)
-    assert refused.why == "race"
+    assert refused.reason == "race"
 
 
 class _Sloppy(BaseHTTPRequestHandler):
