@@ -1,13 +1,18 @@
-"""Doing a merge: read the input runs range by range, write key-ordered output; with the allocator's settings."""
+"""Merge engines: read the input runs key range by key range and write key-ordered parts.
+
+An engine takes a `MergeJob` and yields `MergedChunk`s in key order; each says up to which key everything is written, so
+the progress of a merge can be saved chunk by chunk. `LocalEngine` runs in this process within a memory budget; the
+Spark engine (`compactor.spark_engine`) sends the same ranges to executors.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -31,28 +36,23 @@ from persist.parts.constraint_checks import DuplicateKeyCounter
 from persist.parts.part_files import DecodeLimit
 from persist.parts.read_plan import expand_bundles
 
-# Doing a merge: read the input runs key range after key range, write key-ordered parts.
-#
-# An engine takes a `MergeJob` and yields `Chunk`s in key order; each says up to which key everything is written, so a
-# merge can be saved chunk by chunk. `LocalEngine` works in this process within a memory budget; the Spark engine
-# (`compactor.spark_engine`) sends the same ranges to executors.
-
-
 RANGES_MAX = 10_000
-KEPT_LEAST = 256 * 1024 * 1024  # what row groups that are read together may take, and as much meanwhile
+READ_BYTES_MIN = 256 * 1024 * 1024  # the least bound for row groups that are read together, and for decoding them
 HEARTBEAT_POLL_S = 1.0
 
 Keep = Callable[[], None]
-CHUNK_PARTS = 4  # parts of full size that are made durable at once
+CHUNK_PARTS = 4  # parts of full size that become durable together
 READ_AHEAD = 1  # tables that are merged in advance
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """`memory_bytes` bounds what a merge holds, whatever its size.
+    """`memory_bytes` bounds the memory of a merge of any size.
 
-    `threads`: key ranges of one merge at a time. With more than one, a merge that is too small for more than one range
-    has another thread merge in advance while this one encodes.
+    `threads`: key ranges of one merge in parallel. With more than one, a merge of only one range uses a second thread
+    that merges in advance while the first one encodes.
     """
 
     memory_bytes: int = 1024 * 1024 * 1024
@@ -61,16 +61,16 @@ class EngineSettings:
 
     @property
     def chunk_bytes(self) -> int:
-        """What is made durable at once (encoded): so much a crash can lose."""
+        """Encoded bytes that become durable together: the work that a crash can lose."""
         return CHUNK_PARTS * self.part_bytes_target
 
 
 @dataclass(frozen=True)
 class MergeJob:
-    """What to merge, from the key `resume_key` on. Picklable: it may be done elsewhere.
+    """A merge to do, from the key `resume_key` on. Picklable.
 
     Times before `since` become the least of `kept` at or beyond them (ascending, all before `since`), or else `since`.
-    `drops` are those of the shard: rows that they took away do not stand beside those that came after.
+    `drops` are those of the shard: rows that they deleted do not violate unique keys together with later rows.
     """
 
     shard: str
@@ -89,9 +89,9 @@ class MergeJob:
 
 @dataclass(frozen=True, slots=True)
 class MergedChunk:
-    """Parts that are durable; with those of earlier chunks they hold every row below `resume_key` (None: all rows).
+    """Durable parts; with those of earlier chunks they contain every row below `resume_key` (None: all rows).
 
-    `crowded` is how many keys have more than one row at some time, where the shard asks that they have one.
+    `crowded` is the number of keys that have more than one row at some time although the shard has unique keys.
     """
 
     parts: tuple[Part, ...]
@@ -101,15 +101,15 @@ class MergedChunk:
 
 class Engine(Protocol):
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
-        """Write the job's rows as parts. `keep` is called from this thread now and then; what it raises ends the merge.
+        """Write the job's rows as parts. `keep` is called regularly from this thread; its exceptions end the merge.
 
-        BlobNotFound: an input is gone, because another has merged it. Errors of the blob store pass through.
+        BlobNotFound: an input was deleted, because another worker has merged it. Errors of the blob store pass through.
         """
         ...
 
 
 class Blobs(Protocol):
-    """What a merge needs of a blob store."""
+    """The operations of a blob store that a merge needs."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes: ...
 
@@ -119,7 +119,7 @@ class Blobs(Protocol):
 
 
 class LocalEngine:
-    """Merges in this process, in `threads` key ranges at a time."""
+    """Merges in this process, `threads` key ranges in parallel."""
 
     def __init__(self, blob: Blobs, ids: IdSource, settings: EngineSettings) -> None:
         self._blob = blob
@@ -129,19 +129,19 @@ class LocalEngine:
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
         threads = self._settings.threads
         job = replace(job, runs=tuple(expand_bundles(job.runs, self._blob)))  # once for all ranges
-        alone = RangeMerger(job, self._blob, self._ids, self._settings, shares=1, reads_ahead=threads > 1)
-        ranges = alone.ranges(self._range_bytes(job))
+        merger = RangeMerger(job, self._blob, self._ids, self._settings, shares=1, reads_ahead=threads > 1)
+        ranges = merger.ranges(self._range_bytes(job))
         if threads > 1 and len(ranges) > 1:
             yield from self._merge_in_threads(job, ranges, keep)
             return
         for key_range in ranges:
-            yield alone.merged(key_range, keep)
+            yield merger.merge(key_range, keep)
 
     def _range_bytes(self, job: MergeJob) -> int:
-        """Encoded bytes of one key range: few enough for every thread to have work, enough for parts of full size."""
+        """Encoded bytes of one key range: few enough to occupy every thread, enough for parts of full size."""
         settings = self._settings
-        fair = job.size // settings.threads
-        return max(1, min(settings.chunk_bytes, max(fair, settings.part_bytes_target // 8)))
+        thread_share = job.size // settings.threads
+        return max(1, min(settings.chunk_bytes, max(thread_share, settings.part_bytes_target // 8)))
 
     def _merge_in_threads(self, job: MergeJob, ranges: Sequence[KeyRange], keep: Keep) -> Iterator[MergedChunk]:
         threads, local = self._settings.threads, threading.local()
@@ -149,13 +149,13 @@ class LocalEngine:
 
         def check() -> None:
             if stop.is_set():
-                raise InterruptedError("the merge was given up")
+                raise InterruptedError("the merge was aborted")
 
-        def work(key_range: KeyRange) -> MergedChunk:
-            if not hasattr(local, "merger"):  # one for each thread: it keeps the footers that it read
+        def merge_range(key_range: KeyRange) -> MergedChunk:
+            if not hasattr(local, "merger"):  # one per thread, because it caches footers
                 local.merger = RangeMerger(job, self._blob, self._ids, self._settings, shares=threads)
-            found: MergedChunk = local.merger.merged(key_range, check)
-            return found
+            chunk: MergedChunk = local.merger.merge(key_range, check)
+            return chunk
 
         pool = ThreadPoolExecutor(threads, thread_name_prefix="persist-merge")
         waiting = deque(ranges)
@@ -163,21 +163,17 @@ class LocalEngine:
         try:
             while waiting or running:
                 while waiting and len(running) < 2 * threads:
-                    running.append(pool.submit(work, waiting.popleft()))
-                future = running.popleft()
-                while not future.done():
-                    keep()
-                    _wait(future)
-                yield future.result()
+                    running.append(pool.submit(merge_range, waiting.popleft()))
+                yield keep_until_done(running.popleft(), keep)
         finally:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 class RangeMerger:
-    """Merges key ranges of one job, one at a time, with one of so many shares of the memory. Not thread-safe.
+    """Merges key ranges of one job, one at a time, with 1 / `shares` of the memory. Not thread-safe.
 
-    `reads_ahead`: another thread merges a table in advance. Else the ranges keep the threads busy already.
+    `reads_ahead`: another thread merges a table in advance. Not needed if several ranges are merged in parallel.
     """
 
     def __init__(
@@ -193,57 +189,56 @@ class RangeMerger:
         self._job = job
         self._reads_ahead = reads_ahead
         memory_bytes = settings.memory_bytes // shares
-        # A part being encoded is held twice for a moment: the file that grows and the bytes that are sent.
+        # A part that is being encoded is briefly in memory twice: the growing file and the bytes that are sent.
         self._target = max(1, min(settings.part_bytes_target, memory_bytes // 6))
-        reading, alone = max(1, memory_bytes - 3 * self._target), shares == 1
+        read_bytes = max(1, memory_bytes - 3 * self._target)
         schemas = valid_schemas(job.schemas)
         schema_id, schema = newest(schemas)
         self._sink = PartSink(schema, schema_id, blob, job.shard_id, COMPACTOR, ids)
-        # A part of one tenant must not end the maintenance of all.
-        bound = DecodeLimit(max(2 * reading, KEPT_LEAST), max(2 * reading, KEPT_LEAST))
-        self._reader = PartReader(blob, schemas, schema, use_threads=alone, memory_bytes=reading, bound=bound)
+        # A part of one tenant must not end the maintenance of all tenants.
+        bound = DecodeLimit(max(2 * read_bytes, READ_BYTES_MIN), max(2 * read_bytes, READ_BYTES_MIN))
+        self._reader = PartReader(blob, schemas, schema, use_threads=shares == 1, memory_bytes=read_bytes, bound=bound)
 
     def ranges(self, range_bytes: int) -> list[KeyRange]:
-        """The job's keys from `resume_key` on, in ranges of about `range_bytes` encoded bytes, none of them empty."""
+        """The job's keys from `resume_key` on, in non-empty ranges of about `range_bytes` encoded bytes."""
         job, rest = self._job, KeyRange(self._job.resume_key or None, None)
         count = min(RANGES_MAX, max(1, -(-job.size // range_bytes)))
         planned = plan_splits(job.runs, count, self._sink.schema, self._reader) if count > 1 else [ALL_KEYS]
-        # Empty splits (equal boundaries) are left out. The range after them begins where the one before them ended.
-        return [found for found in (split.meet(rest) for split in planned) if not found.is_empty]
+        # Empty splits (equal boundaries) are omitted; the next range begins where the previous one ended.
+        clipped = (split.meet(rest) for split in planned)
+        return [key_range for key_range in clipped if not key_range.is_empty]
 
-    def merged(self, key_range: KeyRange, keep: Keep) -> MergedChunk:
-        """Merge one key range to its end. Keys that are not unique, though they should be, do not hold it up."""
-        crowds = DuplicateKeyCounter(self._sink.schema, self._job.drops) if self._sink.schema.details.unique else None
-        parts = tuple(self._merge(key_range, keep, crowds))
-        return MergedChunk(parts, key_range.upper, 0 if crowds is None else crowds.finish().count)
+    def merge(self, key_range: KeyRange, keep: Keep) -> MergedChunk:
+        """Merge one key range completely. Violations of unique keys are counted and do not stop it."""
+        duplicates = DuplicateKeyCounter(self._sink.schema, self._job.drops) if self._sink.schema.details.unique else None
+        parts = tuple(self._write_parts(key_range, keep, duplicates))
+        return MergedChunk(parts, key_range.upper, 0 if duplicates is None else duplicates.finish().count)
 
-    def _merge(self, key_range: KeyRange, keep: Keep, crowds: DuplicateKeyCounter | None) -> Iterator[Part]:
+    def _write_parts(self, key_range: KeyRange, keep: Keep, duplicates: DuplicateKeyCounter | None) -> Iterator[Part]:
         """The parts written, each as soon as it is durable."""
         writer = PartWriter(self._sink, self._target)
         job = self._job
         tables = self._reader.read_merged(job.runs, job.since, job.kept, key_range)
         for table in read_ahead(tables, READ_AHEAD) if self._reads_ahead else tables:
             keep()
-            if crowds is not None:
-                crowds.add(table)
+            if duplicates is not None:
+                duplicates.add(table)
             yield from writer.write(table)
         yield from writer.finish()
 
 
-def _wait(future: Future[MergedChunk]) -> None:
-    try:
-        future.exception(timeout=HEARTBEAT_POLL_S)
-    except TimeoutError:
-        return
-
-
-# The allocator of a process that merges.
+def keep_until_done(future: Future[T], keep: Keep) -> T:
+    """The result of `future`. Meanwhile `keep` is called at least every HEARTBEAT_POLL_S seconds."""
+    while not future.done():
+        keep()
+        wait([future], HEARTBEAT_POLL_S)
+    return future.result()
 
 
 def use_system_allocator() -> None:
-    """Let Arrow take its memory from the C library, for the whole process: to be called where a process begins.
+    """Let Arrow allocate memory from the C library in the whole process. Call it when the process starts.
 
-    Arrow's own allocators keep what they were given back for the next time: 125 MiB of 1.2 GiB at the peak of a merge
-    of 10 M updates, 50 of 290 MiB where the budget is 24 MiB. The merge is no slower without them.
+    Arrow's own allocators cache freed memory: 125 MiB of 1.2 GiB at the peak of a merge of 10 M updates, 50 of 290 MiB
+    with a budget of 24 MiB. The merge is not slower without them.
     """
     pa.set_memory_pool(pa.system_memory_pool())

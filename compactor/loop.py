@@ -1,4 +1,9 @@
-"""The maintenance loop: when each shard is visited, by how many threads, and how it ends."""
+"""The maintenance loop: when each shard is visited, by how many threads, and how it ends.
+
+A shard is visited when the loop starts, whenever it moves (reported by the push channel of the consensus store), and
+after the delay that a task returned. Shards that do not move cost nothing. Without a push channel all shards are
+visited periodically. With one they are too, as a safety net, but at a low rate.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +20,51 @@ from persist.commit.location import Location
 from persist.core.errors import Corruption, PersistError, UnknownShard
 from persist.telemetry.metrics import REASON_MAX, Durations
 
-# When shards are looked at: those that moved or asked for it, by a heap of due times, and all the others in turn.
+log = logging.getLogger("persist.maintenance")
+
+# Maintains one shard and returns after how many seconds to visit it again if it does not move (None: not at all).
+Task = Callable[[str], float | None]
+
+# Whether to stop. Tasks check it between two pieces of work: the current piece is completed, and no other is started.
+Ending = Callable[[], bool]
+
+
+def never() -> bool:
+    """An `Ending` of work that is not stopped early."""
+    return False
 
 
 NAMES_PAGE = 1000
-BURST_S = 1.0  # of looks in turn that are made up for after a pause
-STALE_MIN = 64  # entries of the heap that nobody needs any more, beside as many as there are shards
+BURST_S = 1.0  # how much of the rate of a scan can be caught up after a pause
+STALE_MIN = 64  # stale entries of the heap to tolerate, in addition to one per shard
 FAILED_AGAIN_S = 5.0
+RESCAN_S = 600.0  # the least duration of a scan of all shards, with a push channel
+RESCAN_PER_S = 5.0  # the scan takes longer if it would visit more shards per second than this
+RESCAN_WITHOUT_PUSH_S = 5.0
+INTERVAL_S = 0.05  # the least pause between two rounds
 
 
 @dataclass(slots=True)
 class _Shard:
-    """When to look next (None: when it moves), and how many threads are at it."""
+    """When the next visit is due (None: when it moves), and how many threads are visiting the shard."""
 
     due_s: float | None = None
     running: int = 0
 
 
 class Schedule:
-    """Shards with the time at which each is due. All of it costs the logarithm of how many there are. Thread-safe."""
+    """Shards with the times of their next visits. Every operation takes logarithmic time. Thread-safe."""
 
     def __init__(self) -> None:
         self._shards: dict[str, _Shard] = {}
-        self._heap: list[tuple[float, str]] = []  # an entry counts if it is what its shard says
+        self._heap: list[tuple[float, str]] = []  # an entry is stale unless it equals the due time of its shard
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._shards)
 
     def want(self, name: str, at_s: float) -> None:
-        """Look at the shard at that time, unless it is due before that."""
+        """Schedule a visit of the shard at `at_s`, unless it is due earlier."""
         with self._lock:
             shard = self._shards.setdefault(name, _Shard())
             if shard.due_s is None or at_s < shard.due_s:
@@ -52,31 +72,31 @@ class Schedule:
                 self._push(name, at_s)
 
     def take(self, now_s: float, most: int, per_shard: int) -> list[str]:
-        """Shards that are due, those that waited longest first; each counts as running until `done`."""
+        """At most `most` due shards, the longest overdue first; each counts as running until `done`."""
         names: list[str] = []
         with self._lock:
             while len(names) < most and self._heap and self._heap[0][0] <= now_s:
                 due_s, name = heapq.heappop(self._heap)
                 shard = self._shards.get(name)
                 if shard is None or shard.due_s != due_s or shard.running >= per_shard:
-                    continue  # `done` puts one on which enough are at work back
+                    continue  # `done` reschedules a shard that already has `per_shard` visits
                 shard.due_s = None
                 shard.running += 1
                 names.append(name)
         return names
 
     def done(self, name: str) -> None:
-        """One who was at the shard has ended."""
+        """End a visit of the shard."""
         with self._lock:
             shard = self._shards[name]
             shard.running -= 1
             if shard.due_s is not None:
                 self._push(name, shard.due_s)
             elif not shard.running:
-                del self._shards[name]  # nothing to do for it
+                del self._shards[name]
 
     def idle_s(self, now_s: float) -> float | None:
-        """Seconds until one may be due; None when none waits for a time."""
+        """Seconds until the next visit may be due; None if none is scheduled."""
         with self._lock:
             return max(0.0, self._heap[0][0] - now_s) if self._heap else None
 
@@ -87,103 +107,107 @@ class Schedule:
             heapq.heapify(self._heap)
 
 
-class LookTurns:
-    """All names of a location in turn, page by page: the first time as fast as they are asked for.
+class NameScan:
+    """Cycles through all names of a location, page by page: the first time without a limit of the rate.
 
-    After that a round begins every `period_s`, or when the one before has ended, if that takes longer. Then there are
-    `per_s` names a second at most (None: as many as are asked for). So a location at rest costs no more than that,
-    however many shards it has. `listed` gives a page of names after one of them; `is_wanted` says which are given.
+    After that a scan starts every `period_s`, or when the previous one ends if that takes longer, and returns at most
+    `per_s` names per second (None: no limit). So the cost of an idle location is bounded for any number of shards.
+    `list_names` returns a page of names after a name; `matches` selects names.
     """
 
     def __init__(
         self,
-        listed: Callable[[str, int], list[str]],
-        is_wanted: Callable[[str], bool],
+        list_names: Callable[[str, int], list[str]],
+        matches: Callable[[str], bool],
         period_s: float,
         per_s: float | None,
     ) -> None:
-        self._listed = listed
-        self._is_wanted = is_wanted
+        self._list_names = list_names
+        self._matches = matches
         self._period_s = period_s
         self._gap_s = 1 / per_s if per_s else 0.0
         self._is_first = True
-        self._begun_s: float | None = None  # the round under way
+        self._started_s: float | None = None  # of the current scan
         self._page: deque[str] = deque()
         self._after = ""  # the last name of the pages so far
         self._is_last = False  # no page follows
-        self.next_s = float("-inf")  # before this there is none
+        self.next_s = float("-inf")  # `draw` returns no names before this
 
     def draw(self, now_s: float, most: int) -> list[str]:
-        """At most so many names whose turn it is. Reads at most one page. Raises PersistError: it cannot be read.
+        """At most `most` names that are due. Reads at most one page.
 
-        Then it goes on there a while later.
+        Raises PersistError if the page cannot be read; it is read again after FAILED_AGAIN_S.
         """
         if most <= 0 or now_s < self.next_s:
             return []
-        if self._begun_s is None:
-            self._begun_s = now_s
+        if self._started_s is None:
+            self._started_s = now_s
         if not self._page and not self._is_last:
-            self._read(now_s)
+            self._read_page(now_s)
         names: list[str] = []
         while self._page and len(names) < most and now_s >= self.next_s:
             name = self._page.popleft()
-            if self._is_wanted(name):
+            if self._matches(name):
                 names.append(name)
-                self._wait(now_s)
+                self._delay_next(now_s)
         if not self._page and self._is_last:
-            self.next_s = max(now_s, self._begun_s + self._period_s)
-            self._begun_s, self._after, self._is_last, self._is_first = None, "", False, False
+            self.next_s = max(now_s, self._started_s + self._period_s)
+            self._started_s, self._after, self._is_last, self._is_first = None, "", False, False
         return names
 
-    def _read(self, now_s: float) -> None:
+    def _read_page(self, now_s: float) -> None:
         try:
-            page = self._listed(self._after, NAMES_PAGE)
+            page = self._list_names(self._after, NAMES_PAGE)
         except PersistError:
             self.next_s = now_s + FAILED_AGAIN_S
             raise
         self._page.extend(page)
         self._is_last = len(page) < NAMES_PAGE
         self._after = page[-1] if page else ""
-        if page and not any(map(self._is_wanted, page)):
-            self._wait(now_s)  # a page costs something too
+        if page and not any(map(self._matches, page)):
+            self._delay_next(now_s)  # reading a page counts as one name
 
-    def _wait(self, now_s: float) -> None:
+    def _delay_next(self, now_s: float) -> None:
         if self._gap_s and not self._is_first:
             self.next_s = max(self.next_s, now_s - BURST_S) + self._gap_s
 
 
-# Running maintenance: which shard is looked at when, by how many threads, and how it stops.
-#
-# A shard is looked at once when the loop begins, whenever it moves (the consensus store's push channel says so), and
-# again after the time that a task asked for. Shards that do not move cost nothing. Without a push channel all shards
-# are looked at every so often. With one they are too, as a safety net, but only a few in a second.
+class BackgroundThread:
+    """A thread that calls `once` every `poll_s` seconds from `start` to `stop`, and logs its exceptions to `log`."""
 
+    def __init__(self, name: str, poll_s: float, log: logging.Logger) -> None:
+        self._poll_s = poll_s
+        self._log = log
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-log = logging.getLogger("persist.maintenance")
+    def start(self) -> None:
+        self._thread.start()
 
-# Looks at one shard; the seconds after which it wants to look again though nothing moves (None: not before it moves).
-Task = Callable[[str], float | None]
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Return when the current call of `once` has ended, after `timeout_s` seconds at the latest."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
 
-# Whether to end. Tasks ask between two pieces of work: what is under way is finished, and no other piece is begun.
-Ending = Callable[[], bool]
+    def once(self) -> bool:
+        """Do what is due. Whether anything was."""
+        raise NotImplementedError
 
-
-def never() -> bool:
-    """An `Ending` of what nothing ends early."""
-    return False
-
-
-RESCAN_S = 600.0  # how often all shards are looked at in any case, with a push channel
-RESCAN_PER_S = 5.0  # it takes longer where there are more shards than this for each second of it
-RESCAN_WITHOUT_PUSH_S = 5.0
-INTERVAL_S = 0.05  # least pause between two rounds
+    def _run(self) -> None:
+        while not self._stop.wait(self._poll_s):
+            try:
+                self.once()
+            except Exception:  # a bug, or a store that is already closed: maintenance continues
+                if not self._stop.is_set():
+                    self._log.exception("the thread %s failed, retrying", self._thread.name)
 
 
 class Loop:
-    """Keeps `task` running over the shards of a location until it is told to stop.
+    """Runs `task` on the shards of a location until it is stopped.
 
-    `patterns` are shell patterns of shard names. `concurrency`: how many shards are worked on at once.
-    `per_shard` threads may be at one shard at a time, so that small merges go on while a large one runs.
+    `patterns` are shell patterns of shard names. `concurrency`: how many visits run in parallel, at most `per_shard` of
+    them on the same shard, so that small merges continue while a large one runs.
     """
 
     def __init__(
@@ -196,28 +220,28 @@ class Loop:
         per_shard: int = 1,
         stop: threading.Event | None = None,
     ) -> None:
-        """`stop`: set by `stop`; tasks may ask it too."""
+        """`stop`: set by `stop`; tasks may check it too."""
         self._location = location
         self._task = task
         self.concurrency = concurrency
         self._patterns = patterns
         self._per_shard = per_shard
         self._schedule = Schedule()
-        self._is_owed = False  # the others have left those in turn no room
+        self._scan_was_blocked = False  # scheduled visits left no room for the scan
         self._wake = threading.Event()
         self._stop = stop or threading.Event()
         self.failures = 0
         self.running = 0
-        self.looks = Durations()  # by what came of them
-        self.round_ms = 0  # when the shards were listed last, by the wall clock
+        self.looks = Durations()  # durations of visits by outcome
+        self.round_ms = 0  # when the shards were last listed, wall clock
 
     @property
     def waiting(self) -> int:
-        """Shards that are looked at now, or later without another move."""
+        """Shards that are being visited or have a scheduled visit."""
         return len(self._schedule)
 
     def stop(self) -> None:
-        """Make `run` finish what is under way and return. From any thread; a signal handler must not call it."""
+        """Make `run` complete its current work and return. From any thread, but not from a signal handler."""
         self._stop.set()
         self._wake.set()
 
@@ -230,7 +254,7 @@ class Loop:
         return filter(self._matches, self._location.all_names())
 
     def once(self) -> int:
-        """Look at every shard once; how many could not be maintained."""
+        """Visit every shard once. Returns the number of failures."""
         before = self.failures
         with ThreadPoolExecutor(self.concurrency, thread_name_prefix="persist-maintain") as pool:
             for _ in pool.map(lambda name: None if self.stopping else self._attempt(name), self.names()):
@@ -239,10 +263,11 @@ class Loop:
         return self.failures - before
 
     def run(self) -> None:
-        """Look at shards as they move, until `stop`. Errors of one shard are logged and keep no other waiting."""
+        """Visit shards as they move, until `stop`. Errors of a shard are logged and do not delay other shards."""
         clock = self._location.clock
         unsubscribe = self._location.consensus.subscribe(self._moved)
-        turns = self._turns(pushed=unsubscribe is not None)
+        limits = (RESCAN_WITHOUT_PUSH_S, None) if unsubscribe is None else (RESCAN_S, RESCAN_PER_S)
+        scan = NameScan(self._list_page, self._matches, *limits)
         pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="persist-maintain")
         running: set[Future[None]] = set()
         try:
@@ -251,61 +276,55 @@ class Loop:
                 now = clock.monotonic()
                 running = {future for future in running if not future.done()}
                 self.running = len(running)
-                for name in self._due(turns, now, self.concurrency - len(running)):
-                    future = pool.submit(self._look, name)
+                for name in self._due(scan, now, self.concurrency - len(running)):
+                    future = pool.submit(self._visit, name)
                     future.add_done_callback(lambda _: self._wake.set())
                     running.add(future)
                     self.running = len(running)
-                self._pause(now, turns.next_s, len(running) < self.concurrency)
+                self._pause(now, scan.next_s, len(running) < self.concurrency)
         finally:
             if unsubscribe is not None:
                 unsubscribe()
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _pause(self, now_s: float, turn_at_s: float, has_room: bool) -> None:
-        """Sleep until something may be due. Without room for it that is when a look has ended."""
+    def _pause(self, now_s: float, scan_next_s: float, has_room: bool) -> None:
+        """Sleep until a visit may be due or, without a free thread, until a visit ends."""
         wait: float | None = None
         if has_room:
             due = self._schedule.idle_s(now_s)
-            wait = max(0.0, turn_at_s - now_s)
+            wait = max(0.0, scan_next_s - now_s)
             if due is not None:
                 wait = min(wait, max(due, INTERVAL_S))
         self._wake.wait(wait)
         if not self.stopping:
-            self._stop.wait(INTERVAL_S)  # moves come in bursts: let them gather
+            self._stop.wait(INTERVAL_S)  # moves come in bursts, so collect them
 
-    def _turns(self, pushed: bool) -> LookTurns:
-        """All shards, by which those are found that moved without a word."""
-        if pushed:
-            return LookTurns(self._listed, self._matches, RESCAN_S, RESCAN_PER_S)
-        return LookTurns(self._listed, self._matches, RESCAN_WITHOUT_PUSH_S, None)
-
-    def _listed(self, after: str, limit: int) -> list[str]:
+    def _list_page(self, after: str, limit: int) -> list[str]:
         page = self._location.names("", after, limit, with_dropped=True)
         self.round_ms = self._location.clock.now_ms()
         return page
 
-    def _due(self, turns: LookTurns, now_s: float, room: int) -> list[str]:
-        """At most so many shards to look at now.
+    def _due(self, scan: NameScan, now_s: float, room: int) -> list[str]:
+        """At most `room` shards to visit now.
 
-        Those in turn come where the others leave room. Where they leave none, one of them comes every other time: so
-        shards that move all the time keep none at rest from being looked at.
+        The scan uses the room that scheduled visits leave. If they leave none, it gets one visit every other time: so
+        shards that move all the time do not starve idle shards.
         """
         if not room:
             return []
-        kept = 1 if self._is_owed and now_s >= turns.next_s else 0
-        names = self._schedule.take(now_s, room - kept, self._per_shard)
-        self._is_owed = len(names) == room
-        if self._is_owed:
+        reserved = 1 if self._scan_was_blocked and now_s >= scan.next_s else 0
+        names = self._schedule.take(now_s, room - reserved, self._per_shard)
+        self._scan_was_blocked = len(names) == room
+        if self._scan_was_blocked:
             return names
         try:
-            in_turn = turns.draw(now_s, room - len(names))
+            scanned = scan.draw(now_s, room - len(names))
         except PersistError as error:
             log.warning("cannot list the shards: %s", error)
             return names
-        for name in in_turn:
+        for name in scanned:
             self._schedule.want(name, now_s)
-        return names + self._schedule.take(now_s, max(kept, len(in_turn)), self._per_shard)
+        return names + self._schedule.take(now_s, max(reserved, len(scanned)), self._per_shard)
 
     def _moved(self, name: str) -> None:
         if self._matches(name):
@@ -315,21 +334,21 @@ class Loop:
     def _matches(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
 
-    def _look(self, name: str) -> None:
+    def _visit(self, name: str) -> None:
         try:
-            again = self._attempt(name)
-            if again is not None:
-                self._schedule.want(name, self._location.clock.monotonic() + again)
+            delay_s = self._attempt(name)
+            if delay_s is not None:
+                self._schedule.want(name, self._location.clock.monotonic() + delay_s)
         finally:
             self._schedule.done(name)
 
     def _attempt(self, name: str) -> float | None:
         clock = self._location.clock
-        begun_s, outcome = clock.monotonic(), "failed"
+        started_s, outcome = clock.monotonic(), "failed"
         try:
-            again = self._task(name)
+            delay_s = self._task(name)
             outcome = "ok"
-            return again
+            return delay_s
         except UnknownShard:
             outcome = "ok"
             return None
@@ -345,28 +364,30 @@ class Loop:
             self.failures += 1
             log.exception("maintenance of a shard failed", extra={"shard": name})
         finally:
-            self.looks.observe((outcome,), clock.monotonic() - begun_s)
+            self.looks.observe((outcome,), clock.monotonic() - started_s)
         return FAILED_AGAIN_S
 
 
 def in_turn(tasks: Sequence[Task], ending: Ending = never) -> Task:
-    """One task that does all of `tasks`, even when one fails; it looks again when the first of them wants to."""
+    """One task that runs all of `tasks`, even if one fails, with the least of their delays."""
 
-    def all_of_them(name: str) -> float | None:
-        waits: list[float] = []
-        failed: PersistError | None = None
+    def run_all(name: str) -> float | None:
+        delays: list[float | None] = []
+        failure: PersistError | None = None
         for task in tasks:
             if ending():
                 break
             try:
-                wait = task(name)
+                delays.append(task(name))
             except PersistError as error:
-                failed = failed if isinstance(failed, Corruption) else error  # only one of them can be raised
-                continue
-            if wait is not None:
-                waits.append(wait)
-        if failed is not None:
-            raise failed
-        return min(waits, default=None)
+                failure = failure if isinstance(failure, Corruption) else error  # only one of them can be raised
+        if failure is not None:
+            raise failure
+        return soonest(*delays)
 
-    return all_of_them
+    return run_all
+
+
+def soonest(*delays: float | None) -> float | None:
+    """The least of the delays that are not None, or None."""
+    return min((delay for delay in delays if delay is not None), default=None)

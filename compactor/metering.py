@@ -1,4 +1,4 @@
-"""Counting what maintenance does, and keeping it below a rate, so that it never starves writers."""
+"""Counters of maintenance, and a blob store that counts and throttles merges, so that they do not starve writers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from blob import Blob, BlobStat
 from persist.copies.throttled_blob import Throttle
 from persist.core.state import State
 
-SHARDS_MAX = 10_000  # shards whose figures are kept; the least recently merged go first
+SHARDS_MAX = 10_000  # shards with figures; the least recently merged are dropped first
 
 
 @dataclass(slots=True)
 class ShardFigures:
-    """Bytes of one shard as this process saw them. `ingested` are inputs that no merge had written before."""
+    """Bytes of one shard in this process. `ingested`: inputs that were not written by a merge."""
 
     ingested: int = 0
     written: int = 0
     rows: int = 0
-    rows_left: int = 0  # estimate of what full consolidation would leave: the sum of the diffs
+    rows_left: int = 0  # the estimated number of rows after full consolidation: the sum of the diffs
 
     @property
     def write_amplification(self) -> float:
@@ -35,34 +35,39 @@ class ShardFigures:
         return self.rows / self.rows_left if self.rows_left else 1.0
 
 
+def _counter(text: str) -> Any:
+    """A counter and the help text of its metric."""
+    return field(default=0, metadata={"text": text})
+
+
 @dataclass(slots=True)
 class Counters:
-    bytes_read: int = 0
-    bytes_written: int = 0
-    merges_applied: int = 0
-    merges_refused: int = 0  # an input or the claim was gone
-    merges_failed: int = 0  # a store did not answer; tried again later
-    merges_resumed: int = 0  # taken over with what another had written
-    chunks_saved: int = 0
-    crowded_keys: int = 0  # with more than one row, in shards that ask for one: once for each merge that met them
-    claims_refused: int = 0
-    gc_runs: int = 0
-    gc_blobs_deleted: int = 0
-    gc_entries_truncated: int = 0
-    gc_rollups_made: int = 0
-    gc_failed: int = 0
-    orphans_found: int = 0
-    orphans_deleted: int = 0
-    orphan_bytes: int = 0
-    shards_finalised: int = 0
-    retention_cuts: int = 0  # instants that were kept for policies of rows
-    retention_runs: int = 0  # truncations by policies
-    retention_rows: int = 0  # that went by them, as far as that is known
-    retention_overran: int = 0  # truncations that passed a consumer
-    retention_failed: int = 0  # somebody wrote each time, or a store did not answer; tried again later
-    verify_runs: int = 0  # samples that were looked at to their end
-    verify_findings: int = 0  # of the checker, in samples
-    verify_bytes: int = 0  # read for samples
+    bytes_read: int = _counter("Bytes read by merges")
+    bytes_written: int = _counter("Bytes written by merges")
+    merges_applied: int = _counter("Merges whose result replaced their inputs")
+    merges_refused: int = _counter("Merges refused because an input or the claim was gone")
+    merges_failed: int = _counter("Merges that failed because of a store; retried later")
+    merges_resumed: int = _counter("Merges resumed from the output of another worker")
+    chunks_saved: int = _counter("Chunks saved as progress of merges")
+    crowded_keys: int = _counter("Keys with more than one row found by merges in shards with unique keys")
+    claims_refused: int = _counter("Claims refused because another worker had them")
+    gc_runs: int = _counter("Runs of garbage collection")
+    gc_blobs_deleted: int = _counter("Blobs deleted by garbage collection")
+    gc_entries_truncated: int = _counter("Log entries deleted by garbage collection")
+    gc_rollups_made: int = _counter("Rollups made by garbage collection")
+    gc_failed: int = _counter("Runs of garbage collection that failed; retried later")
+    orphans_found: int = _counter("Orphans found by the sweep")
+    orphans_deleted: int = _counter("Orphans deleted by the sweep")
+    orphan_bytes: int = _counter("Bytes of orphans found")
+    shards_finalised: int = _counter("Dropped shards that were deleted completely")
+    retention_cuts: int = _counter("Instants kept for retention policies of rows")
+    retention_runs: int = _counter("Truncations by retention policies of rows")
+    retention_rows: int = _counter("Rows deleted by them, as far as known")
+    retention_overran: int = _counter("Truncations that passed a consumer")
+    retention_failed: int = _counter("Runs of retention policies that failed; retried later")
+    verify_runs: int = _counter("Samples verified completely")
+    verify_findings: int = _counter("Faults found in samples")
+    verify_bytes: int = _counter("Bytes read for samples")
 
 
 @dataclass
@@ -71,30 +76,28 @@ class MaintenanceMetrics:
 
     counters: Counters = field(default_factory=Counters)
     shards: OrderedDict[str, ShardFigures] = field(default_factory=OrderedDict)
-    verified_ms: int = 0  # when the last sample ended, by the wall clock; 0: none did
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # guards all of it
+    verified_ms: int = 0  # when the last sample ended, wall clock; 0: never
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # guards everything
 
     def add(self, **counts: int) -> None:
-        """Count: `add(merges_applied=1)`."""
+        """Increment counters: `add(merges_applied=1)`."""
         with self.lock:
             for name, count in counts.items():
                 setattr(self.counters, name, getattr(self.counters, name) + count)
 
-    def merged(self, shard: str, ingested: int, written: int) -> None:
+    def count_merge(self, shard: str, ingested: int, written: int) -> None:
         with self.lock:
             figures = self._figures(shard)
             figures.ingested += ingested
             figures.written += written
 
-    def seen(self, state: State) -> None:
-        """Take note of how much the shard holds."""
-        left = 0
-        for batch in state.trace.batches:
-            known = batch.diff_sum
-            left += batch.rows if known is None else known
+    def record_size(self, state: State) -> None:
+        """Record how many rows the shard has."""
+        diff_sums = (batch.rows if batch.diff_sum is None else batch.diff_sum for batch in state.trace.batches)
+        rows_left = abs(sum(diff_sums))
         with self.lock:
             figures = self._figures(state.name)
-            figures.rows, figures.rows_left = state.trace.rows, abs(left)
+            figures.rows, figures.rows_left = state.trace.rows, rows_left
 
     def to_json(self) -> dict[str, Any]:
         """All figures, for a log line or an endpoint."""
@@ -118,7 +121,7 @@ class MaintenanceMetrics:
 
 
 class MeteredBlobs:
-    """The blob store as merges see it: counted and throttled. Not more than the three operations that they need."""
+    """The three operations of a blob store that merges need, counted and throttled."""
 
     def __init__(self, inner: Blob, metrics: MaintenanceMetrics, throttle: Throttle) -> None:
         self._inner = inner

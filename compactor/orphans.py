@@ -1,13 +1,13 @@
-"""The orphan sweep: blobs that no live version of a shard names and that nobody can still be about to name.
+"""The orphan sweep: deletes blobs that no live version of a shard names and that no writer can still commit.
 
 Writers and workers put blobs before they commit; one that dies in between leaves orphans, which no state diff mentions,
-so GC cannot find them. The sweep lists what a shard has, takes away what any live version names, and deletes the rest
-once it is older than the longest write may take. A part whose writer is still registered is never an orphan.
+so GC cannot find them. The sweep lists the blobs of a shard, excludes those that any live version names, and deletes
+the rest once they are older than the longest write may take. A part whose writer is still registered is no orphan.
 
-The order makes it safe: list first, then commit that blobs of before some time are named no more, then read the State
-and the live log, then delete what is of before that time. What is named by then is kept, and nothing of it is named
-later. No clock is compared when a blob comes to be named. The time lies so far back by two clocks, which are set apart:
-this machine's and the store's. What either calls young stays.
+The order makes it safe: list first, then commit that blobs older than some time can no longer be named, then read the
+State and the live log, then delete the unnamed blobs that are older. A blob that is named by then is kept, and none of
+the others can be named later. Naming a blob does not compare clocks. A blob is old only if two independent clocks agree
+(that of this machine and that of the store).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from blob import BlobNotFound, BlobStat, Unfinished
+from blob import BlobNotFound, BlobStat
 from compactor.metering import MaintenanceMetrics
 from persist.commit.blob_tasks import keys_in
 from persist.commit.location import Location
@@ -39,49 +39,49 @@ log = logging.getLogger("persist.orphans")
 
 HOUR_MS = 3600 * 1000
 AGE_MS_DEFAULT = 24 * HOUR_MS
-AGE_MS_MIN = STAGED_MS_MAX + HOUR_MS  # a blob may wait so long for its commit, and clocks differ
+AGE_MS_MIN = STAGED_MS_MAX + HOUR_MS  # how long a blob may wait for its commit, and a margin for clock skew
 SCAN_LIMIT = 1_000
-LIST_PAGE = 10_000  # blobs listed before the State is read anew
-LISTS_KEPT_MAX = 512  # bundles that are read once a sweep; more are read for each page
-NAMED_MAX = 100  # keys that a report shows
+LIST_PAGE = 10_000  # blobs listed before the State is read again
+BUNDLES_CACHED_MAX = 512  # bundles that are read once per sweep; further ones are read for each page
+REPORT_KEYS_MAX = 100  # keys in a report
 _WRITER = re.compile(r"s[0-9a-f]{32}/(w[0-9a-f]{32})/p")
 _FIRST_ROLLUP = re.compile(r"s[0-9a-f]{32}/v0{19}1/r[0-9a-f]{32}\.rollup\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
-    """`age_ms`: how long a blob may wait for its commit: longer than the longest write or job takes."""
+    """`age_ms`: the least age of an orphan; it must exceed the duration of the longest write or job."""
 
     age_ms: int = AGE_MS_DEFAULT
     dry_run: bool = False
 
     def check(self) -> None:
-        """Raises InvalidUsage when `age_ms` is below what default leases make safe."""
+        """Raises InvalidUsage if `age_ms` is not safe with default leases."""
         if self.age_ms < AGE_MS_MIN:
-            asked, least = self.age_ms / HOUR_MS, AGE_MS_MIN / HOUR_MS
+            hours, hours_min = self.age_ms / HOUR_MS, AGE_MS_MIN / HOUR_MS
             raise InvalidUsage(
-                f"a blob that is {asked:g} hours old may belong to a write under way; give at least {least:g} hours"
+                f"a blob that is {hours:g} hours old may belong to an active write; set at least {hours_min:g} hours"
             )
 
 
 @dataclass
 class SweepReport:
-    """What was found; with `dry_run` nothing of it was deleted. `keys` are the first few."""
+    """The result of a sweep. `keys` are the first orphans. With `dry_run` nothing was deleted."""
 
     listed: int = 0
     named_bytes: int = 0
     orphans: int = 0
     orphan_bytes: int = 0
-    young: int = 0  # not named either, but too young to tell
+    young: int = 0  # unnamed, but too young to decide
     deleted: int = 0
     keys: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Age:
-    """What is old: its key was minted before `before_ms`, and the store says that it was written before `put_ms`.
+    """A blob is old if its key was minted before `before_ms` and the store wrote it before `put_ms`.
 
-    `before_ms` lies so far back by the clock of this machine and by that of the store: one that is wrong harms nobody.
+    `before_ms` is far enough back by the clocks of both this machine and the store, so one wrong clock does no harm.
     """
 
     before_ms: int
@@ -91,12 +91,12 @@ class _Age:
         return stat.modified_ms >= self.put_ms or born_ms(stat.key) >= self.before_ms
 
     def is_past(self, at_ms: int) -> bool:
-        """Whether the instant, by the store's clock, is as old by both."""
+        """Whether an instant of the store's clock is old by both clocks."""
         return at_ms < min(self.put_ms, self.before_ms)
 
 
 class Sweeper:
-    """Sweeps shards of a location. Any number may work at once."""
+    """Sweeps shards of a location. Any number of sweepers may run at the same time."""
 
     def __init__(
         self, location: Location, settings: SweepSettings | None = None, *, metrics: MaintenanceMetrics | None = None
@@ -107,101 +107,92 @@ class Sweeper:
         self._store_clock = StoreClock(location.blob, location.clock, location.ids)
         self._silence = Silence(location, self._store_clock)
         self._loans = LoanLists(location.blob)
-        self._lists: dict[str, list[str]] = {}  # what bundles list, during the sweep of one shard
+        self._bundles: dict[str, list[str]] = {}  # the parts of bundles, during the sweep of one shard
 
     def sweep(self, name: str) -> SweepReport:
-        """Sweep one shard. Raises what the stores raise; repeating is safe."""
-        family = family_of(shard_id_of(name))  # what earlier lives of the name have left is swept as well
+        """Sweep one shard, including earlier incarnations of its name. Raises the errors of the stores; retry-safe."""
+        family = family_of(shard_id_of(name))
         age = self._age()
         report = SweepReport()
-        self._lists = {}
+        self._bundles = {}
         if not self._settings.dry_run:
             machine = self._location.machine(name)
             self._silence.forget(machine, machine.refresh())
         with translated():
             listing = self._location.blob.list(family)
-            while listed := list(islice(listing, LIST_PAGE)):
-                self._sweep_listed(name, listed, age, report)
-        self._abandon(name, [one for one in self._unfinished(family) if age.is_past(one.begun_ms)], report)
+            while page := list(islice(listing, LIST_PAGE)):
+                self._sweep_page(name, page, age, report)
+        self._sweep_unfinished(name, family, age, report)
         return report
 
-    def _unfinished(self, family: str) -> list[Unfinished]:
-        """None where the store does not permit to ask. A receipt of an erasure does not do without."""
+    def _sweep_unfinished(self, name: str, family: str, age: _Age, report: SweepReport) -> None:
+        """Delete the bytes of puts that started so long ago that their processes must have died."""
         try:
             with translated():
-                return list(self._location.blob.unfinished(family))
-        except InvalidUsage as error:
-            log.warning("what puts left unfinished cannot be listed", extra={"why": error.message})
-            return []
-
-    def _abandon(self, name: str, found: list[Unfinished], report: SweepReport) -> None:
-        """Delete what puts have written that were begun so long ago that whoever did was killed."""
-        report.orphans += len(found)
-        report.orphan_bytes += sum(max(0, one.size) for one in found)
-        report.keys += [one.where for one in found[: NAMED_MAX - len(report.keys)]]
-        self._metrics.add(orphans_found=len(found))
-        if found and not self._settings.dry_run:
+                unfinished = list(self._location.blob.unfinished(family))
+        except InvalidUsage as error:  # the store denies the listing
+            log.warning("unfinished puts cannot be listed", extra={"why": error.message})
+            return
+        old = [put for put in unfinished if age.is_past(put.begun_ms)]
+        self._count_orphans(report, [put.where for put in old], sum(max(0, put.size) for put in old))
+        if old and not self._settings.dry_run:
             self._location.identity.confirm()
             with translated():
-                self._location.blob.abandon(found)
-            report.deleted += len(found)
-            self._metrics.add(orphans_deleted=len(found))
-            log.info("unfinished", extra={"shard": name, "deleted": len(found)})
+                self._location.blob.abandon(old)
+            self._count_deleted(report, len(old))
+            log.info("unfinished", extra={"shard": name, "deleted": len(old)})
 
-    def _sweep_listed(self, name: str, listed: list[BlobStat], age: _Age, report: SweepReport) -> None:
+    def _sweep_page(self, name: str, page: list[BlobStat], age: _Age, report: SweepReport) -> None:
         machine = self._location.machine(name)
-        report.listed += len(listed)
+        report.listed += len(page)
         state = machine.refresh()
-        following = expire_lapsed(state, machine.lease_now_ms(state))  # as the commit below will leave it
-        found = self._unnamed(following, listed, age, SweepReport())
-        if found and not self._settings.dry_run:
-            # Commit before anything is deleted. A writer that stepped before this and commits only now loses the race,
-            # steps again, and is told that what it staged may be gone.
-            refused = machine.apply(c.ForgetLapsed(staged_before_ms=age.before_ms))
-            assert isinstance(refused, c.SweptBefore)
-            age = replace(age, before_ms=min(age.before_ms, refused.before_ms))
-        self._delete(name, self._unnamed(machine.refresh(), listed, age, report), report)
+        next_state = expire_lapsed(state, machine.lease_now_ms(state))  # as the commit below will leave it
+        orphans = self._find_orphans(next_state, page, age, SweepReport())
+        if orphans and not self._settings.dry_run:
+            # Commit before anything is deleted. A writer that stepped before this commit and commits after it loses the
+            # race, steps again, and is rejected because its staged blobs may be deleted.
+            swept = machine.apply(c.ForgetLapsed(staged_before_ms=age.before_ms))
+            assert isinstance(swept, c.SweptBefore)
+            age = replace(age, before_ms=min(age.before_ms, swept.before_ms))
+        self._delete(name, self._find_orphans(machine.refresh(), page, age, report), report)
 
-    def _unnamed(self, state: State, listed: list[BlobStat], age: _Age, report: SweepReport) -> list[BlobStat]:
-        """What of the listed blobs no live version names, and nobody can still be about to name."""
+    def _find_orphans(self, state: State, page: list[BlobStat], age: _Age, report: SweepReport) -> list[BlobStat]:
+        """The listed blobs that no live version names, and that no writer can still commit."""
         live = self._live_keys(state)
-        lent = self._lent(state, [stat.key for stat in listed if stat.key not in live])
-        found = []
-        for stat in listed:
+        lent = self._lent_keys(state, [stat.key for stat in page if stat.key not in live])
+        orphans = []
+        for stat in page:
             if stat.key in live or stat.key in lent:
                 report.named_bytes += stat.size
             elif not belongs_to(stat.key, shard_of(stat.key)):
-                continue  # not ours to judge
+                continue  # not a blob of a shard
             elif age.is_young(stat) or _writer_of(stat.key) in state.writers:
                 report.young += 1
             else:
-                found.append(stat)
-        return found
+                orphans.append(stat)
+        return orphans
 
-    def _lent(self, state: State, keys: list[str]) -> set[str]:
-        """Which of these keys are lent."""
+    def _lent_keys(self, state: State, keys: list[str]) -> set[str]:
+        """The keys among `keys` that are lent."""
         if not state.loans:
             return set()
-        known = [key for key in keys if belongs_to(key, shard_of(key))]
-        return set(known).difference(self._loans.not_held(self._location.machine(state.name), state, known))
+        own = [key for key in keys if belongs_to(key, shard_of(key))]
+        return set(own).difference(self._loans.not_held(self._location.machine(state.name), state, own))
 
     def sweep_unborn(self) -> SweepReport:
-        """Sweep what is left of shards that never came to be: a first rollup without a log.
+        """Sweep first rollups without a log: of shards whose creation did not complete.
 
-        InvalidUsage: the two stores do not belong together. Another location's shards would look unborn.
+        InvalidUsage: the two stores do not belong together, so shards of another location would look like these.
         """
         report, age = SweepReport(), self._age()
         with translated():
-            suspects = [stat for stat in self._location.blob.list("s") if _is_unborn(stat, age, report)]
-        known = {family_of(shard_id_of(name)) for name in self._location.all_names()}
-        self._delete("", [stat for stat in suspects if family_of(shard_of(stat.key)) not in known], report)
+            suspects = [stat for stat in self._location.blob.list("s") if _is_old_first_rollup(stat, age, report)]
+        families = {family_of(shard_id_of(name)) for name in self._location.all_names()}
+        self._delete("", [stat for stat in suspects if family_of(shard_of(stat.key)) not in families], report)
         return report
 
     def _live_keys(self, state: State) -> set[str]:
-        """Every blob that a live version names: what the State names, and what left it in the live log.
-
-        What the bundles among these list is named as well.
-        """
+        """Every blob that a live version names: in the State, removed by the live log, or listed by such a bundle."""
         live = set(state.blob_keys())
         following = SeqNo(1)
         while page := self._location.versions.diffs(state.name, following, SCAN_LIMIT):
@@ -209,57 +200,63 @@ class Sweeper:
                 live.update(self._location.versions.whole(state.name, change).gone)
             following = SeqNo(page[-1].seqno + 1)
         for bundle in sorted(key for key in live if is_bundle_key(key) and not is_foreign(key, state.shard_id)):
-            live.update(self._listed(state, bundle))
+            live.update(self._parts_of(state, bundle))
         return live
 
-    def _listed(self, state: State, bundle: str) -> list[str]:
-        """The parts that a bundle lists. One that left the State may be gone: it was collected, after its parts.
+    def _parts_of(self, state: State, bundle: str) -> list[str]:
+        """The keys of a bundle's parts; none if the bundle left the State and was collected, after its parts.
 
-        Unavailable: the State has moved on, look again. Corruption: the sweep cannot know what the bundle lists.
+        Unavailable: the State has changed, retry. Corruption: the bundle is missing, so its parts are unknown.
         """
-        if bundle in self._lists:
-            return self._lists[bundle]
+        if bundle in self._bundles:
+            return self._bundles[bundle]
         try:
             with translated_but_missing():
-                listed = keys_in(self._location.blob, bundle)
-            if len(self._lists) < LISTS_KEPT_MAX:
-                self._lists[bundle] = listed
-            return listed
+                parts = keys_in(self._location.blob, bundle)
+            if len(self._bundles) < BUNDLES_CACHED_MAX:
+                self._bundles[bundle] = parts
+            return parts
         except BlobNotFound as error:
             if not state.trace.names(bundle):
                 return []
             if self._location.machine(state.name).refresh().trace.names(bundle):
                 raise Corruption(f"bundle {bundle} of shard {state.name!r} is missing: nothing is swept") from error
-            raise Unavailable(f"shard {state.name!r} has moved on while it was swept; sweep it again") from error
+            raise Unavailable(f"shard {state.name!r} changed during the sweep; sweep it again") from error
 
     def _age(self) -> _Age:
         store_ms, age_ms = self._store_clock.now_ms(), self._settings.age_ms
         return _Age(max(0, min(self._location.clock.now_ms(), store_ms) - age_ms), store_ms - age_ms)
 
-    def _delete(self, name: str, found: Sequence[BlobStat], report: SweepReport) -> None:
-        nbytes = sum(stat.size for stat in found)
-        report.orphans += len(found)
-        report.orphan_bytes += nbytes
-        report.keys += [stat.key for stat in found[: NAMED_MAX - len(report.keys)]]
-        self._metrics.add(orphans_found=len(found), orphan_bytes=nbytes)
-        if self._settings.dry_run or not found:
+    def _delete(self, name: str, orphans: Sequence[BlobStat], report: SweepReport) -> None:
+        nbytes = sum(stat.size for stat in orphans)
+        self._count_orphans(report, [stat.key for stat in orphans], nbytes)
+        if self._settings.dry_run or not orphans:
             return
-        for start in range(0, len(found), DELETE_BATCH):
-            keys = [stat.key for stat in found[start : start + DELETE_BATCH]]
+        for start in range(0, len(orphans), DELETE_BATCH):
+            keys = [stat.key for stat in orphans[start : start + DELETE_BATCH]]
             self._location.identity.confirm()
             with translated():
                 self._location.blob.delete(keys)
-            report.deleted += len(keys)
-            self._metrics.add(orphans_deleted=len(keys))
+            self._count_deleted(report, len(keys))
         log.info("orphans", extra={"shard": name, "deleted": report.deleted, "bytes": nbytes})
 
+    def _count_orphans(self, report: SweepReport, keys: list[str], nbytes: int) -> None:
+        report.orphans += len(keys)
+        report.orphan_bytes += nbytes
+        report.keys += keys[: REPORT_KEYS_MAX - len(report.keys)]
+        self._metrics.add(orphans_found=len(keys), orphan_bytes=nbytes)
 
-def _is_unborn(stat: BlobStat, age: _Age, report: SweepReport) -> bool:
-    """Whether a blob could be all that there is of a shard: a first rollup, and old."""
+    def _count_deleted(self, report: SweepReport, count: int) -> None:
+        report.deleted += count
+        self._metrics.add(orphans_deleted=count)
+
+
+def _is_old_first_rollup(stat: BlobStat, age: _Age, report: SweepReport) -> bool:
+    """Whether a blob could be the only one of a shard whose creation did not complete."""
     report.listed += 1
     return _FIRST_ROLLUP.match(stat.key) is not None and not age.is_young(stat)
 
 
 def _writer_of(key: str) -> str | None:
-    found = _WRITER.match(key)
-    return found.group(1) if found else None
+    match = _WRITER.match(key)
+    return match.group(1) if match else None

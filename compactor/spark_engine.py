@@ -1,31 +1,31 @@
 """The Spark engine: a merge as a PySpark job. Executors read key ranges and write parts; the driver applies the result.
 
-The same planner, claims, ranges and apply step as everywhere; only the ranges are merged elsewhere. Executors open the
-blob store by its URL, so it must be one that all of them reach; they never commit. A range that Spark runs twice leaves
-one of its parts as an orphan.
+The planner, the claims, the ranges and the apply step are the same as for other engines. Executors open the blob store
+by its URL, so all of them must be able to reach it; they never commit. A range that Spark runs twice leaves orphans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Event, Thread
+from operator import itemgetter
+from threading import Thread
 from typing import Any
 
 from blob import Blob, open_blob
-from compactor.engine import EngineSettings, Keep, MergedChunk, MergeJob, RangeMerger
+from compactor.engine import EngineSettings, Keep, MergedChunk, MergeJob, RangeMerger, keep_until_done
 from persist.commit.system import SystemIds
 from persist.parts import KeyRange
 from persist.parts.read_plan import expand_bundles
 
-HEARTBEAT_POLL_S = 1.0
-WAVE_TASKS_PER_CORE = 2  # ranges in one Spark job, for each core: what a crash of the driver can lose
+WAVE_TASKS_PER_CORE = 2  # ranges per core in one Spark job: the work that a crash of the driver can lose
 
 
 @dataclass(frozen=True)
 class SparkEngine:
-    """Merges on the executors of `session`. `memory_bytes` of the settings is that of one task."""
+    """Merges on the executors of `session`. `memory_bytes` of the settings applies to one task."""
 
     session: Any
     blob: Blob
@@ -40,60 +40,48 @@ class SparkEngine:
         wave = max(1, context.defaultParallelism * WAVE_TASKS_PER_CORE)
         try:
             for start in range(0, len(ranges), wave):
-                taken = ranges[start : start + wave]
-                numbered = context.parallelize(list(enumerate(taken)), len(taken))
-                collected = _waited(partial(numbered.map(partial(_merge_one, shared)).collect), keep)
-                for _, chunk in sorted(collected, key=_number):
+                batch = ranges[start : start + wave]
+                numbered = context.parallelize(list(enumerate(batch)), len(batch))
+                collected = _run_in_thread(numbered.map(partial(_merge_one, shared)).collect, keep)
+                for _, chunk in sorted(collected, key=itemgetter(0)):
                     yield chunk
         finally:
             shared.destroy()
 
 
-def _number(result: tuple[int, MergedChunk]) -> int:
-    return result[0]
-
-
 def _merge_one(shared: Any, numbered: tuple[int, KeyRange]) -> tuple[int, MergedChunk]:
-    """On an executor: merge one key range."""
+    """Merge one key range, on an executor."""
     number, key_range = numbered
     job, url, settings = shared.value
     blob = open_blob(url)
     try:
         shares = settings.threads
         merger = RangeMerger(job, blob, SystemIds(), settings, shares=shares, reads_ahead=shares > 1)
-        return number, merger.merged(key_range, _alone)
+        return number, merger.merge(key_range, _keep_nothing)
     finally:
         blob.close()
 
 
-def _alone() -> None:
-    """Executors renew no claim: the driver does."""
+def _keep_nothing() -> None:
+    """Executors do not renew the claim; the driver does."""
 
 
-def _waited(work: Callable[[], Any], keep: Keep) -> Any:
-    """The result of `work`, which blocks, while the claim is kept from this thread."""
-    outcome: list[Any] = []
-    failed: list[BaseException] = []
-    done = Event()
+def _run_in_thread(work: Callable[[], Any], keep: Keep) -> Any:
+    """The result of `work`, which blocks, while this thread keeps the claim. A daemon thread may outlive the claim."""
+    future: Future[Any] = Future()
 
     def run() -> None:
         try:
-            outcome.append(work())
+            future.set_result(work())
         except BaseException as error:
-            failed.append(error)
-        finally:
-            done.set()
+            future.set_exception(error)
 
     Thread(target=run, name="persist-spark-merge", daemon=True).start()
-    while not done.wait(HEARTBEAT_POLL_S):
-        keep()
-    if failed:
-        raise failed[0]
-    return outcome[0]
+    return keep_until_done(future, keep)
 
 
 def local_session(name: str = "persist maintain run") -> Any:
-    """The active Spark session, or a new one as the environment of Spark configures it."""
+    """The active Spark session, or a new one configured by the Spark environment."""
     from pyspark.sql import SparkSession
 
     return SparkSession.builder.appName(name).getOrCreate()

@@ -1,8 +1,8 @@
-"""The compaction worker: claims due merges, does them, applies their results.
+"""The compaction worker: claims due merges, executes them and applies their results.
 
-Any number of workers share the shards of a location; they only meet in the claims that a shard's State holds. A worker
-may die at any instant: its claim lapses, another takes over and goes on from the last chunk that was saved. A worker
-never deletes anything: parts that it wrote in vain are garbage for GC (if the State ever named them) or orphans.
+Any number of workers share the shards of a location and coordinate only by the claims in each shard's State. A worker
+may die at any instant: its claim lapses, and another worker resumes from the last saved chunk. A worker never deletes
+anything: parts that it wrote in vain are garbage for GC (if the State ever named them) or orphans.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ from blob import BlobError, BlobNotFound
 from compactor.engine import Engine, EngineSettings, LocalEngine, MergeJob
 from compactor.loop import Ending, never
 from compactor.metering import MaintenanceMetrics, MeteredBlobs
+from persist.client.idempotency import send
+from persist.client.transport import Transport
 from persist.commit.location import Location
 from persist.commit.machine import Committer, CommitterOf
 from persist.copies.throttled_blob import Throttle
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.blob_keys import COMPACTOR
-from persist.core.errors import Corruption, PersistError, Unavailable
+from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable
 from persist.core.merge_plan import MergePolicy, plan
 from persist.core.state import State, kept_below
 from persist.formats.store_errors import translate
 
 log = logging.getLogger("persist.compactor")
 
-RENEWED_AFTER = 3  # a claim is renewed when a third of its lease has passed
-MERGES_PER_RUN_MAX = 1_000  # of one shard, before another shard has its turn
+RENEWED_AFTER = 3  # a claim is renewed after a third of its lease
+MERGES_PER_RUN_MAX = 1_000  # of one shard, before another shard is visited
+SERVER_RETRY_S = 2.0  # how long commits through a server are retried
 
 
 class ProgressReport(Protocol):
-    """Hears how far a merge is: of `total` input bytes `done` (estimated by key ranges)."""
+    """Called with the progress of a merge: `done` of `total` input bytes (estimated by key ranges)."""
 
     def __call__(self, shard: str, done: int, total: int, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """`idle_ms`: a shard that was not written for so long is brought to its least size."""
+    """`idle_ms`: a shard without writes for so long is merged completely."""
 
     policy: MergePolicy = field(default_factory=MergePolicy)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -54,23 +57,23 @@ class WorkerSettings:
 def local_engine(
     location: Location, settings: EngineSettings, metrics: MaintenanceMetrics, rate: int | None = None
 ) -> Engine:
-    """Merges in this process. Workers that share it share its limit of bytes a second, `rate`."""
+    """Merges in this process. Workers that share it share `rate`, its limit in bytes per second."""
     blobs = MeteredBlobs(location.blob, metrics, Throttle(rate, location.clock))
     return LocalEngine(blobs, location.ids, settings)
 
 
 class MergeOutcome(Enum):
     APPLIED = "applied"
-    REFUSED = "refused"  # an input or the claim is gone: another was faster
-    BUSY = "busy"  # another holds the claim
+    REFUSED = "refused"  # an input or the claim is gone: another worker was faster
+    BUSY = "busy"  # another worker holds the claim
 
 
 class ClaimLost(Exception):
-    """Another has taken the claim over: whatever this worker goes on to write would be in vain."""
+    """Another worker has taken over the claim, so further output of this worker would be in vain."""
 
 
 class Worker:
-    """Merges shards of a location. One thread at a time per worker; open several for more."""
+    """Merges shards of a location. Not thread-safe: use one worker per thread."""
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class Worker:
         self._engine = engine or local_engine(location, self.settings.engine, self.metrics)
 
     def due(self, name: str, *, idle: bool | None = None) -> list[c.MergeSpec]:
-        """The merges that are due on the shard now. `idle` None: by when it was last written."""
+        """The merges of the shard that are due now. `idle` None: determined by the time of its last write."""
         return self._due(self._committer_of(name).refresh(), idle)
 
     def run(
@@ -102,13 +105,13 @@ class Worker:
         merges_max: int = MERGES_PER_RUN_MAX,
         ending: Ending = never,
     ) -> int:
-        """Do merges on the shard until none is due; how many were applied. Raises what the stores raise."""
+        """Merge until nothing is due. Returns the number of applied merges. Raises the errors of the stores."""
         applied = tried = 0
         machine = self._committer_of(name)
         state = machine.refresh()
         upper, was_idle = state.upper, self._is_idle(state) if idle is None else idle
         while tried < merges_max and not ending():
-            self.metrics.seen(state)
+            self.metrics.record_size(state)
             specs = self._due(state, was_idle and state.upper == upper if idle is None else idle)
             outcomes = []
             for spec in specs:
@@ -117,25 +120,25 @@ class Worker:
                 outcomes.append(self.merge(name, spec))
                 tried += 1
                 if outcomes[-1] is MergeOutcome.APPLIED:
-                    break  # the trace has changed: what is due may be something better now
+                    break  # the trace has changed: plan again
             applied += outcomes.count(MergeOutcome.APPLIED)
             if MergeOutcome.APPLIED not in outcomes:
-                break  # nothing is due, or others are at it
+                break  # nothing is due, or other workers have the claims
             state = machine.state()
         return applied
 
     def merge(self, name: str, spec: c.MergeSpec) -> MergeOutcome:
-        """Claim one merge, do it, and apply its result. Errors of the stores leave the claim to lapse."""
+        """Claim one merge, execute it, and apply its result. After an error of a store the claim lapses."""
         machine = self._committer_of(name)
         claim = _Claim(machine, spec, self.owner, self.settings.lease_ms, self._location)
-        taken = claim.take()
-        if not taken.granted and taken.owner != self.owner:
+        claimed = claim.take()
+        if not claimed.granted and claimed.owner != self.owner:
             self.metrics.add(claims_refused=1)
             return MergeOutcome.BUSY
         try:
-            outcome = self._merge(machine, spec, claim, taken)
+            outcome = self._merge(machine, spec, claim, claimed)
         except (ClaimLost, BlobNotFound) as error:
-            outcome = self._lost(machine, claim, error)
+            outcome = self._check_inputs(machine, claim, error)
         except BlobError as error:
             self.metrics.add(merges_failed=1)
             raise translate(error) from error
@@ -143,7 +146,7 @@ class Worker:
             self.metrics.add(merges_failed=1)
             raise
         if outcome is MergeOutcome.REFUSED:
-            with suppress(PersistError):  # else it lapses; until then nobody could merge what is left of its inputs
+            with suppress(PersistError):  # without a release, the rest of the inputs is locked until the claim lapses
                 claim.release()
         self.metrics.add(**{"merges_applied" if outcome is MergeOutcome.APPLIED else "merges_refused": 1})
         log.info(
@@ -153,10 +156,7 @@ class Worker:
         return outcome
 
     def _is_idle(self, state: State) -> bool:
-        """Whether nobody has committed for a while. This worker's own commits do not end that while a run lasts.
-
-        By the walltime of the State, or by watching, where the clock of its committer was ahead.
-        """
+        """Whether there were no commits for `idle_ms`. During a run this worker's own commits do not count."""
         return idle_for_ms(self._location, state) >= self.settings.idle_ms
 
     def _due(self, state: State, idle: bool | None) -> list[c.MergeSpec]:
@@ -164,18 +164,19 @@ class Worker:
         now_ms = self._location.machine(state.name).lease_now_ms(state)
         return plan(state, self.settings.policy, now_ms=now_ms, idle=idle)
 
-    def _merge(self, machine: Committer, spec: c.MergeSpec, claim: _Claim, taken: c.Claimed) -> MergeOutcome:
+    def _merge(self, machine: Committer, spec: c.MergeSpec, claim: _Claim, claimed: c.Claimed) -> MergeOutcome:
         state = machine.state()
-        found = state.trace.covering(frozenset(spec.inputs))
-        since = taken.since if taken.done else spec.since
-        if not taken.granted or found is None or since.element is None:
+        covering = state.trace.covering(frozenset(spec.inputs))
+        since = claimed.since if claimed.done else spec.since
+        if not claimed.granted or covering is None or since.element is None:
             return MergeOutcome.REFUSED
-        if taken.done:
+        if claimed.done:
             self.metrics.add(merges_resumed=1)
-        runs = _runs_of(state.trace.batches[found[0] : found[0] + found[1]], spec.inputs)
-        kept = kept_below(state, since)  # whatever was kept when the merge began: before since none is ever added
+        first, count = covering
+        runs = _runs_of(state.trace.batches[first : first + count], spec.inputs)
+        kept = kept_below(state, since)  # fixed for the merge: no kept time is ever added before since
         job = MergeJob(
-            machine.name, state.shard_id, runs, state.schemas, since.element, taken.resume_key, kept, state.drops
+            machine.name, state.shard_id, runs, state.schemas, since.element, claimed.resume_key, kept, state.drops
         )
         claim.since = since
         written = crowded = 0
@@ -194,21 +195,22 @@ class Worker:
         assert isinstance(result, c.MergeApplied)
         self._report(machine.name, job, None)
         if crowded:
-            self._tell_crowded(machine.name, crowded)
+            self._report_crowded(machine.name, crowded)
         if result.applied:
-            self.metrics.merged(machine.name, sum(p.size for run in runs for p in run.parts if _is_new(p)), written)
+            ingested = sum(part.size for run in runs for part in run.parts if _is_new(part))
+            self.metrics.count_merge(machine.name, ingested, written)
         return MergeOutcome.APPLIED if result.applied else MergeOutcome.REFUSED
 
-    def _tell_crowded(self, name: str, keys: int) -> None:
-        """No keys: logs are kept, and rows may have to be erased."""
+    def _report_crowded(self, name: str, keys: int) -> None:
+        """Log the number of keys, not the keys: logs are kept, and rows may have to be erased."""
         self.metrics.add(crowded_keys=keys)
         log.error(
-            "keys that are to be unique have more than one row; persist schema constraints --look tells them",
+            "unique keys have more than one row; persist schema constraints --look lists them",
             extra={"shard": name, "keys": keys},
         )
 
-    def _lost(self, machine: Committer, claim: _Claim, error: Exception) -> MergeOutcome:
-        """An input is gone, or the claim. If every input is still named, a blob that must be there is missing."""
+    def _check_inputs(self, machine: Committer, claim: _Claim, error: Exception) -> MergeOutcome:
+        """After the loss of an input or the claim. Raises Corruption if a missing input is still named."""
         state = machine.refresh()
         if isinstance(error, BlobNotFound) and state.trace.covering(frozenset(claim.spec.inputs)) is not None:
             self.metrics.add(merges_failed=1)
@@ -225,7 +227,7 @@ class Worker:
 
 
 class _Claim:
-    """One merge's claim while a worker holds it, and what the State keeps with it."""
+    """The claim of a merge while a worker holds it, and the progress that the State stores with it."""
 
     def __init__(self, machine: Committer, spec: c.MergeSpec, owner: str, lease_ms: int, location: Location) -> None:
         self.spec = spec
@@ -241,33 +243,33 @@ class _Claim:
 
     def take(self) -> c.Claimed:
         self._renewed_s = self._clock.monotonic()
-        taken = self._hold((), b"")
-        self.done, self._resume_key = taken.done, taken.resume_key
-        return taken
+        claimed = self._hold((), b"")
+        self.done, self._resume_key = claimed.done, claimed.resume_key
+        return claimed
 
     def keep(self) -> None:
-        """Renew the claim when a good part of its lease has passed. Raises ClaimLost."""
+        """Renew the claim if a third of its lease has passed. Raises ClaimLost."""
         if self._clock.monotonic() - self._renewed_s >= self._lease_ms / 1000 / RENEWED_AFTER:
             self.save(self.done, self._resume_key)
 
     def save(self, done: Sequence[Part], resume_key: bytes) -> None:
-        """Keep what was written so far in the State, which also renews the claim. Raises ClaimLost."""
+        """Save the progress in the State, which also renews the claim. Raises ClaimLost."""
         now_s = self._clock.monotonic()
         try:
             saved = self._hold(tuple(done), resume_key)
         except Unavailable:
             if now_s - self._renewed_s < self._lease_ms / 1000 and tuple(done) == self.done:
-                return  # a renewal that did not happen is tried again soon
+                return  # a failed renewal is retried soon
             raise
-        if not saved.granted or len(saved.done) > len(done):  # it lapsed, and another has written for it since
+        if not saved.granted or len(saved.done) > len(done):  # it lapsed, and another worker has saved progress
             raise ClaimLost(self.key)
         self.done, self._resume_key, self._renewed_s = tuple(done), resume_key, now_s
 
     def _hold(self, done: tuple[Part, ...], resume_key: bytes) -> c.Claimed:
         command = c.HoldClaim(self.key, self._owner, self._lease_ms, self.spec.inputs, done, resume_key, self.since)
-        held = self._machine.apply(command)
-        assert isinstance(held, c.Claimed)
-        return held
+        claimed = self._machine.apply(command)
+        assert isinstance(claimed, c.Claimed)
+        return claimed
 
     def release(self) -> None:
         self._machine.apply(c.ReleaseClaim(self.key, self._owner))
@@ -280,11 +282,37 @@ def _runs_of(batches: Sequence[HollowBatch], inputs: Sequence[str]) -> tuple[Run
 
 
 def idle_for_ms(location: Location, state: State) -> int:
-    """For how long nobody has committed."""
+    """Milliseconds without commits, by the walltime of the State or, if that is ahead of this clock, by observation."""
     watched_ms = int(location.machine(state.name).unmoved_s(state) * 1000)
     return max(location.clock.now_ms() - state.walltime_ms, watched_ms)
 
 
 def _is_new(part: Part) -> bool:
-    """Whether a writer wrote it, not a merge."""
+    """Whether the part was written by a writer, not by a merge."""
     return part.key is None or f"/{COMPACTOR}/" not in part.key
+
+
+def through_server(location: Location, transport: Transport) -> CommitterOf:
+    """Committers that send the commands of maintenance to a server of the same location.
+
+    A process next to a busy writer loses most races against it, and every race that it wins makes the writer repeat its
+    commit. Through the server its commands join the writers' group commit. States and blobs are still read directly
+    from the stores. While the server is unavailable, maintenance commits directly.
+    """
+    return lambda name: _ServerCommitter(name, location, transport)
+
+
+class _ServerCommitter:
+    def __init__(self, name: str, location: Location, transport: Transport) -> None:
+        self.name = name
+        self._machine = location.machine(name)
+        self._transport = transport
+        self.state, self.refresh = self._machine.state, self._machine.refresh
+
+    def apply(self, command: c.Command) -> c.Result:
+        try:
+            result = send(self._transport, self.name, command, SERVER_RETRY_S)
+        except (Unavailable, Indeterminate):
+            return self._machine.apply(command)  # an unavailable server commits nothing, so there is no race
+        self._machine.refresh()
+        return result

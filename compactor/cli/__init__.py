@@ -1,1 +1,1 @@
-"""The command `persist maintain`."""
+"""The command-line interface of maintenance."""

@@ -1,7 +1,7 @@
 """`persist maintain run|gc|sweep`: merge batches and delete garbage in the background.
 
-`run` does all that shards need: merges, history, retention, erasures, publications, and garbage collection. `gc` only
-collects garbage. `sweep` deletes what writers and workers that died have left: blobs that nothing names.
+`run` performs all maintenance: merges, history, retention, erasures, publications, and garbage collection. `gc` only
+collects garbage. `sweep` deletes orphans: blobs of writers and workers that died before their commit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,18 @@ from compactor.engine import Engine, EngineSettings, use_system_allocator
 from compactor.loop import Loop, in_turn
 from compactor.metering import MaintenanceMetrics
 from compactor.monitor import Monitor, of_maintenance
-from compactor.on_demand import through_server
 from compactor.orphans import Sweeper, SweepReport, SweepSettings
 from compactor.scrubber import SAMPLES, Scrubber, check_sample, samples_per_day
-from compactor.tasks import Rounds, erasure_task, gc_task, history_task, merge_task, publish_task, retention_task
-from compactor.worker import Worker, WorkerSettings, local_engine
+from compactor.tasks import (
+    Eraser,
+    PublicationRounds,
+    gc_task,
+    history_task,
+    merge_task,
+    publish_task,
+    retention_task,
+)
+from compactor.worker import Worker, WorkerSettings, local_engine, through_server
 from persist.cli import connection_args
 from persist.cli.connection_args import add_subcommand, read_age_ms, read_size
 from persist.cli.long_running import announce, configure_logs, end_with_parent, on_signals
@@ -169,13 +176,19 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.gc:
             collector = Collector(location, metrics=metrics, committer_of=committer_of)
             within_s = 0.0 if publish is None else publish.within_s
-            tasks.append(erasure_task(location, collector, committer_of, within_s, stop.is_set))
-            tasks.append(gc_task(location, collector, ending=stop.is_set))
-        rounds: Rounds | None = None
+            eraser = Eraser(
+                location,
+                collector,
+                published_within_s=within_s,
+                committer_of=committer_of,
+                ending=stop.is_set,
+            )
+            tasks += [eraser.run, gc_task(location, collector, ending=stop.is_set)]
+        rounds: PublicationRounds | None = None
         if publish is not None:
             published = Published(location, publish, at_once=arguments.once)
             opened.callback(published.close)
-            rounds = Rounds(location, published)
+            rounds = PublicationRounds(location, published)
             opened.callback(rounds.stop)
             tasks.append(publish_task(location, published))
         loop = Loop(
@@ -196,12 +209,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _sample(arguments: argparse.Namespace) -> tuple[int, int] | None:
-    """The argument, else PERSIST_VERIFY_SAMPLE, which a server gives to its own maintenance, else the default.
+    """The number of samples and the rate: the argument, PERSIST_VERIFY_SAMPLE (set by servers), or the default.
 
-    None: samples are switched off, or the process does only what is due now.
+    None: samples are switched off, or the process runs once.
     """
-    given: str | None = arguments.verify_sample
-    text = os.environ.get(VERIFY_SAMPLE) if given is None else given
+    argument: str | None = arguments.verify_sample
+    text = os.environ.get(VERIFY_SAMPLE) if argument is None else argument
     of = SAMPLES if text is None else samples_per_day(text)
     rate = read_rate(arguments.verify_rate, "--verify-rate")
     if of is None or rate is None:
@@ -211,7 +224,7 @@ def _sample(arguments: argparse.Namespace) -> tuple[int, int] | None:
 
 
 def _publish_settings(arguments: argparse.Namespace) -> PublishSettings | None:
-    """The argument, else PERSIST_PUBLISH_EVERY, which a server gives to its own maintenance, else the default."""
+    """From the argument, PERSIST_PUBLISH_EVERY (set by servers), or the default. None: no publications."""
     text = os.environ.get(PUBLISH_EVERY)
     every_ms = None if arguments.publish_every is None else read_age_ms("--publish-every", arguments.publish_every)
     if every_ms is None and text is not None:
@@ -226,7 +239,7 @@ def _publish_settings(arguments: argparse.Namespace) -> PublishSettings | None:
 
 
 def _server(arguments: argparse.Namespace, location: Location) -> Transport | None:
-    """The server through which to commit, if one is given. Raises InvalidUsage if it serves other shards."""
+    """The server through which to commit, if any. Raises InvalidUsage if it serves another location."""
     if arguments.url is None:
         return None
     transport = connection_args.connection_to(arguments.url, arguments.ca_file).transport()
@@ -237,16 +250,16 @@ def _server(arguments: argparse.Namespace, location: Location) -> Transport | No
 
 
 def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerSettings) -> Engine | None:
-    """The Spark engine where it is asked for; None means that workers merge by themselves."""
+    """The Spark engine if requested; None: merges run in this process."""
     if arguments.engine == "local":
         return None
     if arguments.rate is not None:
-        raise InvalidUsage("--rate holds merges in this process back; executors of --engine spark do not know it")
+        raise InvalidUsage("--rate limits only merges in this process; it cannot be combined with --engine spark")
     if location.blob.url.startswith("mem:"):
         raise InvalidUsage("Spark executors cannot reach a blob store in memory")
     spark_engine = optional("compactor.spark_engine", "--engine spark", "persist-shards[spark]", InvalidUsage)
-    found: Engine = spark_engine.SparkEngine(spark_engine.local_session(), location.blob, settings.engine)
-    return found
+    engine: Engine = spark_engine.SparkEngine(spark_engine.local_session(), location.blob, settings.engine)
+    return engine
 
 
 def _gc(arguments: argparse.Namespace) -> int:
@@ -263,7 +276,7 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    """A line for each shard that has orphans. Exit code 1 when a shard could not be swept."""
+    """Print a line for each shard that has orphans. Exit code 1 if a shard could not be swept."""
     _check_positive(arguments, "concurrency")
     settings = SweepSettings(read_age_ms("--age", arguments.age), arguments.dry_run)
     settings.check()
@@ -274,28 +287,25 @@ def _sweep(arguments: argparse.Namespace) -> int:
         sweeper = Sweeper(location, settings, metrics=metrics)
 
         def task(name: str) -> None:
-            _show(name, sweeper.sweep(name))
+            _print_report(name, sweeper.sweep(name))
 
         loop = Loop(location, task, patterns=patterns, concurrency=arguments.concurrency)
         on_signals(loop.stop)
         with _monitored(arguments, partial(of_maintenance, location, loop, metrics)):
             failures = loop.once()
             if patterns == ("*",):
-                _show("", sweeper.sweep_unborn())
+                _print_report("", sweeper.sweep_unborn())
         print(json.dumps(metrics.to_json()))
         return 1 if failures else 0
 
 
-def _show(name: str, report: SweepReport) -> None:
+def _print_report(name: str, report: SweepReport) -> None:
     if report.orphans:
         print(json.dumps({"shard": name or None, **asdict(report)}), flush=True)
 
 
-# What the subcommands share.
-
-
 def _prepare(arguments: argparse.Namespace) -> None:
-    """The parent to end with, priority and logs, as the arguments say. Called before anything else."""
+    """Apply the arguments for the parent process, the priority and the logs. Called first."""
     if arguments.end_with_parent is not None:
         end_with_parent(arguments.end_with_parent)
     if arguments.metrics_port is not None and not 0 <= arguments.metrics_port < 65536:
@@ -308,38 +318,38 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
 
 def _open_location(arguments: argparse.Namespace) -> Location:
-    """The location that the arguments name, without small merges after commits: those are the writers' own."""
+    """The location, without small merges after commits, which only writers do."""
     settings = LocationSettings(machine=MachineSettings(small_merges=False), metered=True, shows_no_copy=True)
     connection_args.check_given(arguments, "region", "index")
     region, index = check_region(arguments.region) if arguments.region else "", arguments.index
     if index and not region:
-        raise InvalidUsage("--index needs --region, of which this is the home")
+        raise InvalidUsage("--index needs --region: the region that this is home of")
     trust = connection_args.trust_in(getattr(arguments, "ca_file", None))
-    known = open_index(index, os.environ.get("PERSIST_INDEX_TOKEN"), SystemClock(), trust) if index else None
+    region_index = open_index(index, os.environ.get("PERSIST_INDEX_TOKEN"), SystemClock(), trust) if index else None
     location = connection_args.where_of(arguments).open(settings, must_exist=True)
-    if known is not None:  # nothing is committed or deleted once the index says that another home has taken over
-        HomeWatch(location.identity, region, known)
+    if region_index is not None:  # nothing is committed or deleted after a failover to another home
+        HomeWatch(location.identity, region, region_index)
     return location
 
 
 def _check_stores(location: Location) -> None:
-    """Probe the stores. One that can only be read, because its disk is full, is a line in the log: deletions go on."""
+    """Probe the stores. A store that is read-only because its disk is full is logged: deletions continue."""
     for unwritable in location.check():
-        announce("a store cannot be written: deletions go on", why=unwritable)
+        announce("a store cannot be written: deletions continue", why=unwritable)
 
 
 def _check_positive(arguments: argparse.Namespace, *names: str) -> None:
-    """Raises InvalidUsage unless these arguments are more than 0, at most NUMBER_MAX, or None."""
+    """Raises InvalidUsage unless these arguments are more than 0 and at most NUMBER_MAX."""
     for name in names:
         value = getattr(arguments, name)
-        if value is not None and not 0 < value <= NUMBER_MAX:
-            wanted = f"more than 0 and at most {NUMBER_MAX}"
-            raise InvalidUsage(f"--{name.replace('_', '-')} is {value}; it must be {wanted}")
+        if not 0 < value <= NUMBER_MAX:
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidUsage(f"{flag} is {value}; it must be more than 0 and at most {NUMBER_MAX}")
 
 
 @contextmanager
 def _monitored(arguments: argparse.Namespace, families: Callable[[], Iterator[Family]]) -> Iterator[None]:
-    """Answer monitors meanwhile, if the arguments name a port for them. Its URL is a line of the log."""
+    """Serve metrics during the `with` if the arguments name a port. The URL is logged."""
     if arguments.metrics_port is None:
         yield
         return
@@ -354,7 +364,7 @@ def _monitored(arguments: argparse.Namespace, families: Callable[[], Iterator[Fa
 def _work(
     loop: Loop, arguments: argparse.Namespace, metrics: MaintenanceMetrics, families: Callable[[], Iterator[Family]]
 ) -> int:
-    """Work until a signal, or through every shard once; print what was done. The exit code."""
+    """Run until a signal, or once over every shard, and print the counters. Returns the exit code."""
     on_signals(loop.stop)
     with _monitored(arguments, families):
         if not arguments.once:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
+import compactor.embedded
 import persist
-from compactor import on_demand
 from compactor.worker import Worker
 from persist.client.connect import connect
 from persist.client.embedded import EmbeddedTransport
@@ -111,7 +111,7 @@ def http(machine: Machine) -> Iterator[TestClient]:
 
 
 def test_pieces_over_http(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_demand, "MERGES_AT_ONCE", 1)
+    monkeypatch.setattr(compactor.embedded, "MERGES_PER_CALL", 1)
     answers = [http.post(f"{PATH}/optimize").json()]
     while answers[-1]["more"]:
         answers.append(http.post(f"{PATH}/optimize").json())

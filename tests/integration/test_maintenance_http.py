@@ -16,8 +16,7 @@ import pyarrow as pa
 import uvicorn
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import through_server
-from compactor.worker import Worker, WorkerSettings
+from compactor.worker import Worker, WorkerSettings, through_server
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client, Connection, connect
 from persist.commit.location import Location, LocationSettings, open_location

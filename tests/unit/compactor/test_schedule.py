@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.loop import FAILED_AGAIN_S, NAMES_PAGE, STALE_MIN, LookTurns, Loop, Schedule
+from compactor.loop import FAILED_AGAIN_S, NAMES_PAGE, STALE_MIN, Loop, NameScan, Schedule
 from persist.core.errors import Unavailable
 from tests.support.location import memory_location
 
@@ -63,21 +63,21 @@ def test_an_earlier_time_replaces_a_later_one_and_the_heap_stays_small() -> None
 
 
 def test_the_first_round_is_as_fast_as_it_is_asked_for() -> None:
-    turns = LookTurns(Names(names_of(2_500)), lambda _: True, 600.0, 5.0)
+    scan = NameScan(Names(names_of(2_500)), lambda _: True, 600.0, 5.0)
     found: list[str] = []
     while len(found) < 2_500:
-        found += turns.draw(0.0, 400)
+        found += scan.draw(0.0, 400)
     assert found == names_of(2_500)
-    assert turns.next_s == 600.0
+    assert scan.next_s == 600.0
 
 
 def test_a_later_round_gives_so_many_a_second_and_goes_on_for_longer_than_its_period() -> None:
     names = Names(names_of(100))
-    turns = LookTurns(names, lambda _: True, 10.0, 5.0)
-    assert len(turns.draw(0.0, 1_000)) == 100
+    scan = NameScan(names, lambda _: True, 10.0, 5.0)
+    assert len(scan.draw(0.0, 1_000)) == 100
     found, seconds = [], 0
     while len(found) < 100:
-        more = turns.draw(10.0 + seconds, 1_000)
+        more = scan.draw(10.0 + seconds, 1_000)
         assert len(more) <= 10  # with what a second before could have had
         found += more
         seconds += 1
@@ -87,27 +87,27 @@ def test_a_later_round_gives_so_many_a_second_and_goes_on_for_longer_than_its_pe
 
 
 def test_a_round_without_a_pace_begins_when_its_time_has_come() -> None:
-    turns = LookTurns(Names(names_of(3)), lambda _: True, 5.0, None)
-    assert (turns.draw(0.0, 9), turns.draw(4.9, 9), turns.draw(5.0, 9)) == (names_of(3), [], names_of(3))
+    scan = NameScan(Names(names_of(3)), lambda _: True, 5.0, None)
+    assert (scan.draw(0.0, 9), scan.draw(4.9, 9), scan.draw(5.0, 9)) == (names_of(3), [], names_of(3))
 
 
 def test_names_that_are_not_wanted_cost_a_page_at_a_time() -> None:
     names = Names(names_of(3 * NAMES_PAGE))
-    turns = LookTurns(names, lambda name: name == "s02999", 600.0, 5.0)
-    found = [turns.draw(0.0, 2) for _ in range(4)]
+    scan = NameScan(names, lambda name: name == "s02999", 600.0, 5.0)
+    found = [scan.draw(0.0, 2) for _ in range(4)]
     assert (found, names.pages) == ([[], [], ["s02999"], []], 4)
 
 
 def test_a_round_goes_on_where_the_names_could_not_be_read() -> None:
     names = Names(names_of(2 * NAMES_PAGE))
-    turns = LookTurns(names, lambda _: True, 600.0, None)
-    assert len(turns.draw(0.0, NAMES_PAGE)) == NAMES_PAGE
+    scan = NameScan(names, lambda _: True, 600.0, None)
+    assert len(scan.draw(0.0, NAMES_PAGE)) == NAMES_PAGE
     names.fails = True
     with pytest.raises(Unavailable):
-        turns.draw(1.0, 1)
+        scan.draw(1.0, 1)
     names.fails = False
-    assert turns.draw(2.0, 1) == []
-    assert turns.draw(1.0 + FAILED_AGAIN_S, 1) == [names_of(NAMES_PAGE + 1)[-1]]
+    assert scan.draw(2.0, 1) == []
+    assert scan.draw(1.0 + FAILED_AGAIN_S, 1) == [names_of(NAMES_PAGE + 1)[-1]]
 
 
 @pytest.mark.parametrize("room", [1, 2, 5])
@@ -115,12 +115,12 @@ def test_shards_that_move_all_the_time_keep_none_at_rest_from_being_looked_at(ro
     """There are more of them than can be looked at, and all of them are due again at once."""
     location = memory_location()
     loop = Loop(location, lambda _: None, concurrency=room)
-    turns = LookTurns(Names(names_of(20)), lambda _: True, 600.0, 5.0)
+    scan = NameScan(Names(names_of(20)), lambda _: True, 600.0, 5.0)
     found: list[str] = []
     for now in range(200):
         for busy in range(room + 3):
             loop._schedule.want(f"busy{busy}", float(now))
-        looked = loop._due(turns, float(now), room)
+        looked = loop._due(scan, float(now), room)
         assert len(looked) == room
         found += looked
         for name in looked:
