@@ -1,1 +1,1 @@
-"""Durable and wire bytes: what crosses HTTP, what lies in stores, and how the errors of stores are told."""
+"""Durable and wire formats, and the translation of store errors."""

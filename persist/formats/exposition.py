@@ -1,4 +1,4 @@
-"""Figures as a monitor reads them: families of series, and their text in Prometheus' format (version 0.0.4)."""
+"""Metric families and their text in Prometheus' exposition format (version 0.0.4)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ HISTOGRAM = "histogram"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How many values lay in each bucket, and their sum.
+    """The number of values in each bucket, and their sum.
 
-    `counts` has one number more than `bounds`: bucket i holds values in (bounds[i - 1], bounds[i]], the last one all
-    beyond.
+    `counts` is one longer than `bounds`: bucket i counts values in (bounds[i - 1], bounds[i]], the last one the rest.
     """
 
     bounds: tuple[float, ...]
@@ -29,12 +28,12 @@ class Spread:
         return sum(self.counts)
 
 
-Labelled = tuple[tuple[str, ...], "float | Spread"]  # the values of the labels, and the value of the series
+Labelled = tuple[tuple[str, ...], "float | Spread"]  # label values, and the value of the series
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All series of one name. `labels` are the names of their labels; a histogram's values are Spreads."""
+    """All series of one name. `labels` are the label names; the values of a histogram are Spreads."""
 
     name: str
     kind: str
@@ -49,7 +48,7 @@ def one(name: str, kind: str, text: str, value: float) -> Family:
 
 
 def exposition(families: Iterable[Family]) -> bytes:
-    """The text of all families, one after the other."""
+    """The text of all families."""
     lines: list[str] = []
     for family in families:
         lines.append(f"# HELP {family.name} {family.text}")
@@ -59,7 +58,7 @@ def exposition(families: Iterable[Family]) -> bytes:
 
 
 def figures(families: Iterable[Family]) -> dict[str, float]:
-    """The value of each series by its name, as in the text; of a histogram its sum and its count."""
+    """The value of each series by its name in the text; of a histogram the sum and the count."""
     return {series: value for family in families for series, value in _series(family, buckets=False)}
 
 
@@ -69,11 +68,11 @@ def _series(family: Family, *, buckets: bool) -> Iterator[tuple[str, float]]:
         if not isinstance(value, Spread):
             yield f"{family.name}{_labels(labels)}", float(value)
             continue
-        below = 0
+        cumulative = 0
         if buckets:
             for bound, count in zip((*value.bounds, math.inf), value.counts, strict=True):
-                below += count
-                yield f"{family.name}_bucket{_labels([*labels, ('le', _number(bound))])}", float(below)
+                cumulative += count
+                yield f"{family.name}_bucket{_labels([*labels, ('le', _number(bound))])}", float(cumulative)
         yield f"{family.name}_sum{_labels(labels)}", float(value.total)
         yield f"{family.name}_count{_labels(labels)}", float(value.count)
 
@@ -81,10 +80,10 @@ def _series(family: Family, *, buckets: bool) -> Iterator[tuple[str, float]]:
 def _labels(pairs: Sequence[tuple[str, str]]) -> str:
     if not pairs:
         return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(pairs)) + "}"
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in sorted(pairs)) + "}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

@@ -1,6 +1,6 @@
-"""What crosses HTTP: commands, results and views as records, results and views also as JSON, errors as problem+json.
+"""HTTP payloads: commands, results and views as records, results and views also as JSON, errors as problem+json.
 
-In JSON frontiers are `[7]` or `[]`, bytes are base64, ids print their letter.
+In JSON frontiers are `[7]` or `[]`, bytes are base64, and ids have their type letter.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from persist.formats.records import decoded, encoded
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PROBLEM_JSON = "application/problem+json"
 RECORD = "application/vnd.persist.record"  # MessagePack
-_OF_RECORDS = frozenset({"batches", "drops", "truncations", "erased", "reader", "tagged", "details", "schema_times"})
-PROTOCOL_VERSION = 3  # of the records that cross HTTP
+_NOT_IN_JSON = frozenset({"batches", "drops", "truncations", "erased", "reader", "tagged", "details", "schema_times"})
+PROTOCOL_VERSION = 3  # of the records in HTTP payloads
 
 
 class BlobMissing(InvalidUsage):
-    """There is no blob of that key (any more), or it ends before the range does."""
+    """There is no blob with that key, or it ends before the range does."""
 
     kind = "blob_missing"
 
 
 class StagedRuns(Record, frozen=True):
-    """Staged runs, for which receipts are asked, or which have them."""
+    """Staged runs, with or without receipts."""
 
     runs: tuple[Run, ...]
 
@@ -48,33 +48,33 @@ _VIEW = msgspec.msgpack.Decoder(ShardView)
 
 
 def decode_command(data: bytes) -> Command:
-    """Raises InvalidUsage on anything that is no command, UpgradeNeeded on one that is not known here."""
+    """Raises InvalidUsage for invalid bytes, and UpgradeNeeded for an unknown command."""
     return decoded(_COMMAND, data, "command", InvalidUsage)
 
 
 def validate_command(command: _AnyCommand) -> _AnyCommand:
-    """The command as a server reads it from a request, so that what a program commits itself is no other one.
+    """The command as a server decodes it from a request, for programs that commit directly.
 
-    Raises InvalidUsage where a value has a wrong type, or is out of its range: the log could not be read with it.
+    Raises InvalidUsage if a value has a wrong type or is out of range: it would make the log unreadable.
     """
     try:
         return cast(_AnyCommand, decode_command(encoded(command)))
     except UpgradeNeeded as error:
-        raise InvalidUsage(f"a command does not make sense: {error.__cause__}") from error
+        raise InvalidUsage(f"a command is not valid: {error.__cause__}") from error
 
 
 def validate_caller(caller: Caller) -> Caller:
-    """The caller as the log gives them back. Raises InvalidUsage where a value has a wrong type."""
+    """The caller as decoded from the log. Raises InvalidUsage if a value has a wrong type."""
     return caller if caller is NOBODY else decoded(_CALLER, encoded(caller), "caller", InvalidUsage)
 
 
 def decode_result(data: bytes) -> Result:
-    """Raises Corruption on anything that is no result, UpgradeNeeded on one that is not known here."""
+    """Raises Corruption for invalid bytes, and UpgradeNeeded for an unknown result."""
     return decoded(_RESULT, data, "result", Corruption)
 
 
 def encode_view(view: ShardView) -> bytes:
-    """The bytes of a view, without empty fields at its end, so that clients read it which do not know these."""
+    """The bytes of a view, without trailing empty fields, so that clients that do not know them can decode it."""
     values = [getattr(view, name) for name in view.__struct_fields__]
     while values[-1] in ((), 0, None, MINIMUM):
         values.pop()
@@ -82,36 +82,36 @@ def encode_view(view: ShardView) -> bytes:
 
 
 def decode_view(data: bytes) -> ShardView:
-    """Raises Corruption on anything that is no view, UpgradeNeeded on one that is not known here."""
+    """Raises Corruption for invalid bytes, and UpgradeNeeded for a view of a newer version."""
     return decoded(_VIEW, data, "view", Corruption)
 
 
 def decode_history(data: bytes) -> HistoryPage:
-    """Raises Corruption on anything that is no page of a commit history, UpgradeNeeded on what is not known here."""
+    """Raises Corruption for invalid bytes, and UpgradeNeeded for a page of a newer version."""
     return decoded(_PAGE, data, "page of a commit history", Corruption)
 
 
 def decode_staged(data: bytes, bad: type[PersistError]) -> tuple[Run, ...]:
-    """Raises `bad` on anything that is no staged runs, UpgradeNeeded on what is not known here."""
+    """Raises `bad` for invalid bytes, and UpgradeNeeded for staged runs of a newer version."""
     return decoded(_STAGED, data, "list of staged parts", bad).runs
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
-    return {"result": result.__struct_config__.tag, **_shown(result)}
+    return {"result": result.__struct_config__.tag, **_fields_to_json(result)}
 
 
 def view_to_json(view: ShardView) -> dict[str, Any]:
-    """The view without its batches, and without what only who reads these asks for."""
+    """The view without its batches, and without the fields that only readers of batches need."""
     schemas = {
         str(number): {"arrow": b64encode(schema.arrow).decode(), "key": schema.key}
         for number, schema in view.schemas.items()
     }
-    hidden = _OF_RECORDS if view.service_times else _OF_RECORDS | {"service_times"}
-    return {name: value for name, value in _shown(view).items() if name not in hidden} | {"schemas": schemas}
+    hidden = _NOT_IN_JSON if view.service_times else _NOT_IN_JSON | {"service_times"}
+    return {name: value for name, value in _fields_to_json(view).items() if name not in hidden} | {"schemas": schemas}
 
 
-def _shown(record: Result | ShardView) -> dict[str, Any]:
-    return {name: x.to_json() if isinstance(x, Antichain) else x for name, x in asdict(record).items()}
+def _fields_to_json(record: Result | ShardView) -> dict[str, Any]:
+    return {name: value.to_json() if isinstance(value, Antichain) else value for name, value in asdict(record).items()}
 
 
 def error_to_json(error: PersistError, status: int) -> dict[str, Any]:
@@ -127,16 +127,16 @@ def error_to_json(error: PersistError, status: int) -> dict[str, Any]:
 
 
 def error_from_json(value: Any) -> PersistError:
-    """The error that a problem+json body tells of."""
+    """The error of a problem+json body."""
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-        return PersistError(f"the server answered with an error that is not persist's: {value!r:.200}")
+        return PersistError(f"the server responded with an unknown error: {value!r:.200}")
     details = value.get("details")
     return from_kind(value["kind"], str(value.get("detail", "")), details if isinstance(details, dict) else {})
 
 
 def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of a decoder of JSON. Raises ValueError where it names something twice: only one would be heeded."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object gives two values for one name")
-    return found
+    """An `object_pairs_hook` that raises ValueError for a duplicate name, of which only one value would be used."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("an object has two values for one name")
+    return members

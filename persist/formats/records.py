@@ -1,4 +1,4 @@
-"""Records <-> MessagePack. What cannot be read is told as an error of the tree."""
+"""Records <-> MessagePack. Errors of msgspec become errors of `persist.core.errors`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from persist.core.record import Record
 _T = TypeVar("_T")
 
 
-def _plain(value: object) -> object:
-    """What msgspec cannot write, as what it can."""
+def _to_builtin(value: object) -> object:
+    """The encoding hook for values that msgspec does not know."""
     if isinstance(value, Batches):
         return tuple(value)
     if isinstance(value, Entries):
@@ -29,13 +29,13 @@ def _plain(value: object) -> object:
     raise TypeError(f"it holds a {type(value).__name__}")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-# What msgspec says of a record with more fields, of another kind of record, and of another word than it knows.
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_builtin)
+# Messages of msgspec for a record with unknown fields, of an unknown type, or with an unknown enum value.
 _NEWER = re.compile(r"^(Expected `array` of at most length|Invalid (enum )?value ')")
 
 
 def encoded(record: Record) -> bytes:
-    """The bytes of a record. Raises InvalidUsage where it holds what none can, as a number of more than 64 bits."""
+    """The bytes of a record. Raises InvalidUsage for values that cannot be encoded, such as integers beyond 64 bits."""
     try:
         return _encoder.encode(record)
     except (OverflowError, TypeError, ValueError) as error:
@@ -43,17 +43,17 @@ def encoded(record: Record) -> bytes:
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes | memoryview, what: str, bad: type[PersistError]) -> _T:
-    """The record that the bytes hold. Raises UpgradeNeeded when a newer build wrote it, `bad` on anything else."""
+    """Decode a record. Raises UpgradeNeeded if a newer version wrote it, and `bad` for any other invalid bytes."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         if _NEWER.search(str(error)):
-            raise UpgradeNeeded(f"a {what} holds what this persist does not know: {error}; upgrade it") from error
-        raise bad(f"a {what} of {len(data)} bytes does not make sense: {error}") from error
+            raise UpgradeNeeded(f"a {what} was written by a newer version of persist: {error}; upgrade") from error
+        raise bad(f"a {what} of {len(data)} bytes is not valid: {error}") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise bad(f"a {what} of {len(data)} bytes is cut short or damaged: {error}") from error
+        raise bad(f"a {what} of {len(data)} bytes is truncated or damaged: {error}") from error
 
 
 def json_crc(body: object) -> int:
-    """The CRC-32 of a value of JSON, whatever the order of its names: what a file of JSON has beside it."""
+    """The CRC-32 of a JSON value, independent of the order of its keys."""
     return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

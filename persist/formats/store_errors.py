@@ -1,4 +1,4 @@
-"""Errors of the stores, turned into errors of the tree."""
+"""Translates errors of the stores into errors of `persist.core.errors`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Persist
 
 
 def translate(error: BlobError | ConsensusError) -> PersistError:
-    """The error of the tree that tells the same handler to do the same thing."""
+    """The PersistError that requires the same handling."""
     if isinstance(error, BlobNotFound):
         return Corruption(f"a blob that the shard names is missing: {error}")
     if isinstance(error, BlobExists):
@@ -36,7 +36,7 @@ def translate(error: BlobError | ConsensusError) -> PersistError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the errors of the stores as errors of the tree."""
+    """Raise errors of the stores as PersistErrors."""
     try:
         yield
     except (BlobError, ConsensusError) as error:
@@ -45,10 +45,10 @@ def translated() -> Iterator[None]:
 
 @contextmanager
 def translated_but_missing() -> Iterator[None]:
-    """As `translated`, but a missing blob stays BlobNotFound: the caller knows what it means."""
+    """As `translated`, but a missing blob remains BlobNotFound, for callers that handle it."""
     try:
         yield
-    except BlobNotFound:
-        raise
     except (BlobError, ConsensusError) as error:
+        if isinstance(error, BlobNotFound):
+            raise
         raise translate(error) from error

@@ -1,4 +1,4 @@
-"""Spans by OpenTelemetry. Loaded only where traces are switched on: the library is optional."""
+"""Spans by OpenTelemetry. Imported only if traces are enabled, because the library is optional."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -19,13 +20,13 @@ from persist.core.errors import InvalidUsage
 from persist.telemetry.tracing import TRACEPARENT, TRACEPARENT_CHARS_MAX
 
 KINDS = {"client": SpanKind.CLIENT, "server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
-REASON_MAX = 500  # characters of an error's sentence in a span
+REASON_MAX = 500  # characters of an error message in a span
 EXTRA = "persist-shards[otel]"
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 class OtelSpan:
-    """A span under way."""
+    """Implements `persist.telemetry.tracing.TraceSpan`."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
@@ -39,16 +40,14 @@ class OtelSpan:
 
 
 class OtelTracer:
-    """Implements `persist.telemetry.tracing.Tracer`. `provider` None: the one that the program has set."""
+    """Implements `persist.telemetry.tracing.Tracer`. `provider` None: the global one of the program."""
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
-        self._provider = provider
         self._tracer = trace.get_tracer("persist", tracer_provider=provider)
         self._propagator = tracecontext.TraceContextTextMapPropagator()
 
     def current(self) -> SpanContext | None:
-        place = trace.get_current_span().get_span_context()
-        return place if place.is_valid else None
+        return _place_in(None)
 
     @contextmanager
     def span(
@@ -89,16 +88,20 @@ class OtelTracer:
     def place_of(self, traceparent: str) -> SpanContext | None:
         if len(traceparent) > TRACEPARENT_CHARS_MAX:
             return None
-        found = self._propagator.extract({TRACEPARENT: traceparent})
-        place = trace.get_current_span(found).get_span_context()
-        return place if place.is_valid else None
+        return _place_in(self._propagator.extract({TRACEPARENT: traceparent}))
+
+
+def _place_in(context: Context | None) -> SpanContext | None:
+    """The place of the span in a context (None: the current one), if it is valid."""
+    place = trace.get_current_span(context).get_span_context()
+    return place if place.is_valid else None
 
 
 def exporting(service: str) -> OtelTracer:
-    """A tracer of a process that is ours: spans go where the variables `OTEL_EXPORTER_OTLP_*` say, by OTLP over HTTP.
+    """A tracer for a server process: exports spans by OTLP over HTTP, configured by `OTEL_EXPORTER_OTLP_*`.
 
-    Where the program was started with a provider of its own, such as by `opentelemetry-instrument`, that counts.
-    Raises InvalidUsage where the exporter is not installed.
+    A provider that the program has already set, for example by `opentelemetry-instrument`, has precedence. Raises
+    InvalidUsage if the exporter is not installed.
     """
     if isinstance(trace.get_tracer_provider(), TracerProvider):
         return OtelTracer()

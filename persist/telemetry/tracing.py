@@ -1,7 +1,7 @@
-"""The spans that are asked for, and of which request the work under way is a part.
+"""The interface of tracers, and the request that the current work belongs to.
 
-`persist.telemetry.otel` makes spans with OpenTelemetry, where it is switched on. Without a tracer none is asked for,
-and no library of it is imported.
+`persist.telemetry.otel` implements it with OpenTelemetry. Without a tracer there are no spans and no such imports. The
+id of the request is a context variable.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import IdSource
 
 Place = Any
-"""Where a span is in its trace, as the tracer knows it: what others are hung below, or linked to."""
+"""The position of a span in its trace, specific to the tracer, for child spans and links."""
 
 TRACEPARENT = "traceparent"
 TRACEPARENT_CHARS_MAX = 128
 
 
 class TraceSpan(Protocol):
-    """A span under way."""
+    """An active span."""
 
     def tell(self, name: str, value: str | int) -> None:
-        """Give it an attribute."""
+        """Set an attribute."""
         ...
 
     def failed(self, kind: str, reason: str) -> None:
-        """What it stands for went wrong."""
+        """Mark the operation of the span as failed."""
         ...
 
 
@@ -39,7 +39,7 @@ class Tracer(Protocol):
     """Makes spans. Thread-safe."""
 
     def current(self) -> Place | None:
-        """The place of the span under way in this thread or task; None: there is none."""
+        """The place of the active span in this thread or task, or None."""
         ...
 
     def span(
@@ -51,14 +51,14 @@ class Tracer(Protocol):
         below: Place | None = None,
         links: Sequence[Place] = (),
     ) -> AbstractContextManager[TraceSpan]:
-        """A span for the length of a `with`, during which it is the current one.
+        """A span that is the current one during a `with`.
 
-        It hangs below the place `below`, else below the current span. `kind`: `client`, `server` or `internal`.
+        It is a child of the span at `below`, or of the current span. `kind`: `client`, `server` or `internal`.
         """
         ...
 
     def passed(self, name: str, seconds: float, attributes: Mapping[str, str | int], *, failed: str = "") -> None:
-        """A span below the current one that has ended just now, and took so long."""
+        """Record a child of the current span that has just ended after `seconds`."""
         ...
 
     def traceparent(self) -> str:
@@ -66,25 +66,22 @@ class Tracer(Protocol):
         ...
 
     def place_of(self, traceparent: str) -> Place | None:
-        """The place that a caller tells; None: it cannot be read."""
+        """The place in the `traceparent` of a caller, or None if it is not valid."""
         ...
 
 
 def open_tracer(service: str = "") -> Tracer:
-    """A tracer by OpenTelemetry: of the provider that this program has set, or (`service`) of one of its own.
+    """A tracer by OpenTelemetry: of the provider of this program, or (with `service`) of a provider of its own.
 
-    Raises InvalidUsage where the library is not installed.
+    Raises InvalidUsage if the library is not installed.
     """
     module: Any = optional("persist.telemetry.otel", "traces", "persist-shards[otel]", InvalidUsage)
-    made: Tracer = module.exporting(service) if service else module.OtelTracer()
-    return made
-
-
-# The id of a request goes with the work as a context variable does.
+    tracer: Tracer = module.exporting(service) if service else module.OtelTracer()
+    return tracer
 
 
 class Request:
-    """One request, by whoever asks. It has an id ("": none) once it was given one, or was sent to a server."""
+    """A request of a client. Its id is "" until one is assigned, at the latest when it is sent to a server."""
 
     __slots__ = ("id",)
 
@@ -92,7 +89,7 @@ class Request:
         self.id = request_id
 
     def named(self, ids: IdSource) -> str:
-        """Its id, which is made now if there is none."""
+        """Its id, assigned now if there is none."""
         if not self.id:
             self.id = ids.uuid7()
         return self.id
@@ -102,18 +99,18 @@ _CURRENT: ContextVar[Request | None] = ContextVar("persist_request", default=Non
 
 
 def request_id() -> str:
-    """The id of the request that the work under way is for; "" if there is none."""
-    found = _CURRENT.get()
-    return "" if found is None else found.id
+    """The id of the current request; "" if there is none."""
+    request = _CURRENT.get()
+    return "" if request is None else request.id
 
 
-def begin_request(found: str) -> None:
-    """The rest of this task, and what it has done on other threads, is for the request of this id."""
-    _CURRENT.set(Request(found))
+def begin_request(new_id: str) -> None:
+    """Make the rest of this task, including its work on other threads, part of the request `new_id`."""
+    _CURRENT.set(Request(new_id))
 
 
 class Requesting:
-    """For the length of a `with`: the request under way, else a new one."""
+    """Enters the current request, or a new one for the duration of a `with`."""
 
     __slots__ = ("_token",)
 
@@ -121,11 +118,11 @@ class Requesting:
         self._token: Token[Request | None] | None = None
 
     def __enter__(self) -> Request:
-        found = _CURRENT.get()
-        if found is None:
-            found = Request()
-            self._token = _CURRENT.set(found)
-        return found
+        request = _CURRENT.get()
+        if request is None:
+            request = Request()
+            self._token = _CURRENT.set(request)
+        return request
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._token is not None:

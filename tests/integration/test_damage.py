@@ -81,7 +81,7 @@ def _(place: Damaged) -> str:
     return ""
 
 
-case("a log entry is cut short", FULL, FaultKind.LOG, r"log entry v36 .*cut short")(
+case("a log entry is cut short", FULL, FaultKind.LOG, r"log entry v36 .*truncated")(
     lambda p: p.set_entry("orders", 36, p.entries("orders")[36][:-3])
 )
 case("a log entry is empty", FULL, FaultKind.LOG, r"log entry v36 .*only 0 bytes")(

@@ -73,7 +73,7 @@ def test_a_look_deleted_the_write_ahead_log_of_an_empty_file(
         (crashed / "consensus.db-shm").unlink()
     before = everything(crashed)
     assert main([*words, "--dir", str(crashed)]) != 0
-    assert "SQLite would delete the write-ahead log beside it" in said(capsys)
+    assert "SQLite would delete its write-ahead log" in said(capsys)
     assert everything(crashed) == before
 
 

@@ -37,7 +37,7 @@ def test_a_file_that_was_truncated_under_another_process_is_told_within_one_time
         assert pragmas.count("PRAGMA journal_mode = WAL") <= 10
         with (
             closing(SqliteConsensus(str(path), busy_timeout_ms=100)) as store,
-            pytest.raises(ConsensusUnavailable, match="is empty, and another process holds it"),
+            pytest.raises(ConsensusUnavailable, match="is empty and locked by another process"),
         ):
             store.check()
         stop()

@@ -34,8 +34,8 @@ from persist.core import commands as c
 from persist.core.errors import Corruption, Overloaded, Unavailable
 from persist.core.frontier import Antichain
 from persist.http_client.http_calls import Call, HttpCalls, Servers
-from persist.telemetry.metrics import STORM_TRIES, TOLD_EVERY_S, Storms
-from persist.telemetry.metrics import TROUBLES_MAX as STORMS_MAX
+from persist.telemetry.metrics import LOG_EVERY_S, STORM_TRIES, Storms
+from persist.telemetry.metrics import LOGGED_MAX as STORMS_MAX
 from rpc.app import create_app
 from tests.support.answering import Answering, answer
 from tests.support.asking import typed
@@ -83,7 +83,7 @@ def test_many_callers_with_the_same_trouble_are_one_line_a_minute(caplog: pytest
     for _ in range(50):
         storm(storms)
     storm(storms, "other")
-    clock.advance_ms(int(TOLD_EVERY_S * 1000))
+    clock.advance_ms(int(LOG_EVERY_S * 1000))
     storm(storms)
     assert [(line["shard"], line["left_out"]) for line in lines(caplog, "retry storm")] == [
         ("orders", 0),

@@ -169,7 +169,7 @@ def test_a_field_more_is_refused_in_every_record(data: bytes, decode: Decode) ->
 @BOTH
 @pytest.mark.parametrize("version", [0, 2, 7, 255])
 def test_another_format_version_is_refused(data: bytes, decode: Decode, version: int) -> None:
-    with pytest.raises(UpgradeNeeded, match=f"has format version {version}; this persist knows format version 1: up"):
+    with pytest.raises(UpgradeNeeded, match=f"has format version {version}; this version reads format version 1:"):
         decode(reframed(data, version=version))
     build = Build(formats=(1, version))
     assert (decode_diff if decode is decode_diff else decode_state)(reframed(data, version=version), build)
@@ -191,7 +191,7 @@ def test_a_feature_that_is_not_known_is_refused() -> None:
         (encode_diff(diff(old, new, "commit")), decode_diff),
         (encode_state(new), decode_state),
     ):
-        with pytest.raises(UpgradeNeeded, match="needs sounds, which this persist does not know: upgrade it"):
+        with pytest.raises(UpgradeNeeded, match="needs sounds, "):
             decode(data, Build(features=frozenset({"colours"})))
         with pytest.raises(UpgradeNeeded, match="needs colours, sounds"):
             decode(data)
@@ -212,7 +212,7 @@ def test_messages(record: c.Command | c.Result, decode: Decode, bad: type[Persis
     assert decode(data) == record
     fields = msgpack.decode(data)
     for newer in ([*fields, 7], ["fly", *fields[1:]]):
-        with pytest.raises(UpgradeNeeded, match="what this persist does not know"):
+        with pytest.raises(UpgradeNeeded, match="newer version"):
             decode(msgpack.encode(newer))
     for wrong in (b"", data[:-1], data + b"\0", b"\xc1", b"\x91" * 100_000, msgpack.encode([1]), b"{}"):
         with pytest.raises(bad):

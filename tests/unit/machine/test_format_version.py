@@ -67,7 +67,7 @@ def test_once_it_is_raised_the_older_build_stops_and_writes_nothing(world: World
     advance(world.process(NEXT).machine(NAME), 1)
     assert world.formats() == [1, 2]
     for process in (ours, world.process(OLD)):
-        with pytest.raises(UpgradeNeeded, match="format version 2; this persist knows format version 1: upgrade it"):
+        with pytest.raises(UpgradeNeeded, match="format version 2; this version reads format version 1:"):
             advance(process.machine(NAME), 2)
     assert world.formats() == [1, 2]
 
