@@ -30,7 +30,7 @@ from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.named_holds import is_foreign
 from persist.core.state import State
 from persist.core.transitions import expire_lapsed
-from persist.formats.store_errors import translated, translated_but_missing
+from persist.formats.store_errors import translated
 from persist.maintenance.clone_refs import LoanLists
 from persist.maintenance.collector import DELETE_BATCH, STAGED_MS_MAX
 from persist.maintenance.expiry import Silence
@@ -211,8 +211,7 @@ class Sweeper:
         if bundle in self._bundles:
             return self._bundles[bundle]
         try:
-            with translated_but_missing():
-                parts = keys_in(self._location.blob, bundle)
+            parts = keys_in(self._location.blob, bundle)
             if len(self._bundles) < BUNDLES_CACHED_MAX:
                 self._bundles[bundle] = parts
             return parts

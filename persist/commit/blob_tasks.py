@@ -81,7 +81,8 @@ def keys_in(blob: Blob, key: str) -> list[str]:
 
     Raises BlobNotFound, Corruption (the bundle is damaged), Unavailable.
     """
-    data = blob.get(key)
+    with translated_but_missing():
+        data = blob.get(key)
     return [part.key for run in decode_bundle(data, key) for part in run.parts if part.key is not None]
 
 

@@ -1,1 +1,1 @@
-"""What a location needs besides commits: garbage collection, expiry, loans of clones, erasure scans, publications."""
+"""Maintenance of a location: garbage collection, expiry, clones and their loans, erasure scans, publications."""

@@ -2,16 +2,16 @@
 
 One epoch, for a horizon H that is the newest rollup at or before every reader's hold:
 
-1. what the state diffs up to H say is gone is deleted from the blob store;
-   What a bundle lists goes before the bundle, so that whoever comes after a crash finds it;
-2. the log is truncated, so that it begins at H, where a rollup lies;
-3. the rollups before H are taken out of the State; their blobs are gone by that state diff, and fall to a later epoch.
+1. the blobs that the state diffs up to H remove are deleted from the blob store; the parts of a bundle are deleted
+   before the bundle, so that the next collector finds them after a crash;
+2. the log is truncated to begin at H, where there is a rollup;
+3. the rollups before H are removed from the State; a later epoch deletes their blobs.
 
-Safe, because keys are single-use: what left the State at or before H is in no version from H on, and nobody holds or
-can load an earlier one. Every step may be repeated, or done by several collectors at once; a collector that dies
-between two steps leaves work that the next one finds. Blobs go before the log entries that name them: so nothing is
-forgotten. Before a batch of blobs is deleted, the two stores are compared once more: a blob may belong to another
-location.
+This is safe because keys are single-use: a blob that left the State at or before H is in no version from H on, and no
+earlier version is held or can be loaded. Every step may be repeated, or done by several collectors at once; a collector
+that dies between two steps leaves work that the next one finds. Blobs are deleted before the log entries that name
+them, so none is forgotten. Before each batch of deletions the identities of both stores are confirmed, because a blob
+may belong to another location.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from persist.core.errors import Corruption, PersistError, Unavailable, UnknownSh
 from persist.core.ids import SeqNo, family_of, incarnation_of
 from persist.core.named_holds import compact, is_foreign
 from persist.core.state import ROLLUP_LEAST, State
-from persist.formats.store_errors import translated, translated_but_missing
+from persist.formats.store_errors import translated
 from persist.maintenance.clone_refs import Lending, LoanLists
 from persist.maintenance.expiry import Silence, forget_outlived
 
@@ -44,17 +44,16 @@ log = logging.getLogger("persist.gc")
 SCAN_LIMIT = 1_000
 HOUR_MS = 3_600_000
 DELETE_BATCH = 500  # blobs that one request deletes
-ENTRIES_PER_STEP = 10  # log entries cost a collection as much as one step towards the tombstone of a dropped shard
-STAGED_MS_MAX = 12 * HOUR_MS  # so long a blob may wait for its commit, or a loan for its clone; sweeps wait longer
+ENTRIES_PER_STEP = 10  # log entries that cost as much as one step of finalising a dropped shard
+STAGED_MS_MAX = 12 * HOUR_MS  # how long a blob may wait for its commit, or a loan for its clone; sweeps wait longer
 
 
 @dataclass(frozen=True, slots=True)
 class GcSettings:
     """`entries_max` bounds one epoch (to the first rollup beyond it), in log entries.
 
-    A rollup is made when the newest one is `rollup_after` entries old, or earlier where data waits to be deleted; not
-    where `makes_rollups` says that whoever commits makes enough of them. A loan that no clone took is ended once it is
-    `untaken_ms` old.
+    With `makes_rollups` a rollup is made when the newest one is `rollup_after` entries old, or earlier if data waits to
+    be deleted; without it, committers make enough of them. A loan without a clone is ended once it is `untaken_ms` old.
     """
 
     entries_max: int = 10_000
@@ -65,7 +64,7 @@ class GcSettings:
 
     @property
     def finalise_steps_max(self) -> int:
-        """Commits of one run that take a dropped shard towards its tombstone."""
+        """Commits of one run that finalise a dropped shard."""
         return max(1, self.entries_max // ENTRIES_PER_STEP)
 
 
@@ -74,7 +73,7 @@ COLLECTS = GcSettings(entries_max=1_000, delete_threads=1, makes_rollups=False)
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What one run did. `done` says that a further run would find nothing to do for now."""
+    """The result of one run. `done`: another run would find nothing to do for now."""
 
     deleted: int = 0
     truncated: int = 0
@@ -82,22 +81,22 @@ class GcReport:
 
 
 class Counts(Protocol):
-    """Hears what a collector did."""
+    """Counters of a collector."""
 
     def add(self, **counts: int) -> None:
-        """Count: `add(gc_runs=1)`."""
+        """Increment counters: `add(gc_runs=1)`."""
         ...
 
 
 class Uncounted:
-    """Nobody wants to know."""
+    """Counts nothing."""
 
     def add(self, **counts: int) -> None:
         return
 
 
 class Collector:
-    """Collects shards of a location. Stateless between runs; any number may work at once."""
+    """Collects shards of a location. There is no state between runs; any number may run at the same time."""
 
     def __init__(
         self,
@@ -117,9 +116,9 @@ class Collector:
         self._silence = Silence(location, StoreClock(location.blob, location.clock, location.ids))
 
     def run(self, name: str) -> GcReport:
-        """One epoch of one shard; for a dropped shard also its end. Commits nothing where there is nothing to do.
+        """Run one epoch of a shard, and finalise it if it was dropped. Commits nothing if there is nothing to do.
 
-        Raises what the stores raise (repeating is safe), and Corruption when a rollup that the log needs is missing.
+        Raises the errors of the stores (a retry is safe), and Corruption if a rollup that the log needs is missing.
         """
         machine = self._committer_of(name)
         state = machine.refresh()
@@ -134,10 +133,10 @@ class Collector:
             state = self._silence.forget(machine, state)
             if self._wants_rollup(state):
                 state = self._roll_up(machine, state)
-        except Unavailable as error:  # on a full disk nothing can be written until something is deleted
+        except Unavailable as error:  # a full disk: nothing can be written until something is deleted
             if self._horizon(state, first) == first:
                 raise
-            log.warning("gc deletes what it can without writing", extra={"shard": name, "why": str(error)})
+            log.warning("gc continues without writing", extra={"shard": name, "why": str(error)})
         report = self._epoch(machine, state, first, self._horizon(state, first))
         self._lending.run(machine)
         self.metrics.add(gc_runs=1)
@@ -152,7 +151,7 @@ class Collector:
                 return GcReport(done=False)
             deleted = self._delete_gone(machine, first, horizon)
             self._location.identity.confirm()
-            machine.refresh()  # raises HistoryLost where the log is another one by now
+            machine.refresh()  # raises HistoryLost if the log was replaced
             with translated():
                 truncated = self._location.consensus.truncate(machine.name, int(horizon))
             self.metrics.add(gc_entries_truncated=truncated)
@@ -164,9 +163,9 @@ class Collector:
         return GcReport(deleted, truncated, done=not truncated and not removes)
 
     def _horizon(self, state: State, first: SeqNo) -> SeqNo:
-        """The newest rollup that no reader's hold forbids, at most `entries_max` entries on; `first` without one.
+        """The newest rollup that readers' holds allow, at most `entries_max` entries after `first`; else `first`.
 
-        Of rollups further on the nearest is taken: every epoch gets somewhere.
+        If all of them are further on, the nearest is taken, so that every epoch makes progress.
         """
         allowed = sorted(seqno for seqno in state.rollups if first < seqno <= state.seqno_since)
         near = [seqno for seqno in allowed if seqno <= first + self.settings.entries_max]
@@ -180,23 +179,23 @@ class Collector:
         return SeqNo(entries[0].seqno)
 
     def _has_rollup(self, machine: Committer, state: State, first: SeqNo, seqno: SeqNo) -> bool:
-        """Whether the rollup at which the log is to begin is there; False when another collector has gone further.
+        """Whether the rollup at which the log will begin exists; False if another collector was faster.
 
-        It is read back, and compared with what the log makes of the one at which that begins now. Raises Corruption
-        when they differ, or the State names one that is gone: then the log must stay as it is.
+        It is read and compared with the State that the log yields from its present first rollup. Raises Corruption if
+        they differ, or if the State names a missing rollup: then the log must not be truncated.
         """
         key = state.rollups[seqno].key
         if check_replayed(self._versions, state, first, seqno):
             return True
         if seqno in machine.refresh().rollups:
-            raise Corruption(f"rollup {key} of shard {state.name!r} is missing: its log is left as it is")
+            raise Corruption(f"rollup {key} of shard {state.name!r} is missing: its log is not truncated")
         return False
 
     def _delete_gone(self, machine: Committer, first: SeqNo, last: SeqNo) -> int:
-        """Delete what the state diffs in `[first, last]` say is gone; how many blobs.
+        """Delete the blobs that the state diffs in `[first, last]` remove; returns the number of blobs.
 
-        What bundles among it list goes before these, and so does what lists among it have lent. What is lent stays,
-        and what belongs to others does.
+        The parts of bundles are deleted before the bundles, and the blobs of returned loans before their lists. Lent
+        blobs, and blobs of other shards, are kept.
         """
         bundles: list[str] = []
         lists: list[str] = []
@@ -209,7 +208,7 @@ class Collector:
                 emptied.update(change.emptied)
                 yield from change.gone
 
-        def others() -> Iterator[str]:
+        def plain_blobs() -> Iterator[str]:
             for key in self._unnamed(machine, gone()):
                 if is_bundle_key(key):
                     bundles.append(key)
@@ -218,18 +217,18 @@ class Collector:
                 else:
                     yield key
 
-        deleted = self._delete(others())
+        deleted = self._delete(plain_blobs())
         if bundles:
-            listed = self._listed(machine, [key for key in bundles if key not in emptied])
-            deleted += self._delete(self._unnamed(machine, listed))
+            parts = self._listed(machine, [key for key in bundles if key not in emptied])
+            deleted += self._delete(self._unnamed(machine, parts))
             deleted += self._delete(iter(bundles))
         return deleted + self._delete_returned(machine, lists, last)
 
     def _delete_returned(self, machine: Committer, lists: Sequence[str], last: SeqNo) -> int:
-        """Delete what these lists had lent and no version after `last` needs, then the lists; how many blobs.
+        """Delete the blobs of returned loans that no version after `last` needs, then their lists; returns the number.
 
-        A list that is gone was done with before. One that cannot be read tells nothing: what it lent, and it itself,
-        is left to the orphan sweep. So is all of them, where nobody knows what a bundle lists.
+        A missing list was completed before. A damaged list and its blobs are left to the orphan sweep, and so are all
+        lists if a bundle that is needed cannot be read.
         """
         deleted = 0
         for list_key in lists:
@@ -239,32 +238,32 @@ class Collector:
             except BlobNotFound:
                 continue
             except Corruption as error:
-                log.error("what was lent is left", extra={"shard": machine.name, "blob": list_key, "why": str(error)})
+                fields = {"shard": machine.name, "blob": list_key, "why": str(error)}
+                log.error("the blobs of a returned loan are not deleted", extra=fields)
                 continue
             unneeded = (key for key in keys if compact(key) not in needed)
             deleted += self._delete(self._unnamed(machine, unneeded)) + self._delete(iter([list_key]))
         return deleted
 
     def _needed_after(self, machine: Committer, last: SeqNo) -> frozenset[bytes]:
-        """The ids of the blobs that a version after `last` names, also by what bundles list."""
+        """The ids of the blobs that a version after `last` names, including the parts of bundles."""
         state = machine.refresh()
         named = set(state.blob_keys())
         gone = {key for change in self._versions.whole_diffs(machine.name, last) for key in change.gone}
         own = [key for key in named | gone if not is_foreign(key, state.shard_id)]
         for bundle in filter(is_bundle_key, sorted(own)):
             try:
-                with translated_but_missing():
-                    own += keys_in(self._location.blob, bundle)
+                own += keys_in(self._location.blob, bundle)
             except BlobNotFound as error:
                 if machine.refresh().trace.names(bundle):
                     raise Corruption(f"bundle {bundle} of shard {machine.name!r} is missing") from error
         return frozenset(map(compact, own))
 
     def _unnamed(self, machine: Committer, keys: Iterable[str]) -> Iterator[str]:
-        """What is gone, without what the State names (nothing, if all is well), what is lent, and what was borrowed.
+        """The removed `keys` without those that the State names (which is an error), that are lent, or borrowed.
 
-        The State is read first; that it moves on meanwhile is no harm: no key that was gone comes back, and only what
-        a version after the horizon names is lent later.
+        The State is read first and may change meanwhile: a removed key never comes back, and only blobs that a version
+        after the horizon names can be lent later.
         """
         state = machine.refresh()
         named = frozenset(state.blob_keys())
@@ -281,23 +280,22 @@ class Collector:
         return self._lists.not_held(machine, state, unnamed())
 
     def _listed(self, machine: Committer, bundles: Iterable[str]) -> Iterator[str]:
-        """The parts that these bundles list. One that is gone was collected before, after its parts.
+        """The parts of these bundles. A missing bundle was collected before, after its parts.
 
-        One that is damaged tells nothing: its parts are left to the orphan sweep.
+        The parts of a damaged bundle are left to the orphan sweep.
         """
         for bundle in bundles:
             try:
-                with translated_but_missing():
-                    listed = keys_in(self._location.blob, bundle)
+                parts = keys_in(self._location.blob, bundle)
             except BlobNotFound:
                 continue
             except Corruption as error:
                 log.error("damaged bundle", extra={"shard": machine.name, "blob": bundle, "why": str(error)})
                 continue
-            yield from listed
+            yield from parts
 
     def _delete(self, keys: Iterator[str]) -> int:
-        """Delete blobs, several batches at a time; how many. Returns only when all are gone."""
+        """Delete blobs, several batches in parallel, and return their number when all are deleted."""
         size, threads = DELETE_BATCH, self.settings.delete_threads
         deleted = 0
         if threads == 1:
@@ -323,9 +321,9 @@ class Collector:
     # --- rollups
 
     def _wants_rollup(self, state: State) -> bool:
-        """Whether a rollup now would let more go: something left the State since the newest one.
+        """Whether a new rollup would allow more deletions: blobs left the State since the newest one.
 
-        One rollup does not count: every epoch leaves the one before, and an idle shard must come to rest.
+        A single rollup does not count: every epoch removes one, and an idle shard must come to rest.
         """
         newest = max(state.rollups)
         if state.seqno_since <= newest or not self.settings.makes_rollups:
@@ -344,8 +342,8 @@ class Collector:
     # --- the end of a shard
 
     def _finalise(self, machine: Committer, state: State) -> State:
-        """The State after bounded steps towards the tombstone, or of the next life of the name, if that has begun."""
-        # Not the time of a minute ago: tokens that were born since then would be taken for ones from the future.
+        """The State after a bounded number of finalising steps, or of the next incarnation if that has begun."""
+        # Probes the store's clock now: with an older time, tokens minted since then would seem to be from the future.
         finalise = c.Finalise(shard=state.shard_id, store_ms=probed(self._location.blob, self._location.ids))
         for _ in range(self.settings.finalise_steps_max):
             try:
@@ -359,86 +357,77 @@ class Collector:
         return machine.state()
 
     def _clear_tombstone(self, machine: Committer, state: State, first: SeqNo) -> GcReport:
-        """A tombstone keeps one rollup, the log from it on, and no other blob. Nobody can name new ones.
+        """Reduce a tombstone to one rollup and the log from it on, and delete all other blobs. No new ones appear.
 
-        Its blobs are listed once, before its log is cut: a tombstone whose log is cut costs no listing ever again. The
-        next life of the name may begin meanwhile. Then the ordinary epochs go on with what is left.
+        Its blobs are listed once, before its log is truncated, so a truncated tombstone costs no further listings. The
+        next incarnation may begin meanwhile; then ordinary epochs collect the rest.
         """
-        kept = self._last_rollup(state)
-        if kept is None or state.seqno - kept >= self.settings.rollup_after:  # loans that end make its log longer
+        rollup = self._last_rollup(state)
+        if rollup is None or state.seqno - rollup >= self.settings.rollup_after:  # ending loans extend its log
             state = self._roll_up(machine, state)
-            kept = max(state.rollups)
+            rollup = max(state.rollups)
             if not state.tombstone:
                 return GcReport(done=False)
         deleted = truncated = 0
-        if first < kept:
-            if not self._has_rollup(machine, state, first, kept):
+        if first < rollup:
+            if not self._has_rollup(machine, state, first, rollup):
                 return GcReport(done=False)
             with translated():
-                listed = self._location.blob.list(family_of(state.shard_id))
-                unneeded = self._unneeded((stat.key for stat in listed), state)
+                listing = self._location.blob.list(family_of(state.shard_id))
+                unneeded = self._unneeded((stat.key for stat in listing), state)
                 deleted = self._delete(self._lists.not_held(machine, state, unneeded))
-                truncated = self._location.consensus.truncate(machine.name, int(kept))
+                truncated = self._location.consensus.truncate(machine.name, int(rollup))
             self.metrics.add(gc_entries_truncated=truncated)
-        if len(state.rollups) > 1 or min(state.long_diffs, default=kept) < kept:
-            machine.apply(c.RemoveRollups(kept))
+        if len(state.rollups) > 1 or min(state.long_diffs, default=rollup) < rollup:
+            machine.apply(c.RemoveRollups(rollup))
             if not machine.refresh().tombstone:
                 return GcReport(deleted, truncated, done=False)
-        return GcReport(deleted + self._delete_left_behind(machine, state), truncated)
+        return GcReport(deleted + self._delete_removed(machine, state), truncated)
 
-    def _delete_left_behind(self, machine: Committer, state: State) -> int:
-        """Delete what is there still though the live state diffs say that it is gone; lists come last."""
-        left = list(self._left_behind(machine, SeqNo(0)))
-        deleted = self._delete(key for key in left if not is_loan_key(key))
-        return deleted + self._delete_returned(machine, list(filter(is_loan_key, left)), state.seqno)
-
-    def _left_behind(self, machine: Committer, seqno: SeqNo) -> Iterator[str]:
-        """Blobs that are there still though the live state diffs say that they are gone: rollups of a tombstone."""
+    def _delete_removed(self, machine: Committer, tombstone: State) -> int:
+        """Delete the remaining blobs that the live state diffs remove, rollups of a tombstone, and then lists."""
         state = machine.refresh()
         named = frozenset(state.blob_keys())
-        gone = (key for change in self._versions.whole_diffs(machine.name, seqno) for key in change.gone)
+        gone = (key for change in self._versions.whole_diffs(machine.name, SeqNo(0)) for key in change.gone)
         own = (key for key in gone if key not in named and not is_foreign(key, state.shard_id))
-        for key in self._lists.not_held(machine, state, own):
-            with translated():
-                if self._location.blob.stat(key) is not None:
-                    yield key
+        with translated():
+            existing = [
+                key for key in self._lists.not_held(machine, state, own) if self._location.blob.stat(key) is not None
+            ]
+        deleted = self._delete(key for key in existing if not is_loan_key(key))
+        return deleted + self._delete_returned(machine, list(filter(is_loan_key, existing)), tombstone.seqno)
 
     def _unneeded(self, keys: Iterator[str], state: State) -> Iterator[str]:
-        """What a tombstone does not need.
+        """The blobs that a tombstone does not need, without those of the next incarnation.
 
-        Another collector may be about to name a rollup that nothing names yet. So may the next life of the name, by an
-        older build: a long state diff with the id of this life; and a clone a list. So of these only those go that left
-        the State. The orphan sweep takes the others. The next life of the name may have begun: its blobs stay.
+        Another process may be about to commit an unnamed rollup, long state diff or list. So these are deleted only if
+        they left the State; the orphan sweep deletes the others.
         """
         named = frozenset(state.blob_keys())
         gone = {key for change in self._versions.whole_diffs(state.name, SeqNo(0)) for key in change.gone}
         for key in keys:
-            ended = incarnation_of(state.name, shard_of(key)) <= state.incarnation
-            if ended and key not in named and (key in gone or not _is_of_nobody_yet(key)):
+            is_ended = incarnation_of(state.name, shard_of(key)) <= state.incarnation
+            may_be_committed = is_rollup_key(key) or is_diff_key(key) or is_loan_key(key)
+            if is_ended and key not in named and (key in gone or not may_be_committed):
                 yield key
 
     def _last_rollup(self, state: State) -> SeqNo | None:
-        """The seqno of the newest rollup if that holds the tombstone already, so no later state diff sets it."""
+        """The seqno of the newest rollup if it contains the tombstone, else None."""
         newest = max(state.rollups)
         if any(change.tombstone is not None for change in self._versions.whole_diffs(state.name, newest)):
             return None
         return newest
 
 
-def _is_of_nobody_yet(key: str) -> bool:
-    """Whether somebody may be about to have a tombstone name the blob."""
-    return is_rollup_key(key) or is_diff_key(key) or is_loan_key(key)
-
-
 def collect_in_background(location: Location) -> Callable[[str], object]:
-    """What an embedded program does for a shard besides its commits: forget what is old, then collect."""
+    """The maintenance of a shard by an embedded program: forget expired history and tags, then collect."""
     collector = Collector(location, COLLECTS)
 
     def collect(name: str) -> None:
         try:
             forget_outlived(location.machine(name), location.clock)
-        except PersistError as error:  # no clock can be trusted now: later
-            location.sight.storms.corrupted(name, error, "forgetting what is old")
+        except PersistError as error:  # the clocks disagree now: retried later
+            location.sight.storms.corrupted(name, error, "forgetting expired history")
         collector.run(name)
 
     return collect

@@ -1,6 +1,6 @@
-"""What maintenance does for publications: publish what others did not, delete what rollups cover, tell the names.
+"""Maintenance of publications: publishes missing log entries, deletes covered journals, writes catalogues.
 
-It may be killed at any instant, and any number may work at once: what two of them publish is the same.
+It may be killed at any instant, and any number may run at the same time, because their publications are equivalent.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from persist.maintenance.publication_writer import Publisher, PublishSettings
 log = logging.getLogger("persist.publications")
 
 NOTHING = SeqNo(0)
-SHARDS_KEPT_MAX = 100_000  # of which it is remembered what is published
-SCAN_LIMIT = 1_000  # log entries that are read at once
+SHARDS_MAX = 100_000  # shards whose publications are remembered
+SCAN_LIMIT = 1_000  # log entries per read
 PUBLISHED_AT_ONCE_MAX = 10_000  # log entries of one shard
-REWRITE_BYTES_MAX = 8 * 1024 * 1024  # of journals that one round writes anew
-SMALL_JOURNALS_MAX = 64  # older ones that are covered in no part are put together beyond that
-UNSETTLED_MAX = 1_000  # shards that one round looks at, for it does not know how far their rollups go
+REWRITE_BYTES_MAX = 8 * 1024 * 1024  # of journals that one round rewrites
+SMALL_JOURNALS_MAX = 64  # beyond it old journals that rollups do not cover are combined
+UNSETTLED_MAX = 1_000  # shards with unknown rollups that one round reads
 CATALOGUES_KEPT = 2
 BEATS_KEPT = 2
 
 
 @dataclass
-class _Known:
-    """What is known of one shard. `published`: seqnos beyond `covered`, which the newest sound rollup holds."""
+class _Progress:
+    """The publications of one shard. `published`: seqnos beyond `covered`, that of the newest verified rollup."""
 
     covered: SeqNo = NOTHING
-    checked: str = ""  # the rollup that was read back last
+    checked: str = ""  # the rollup that was last verified
     published: dict[SeqNo, str] = field(default_factory=dict)  # the commit ids
-    behind_s: float | None = None  # since when something is known to be missing
+    behind_s: float | None = None  # since when entries are known to be missing
 
 
 @dataclass
 class _Journal:
-    """A journal that is there: the commits that it tells of."""
+    """The commits in a journal."""
 
     size: int
-    seen_s: float
+    written_s: float  # monotonic
     commits: dict[str, dict[SeqNo, str]]
 
 
 class Published:
-    """What is published of a location. One a process of maintenance. Thread-safe.
+    """The publications of a location. Use one per maintenance process. Thread-safe.
 
-    `at_once`: what is missing is published when it is first seen, by a process that does not come back to it.
+    `at_once`: publish missing entries as soon as they are noticed, in a process that visits each shard once.
     """
 
     def __init__(self, location: Location, settings: PublishSettings | None = None, *, at_once: bool = False) -> None:
@@ -76,59 +76,59 @@ class Published:
         self._at_once = at_once
         self._publisher = Publisher(location.blob, location.identity, location.clock, location.ids, self.settings)
         self._lock = threading.RLock()
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._progress: OrderedDict[str, _Progress] = OrderedDict()
         self._journals: dict[str, _Journal] = {}
         self._read_s: float | None = None
         self._round_s: float | None = None
         self.bad_journals = 0
 
     def look(self, name: str, state: State) -> float | None:
-        """Publish what nobody else has published of this shard. In how many seconds to look again; None: it is all.
+        """Publish the missing entries of this shard. Returns the seconds until the next visit; None: all is published.
 
-        Raises what the stores raise; repeating it is safe.
+        Raises the errors of the stores; a retry is safe.
         """
         with self._lock:
             self._read_journals()
         try:
-            self._look_at_rollup(name, state)
-        finally:  # what is wrong with the rollup of one shard keeps nothing of the others
+            self._check_rollup(name, state)
+        finally:  # an error of one shard does not delay the others
             self.flush()
         with self._lock:
-            known = self._of(name)
-            if not self._lacks(known, state):
-                known.behind_s = None
+            progress = self._of(name)
+            if not self._is_behind(progress, state):
+                progress.behind_s = None
                 return None if self._publisher.is_idle else self.settings.every_s
             now_s = self._location.clock.monotonic()
-            known.behind_s = now_s if known.behind_s is None else known.behind_s
-            waited_s = now_s - known.behind_s
+            progress.behind_s = now_s if progress.behind_s is None else progress.behind_s
+            waited_s = now_s - progress.behind_s
             if waited_s < self.settings.every_s and not self._at_once:
                 return self.settings.every_s - waited_s
-            known.behind_s = None
-            covered, published = known.covered, dict(known.published)
+            progress.behind_s = None
+            covered, published = progress.covered, dict(progress.published)
         self._publish(name, covered, published)
         return self.settings.every_s
 
-    def _of(self, name: str) -> _Known:
-        known = self._known.setdefault(name, _Known())
-        self._known.move_to_end(name)
-        if len(self._known) > SHARDS_KEPT_MAX:
-            self._known.popitem(last=False)
-            self._journals.clear()  # read anew: what is forgotten is no longer known as published
-        return known
+    def _of(self, name: str) -> _Progress:
+        progress = self._progress.setdefault(name, _Progress())
+        self._progress.move_to_end(name)
+        if len(self._progress) > SHARDS_MAX:
+            self._progress.popitem(last=False)
+            self._journals.clear()  # reread, because the dropped shard is no longer known as published
+        return progress
 
-    def _lacks(self, known: _Known, state: State) -> bool:
-        """Whether a version beyond the rollup is not published. The newest one is compared by its commit."""
-        if state.seqno <= known.covered:
+    def _is_behind(self, progress: _Progress, state: State) -> bool:
+        """Whether a version beyond the rollup is not published. The newest version is compared by its commit."""
+        if state.seqno <= progress.covered:
             return False
-        if known.published.get(state.seqno) != state.commit_id:
+        if progress.published.get(state.seqno) != state.commit_id:
             return True
-        return any(seqno not in known.published for seqno in range(known.covered + 1, state.seqno))
+        return any(seqno not in progress.published for seqno in range(progress.covered + 1, state.seqno))
 
     def _publish(self, name: str, covered: SeqNo, published: dict[SeqNo, str]) -> None:
-        """Queue what is missing, for one journal with what was gathered of other shards since the last."""
-        lacking: dict[SeqNo, tuple[str, bytes]] = {}
+        """Queue the missing entries for a journal, together with those of other shards."""
+        missing: dict[SeqNo, tuple[str, bytes]] = {}
         following = SeqNo(covered + 1)
-        while len(lacking) < PUBLISHED_AT_ONCE_MAX:
+        while len(missing) < PUBLISHED_AT_ONCE_MAX:
             with translated():
                 page = self._location.consensus.scan(name, int(following), SCAN_LIMIT)
             if not page:
@@ -136,19 +136,19 @@ class Published:
             for entry in page:
                 change = self._location.versions.decode(entry.data)
                 if published.get(change.seqno) != change.commit_id:
-                    lacking[change.seqno] = (change.commit_id, entry.data)
+                    missing[change.seqno] = (change.commit_id, entry.data)
             following = SeqNo(page[-1].seqno + 1)
         with self._lock:
-            dropped, known = self._publisher.dropped, self._of(name)
-            for seqno, (commit_id, data) in lacking.items():
+            dropped, progress = self._publisher.dropped, self._of(name)
+            for seqno, (commit_id, data) in missing.items():
                 self._publisher.add(name, data)
-                if self._publisher.dropped != dropped:  # the queue is full: the rest is read from the log the next time
+                if self._publisher.dropped != dropped:  # the queue is full: the next visit reads the rest
                     break
-                known.published[seqno] = commit_id
+                progress.published[seqno] = commit_id
         self.flush()
 
     def flush(self, *, now: bool = False) -> None:
-        """Put what was gathered, if the interval is over. Raises what the stores raise."""
+        """Write the queued entries if the interval is over. Raises the errors of the stores."""
         with self._lock:
             before = self._publisher.dropped
             try:
@@ -161,35 +161,40 @@ class Published:
                 self._forget_published()
 
     def _forget_published(self) -> None:
-        """What was thought to be published may not be: it is found out anew."""
-        self._known.clear()
+        """Discard the progress, because entries assumed published may be lost."""
+        self._progress.clear()
         self._journals.clear()
         self._read_s = None
 
     # --- journals of all processes
 
-    def _read_journals(self, *, now: bool = False) -> None:
-        """Read the journals that came since the last time; at most once an interval."""
+    def _read_journals(self) -> None:
+        """Read new journals, at most once an interval."""
         now_s = self._location.clock.monotonic()
-        if not now and self._read_s is not None and now_s - self._read_s < self.settings.every_s:
+        if self._read_s is not None and now_s - self._read_s < self.settings.every_s:
             return
         with translated():
-            listed = {stat.key: stat for stat in self._location.blob.list(JOURNALS) if is_journal_key(stat.key)}
-        for key in self._journals.keys() - listed.keys():
+            stats = {stat.key: stat for stat in self._location.blob.list(JOURNALS) if is_journal_key(stat.key)}
+        for key in self._journals.keys() - stats.keys():
             del self._journals[key]
-        for key in sorted(listed.keys() - self._journals.keys()):
-            commits = self._commits_in(key)
-            if commits is None:
+        build = self._location.settings.build
+        for key in sorted(stats.keys() - self._journals.keys()):
+            entries = self._entries_in(key)
+            if entries is None:
                 continue
-            age_s = max(0, self._location.clock.now_ms() - listed[key].modified_ms) / 1000
-            self._journals[key] = _Journal(listed[key].size, now_s - age_s, commits)
-            for name, found in commits.items():
-                known = self._of(name)
-                known.published.update({seqno: commit for seqno, commit in found.items() if seqno > known.covered})
+            commits: dict[str, dict[SeqNo, str]] = {}
+            for name, of_shard in entries.items():
+                changes = [decode_diff(entry, build) for entry in of_shard]
+                commits[name] = {change.seqno: change.commit_id for change in changes}
+            age_s = max(0, self._location.clock.now_ms() - stats[key].modified_ms) / 1000
+            self._journals[key] = _Journal(stats[key].size, now_s - age_s, commits)
+            for name, ids in commits.items():
+                progress = self._of(name)
+                progress.published.update({seqno: commit for seqno, commit in ids.items() if seqno > progress.covered})
         self._read_s = now_s
 
     def _entries_in(self, key: str) -> dict[str, tuple[bytes, ...]] | None:
-        """None: it is gone. One that is damaged tells of nothing, and stays."""
+        """The entries of a journal by shard. None: it was deleted. A damaged journal is kept and has no entries."""
         try:
             with translated_but_missing():
                 journal = decode_journal(self._location.blob.get(key), self._location.settings.build)
@@ -201,47 +206,37 @@ class Published:
             return {}
         return {shard.name: shard.entries for shard in journal.shards}
 
-    def _commits_in(self, key: str) -> dict[str, dict[SeqNo, str]] | None:
-        found = self._entries_in(key)
-        if found is None:
-            return None
-        build = self._location.settings.build
-        commits: dict[str, dict[SeqNo, str]] = {}
-        for name, entries in found.items():
-            changes = (decode_diff(entry, build) for entry in entries)
-            commits[name] = {change.seqno: change.commit_id for change in changes}
-        return commits
+    # --- entries that rollups cover
 
-    # --- what rollups cover
-
-    def _look_at_rollup(self, name: str, state: State) -> None:
-        """Note the newest rollup, once it was read back: what is published of before it may go."""
+    def _check_rollup(self, name: str, state: State) -> None:
+        """Read the newest rollup back; the publications that a verified rollup covers may be deleted."""
         newest = max(state.rollups, default=NOTHING)
         with self._lock:
-            known = self._of(name)
-            if newest <= known.covered or state.rollups[newest].key == known.checked:
+            progress = self._of(name)
+            if newest <= progress.covered or state.rollups[newest].key == progress.checked:
                 return
-            known.checked = state.rollups[newest].key
-        held = read_back(self._location.versions, state, newest)
-        if held is None:
+            progress.checked = state.rollups[newest].key
+        rollup = read_back(self._location.versions, state, newest)
+        if rollup is None:
             return
-        # One that names itself counts only where its entry is published: another may have begun the log.
-        covered = SeqNo(newest - 1) if newest in held.rollups else newest
+        # A rollup that names itself begins a log, and another one may have begun it: its entry must be published, too.
+        covered = SeqNo(newest - 1) if newest in rollup.rollups else newest
         with self._lock:
-            known = self._of(name)
-            known.covered = max(known.covered, covered)
-            known.published = {seqno: commit for seqno, commit in known.published.items() if seqno > known.covered}
+            progress = self._of(name)
+            progress.covered = max(progress.covered, covered)
+            remaining = {seqno: commit for seqno, commit in progress.published.items() if seqno > progress.covered}
+            progress.published = remaining
 
     def _is_covered(self, name: str, seqno: SeqNo) -> bool:
-        known = self._known.get(name)
-        return known is not None and seqno <= known.covered
+        progress = self._progress.get(name)
+        return progress is not None and seqno <= progress.covered
 
-    # --- now and then
+    # --- periodic rounds
 
     def round(self, names: dict[str, bool] | None = None) -> bool:
-        """Tell that maintenance is at work, and tidy up; at most once a heartbeat. Whether it was time.
+        """Write a heartbeat and a catalogue, and delete covered journals; at most once a heartbeat. Whether it was due.
 
-        `names`: every shard, and whether it was dropped; for the catalogue.
+        `names`: every shard and whether it was dropped, for the catalogue.
         """
         with self._lock:
             now_s = self._location.clock.monotonic()
@@ -249,16 +244,16 @@ class Published:
                 return False
             self._round_s = now_s
             self._location.identity.confirm()
-            self._beat()
+            self._write_beat()
             if names is not None:
-                self._list_names(names)
+                self._write_catalogue(names)
             self._read_journals()
             unsettled = self._unsettled(now_s)
         for name in unsettled:
-            with suppress(UnknownShard, Corruption):  # one that was lost holds up no other
-                self._look_at_rollup(name, self._location.machine(name).refresh())
+            with suppress(UnknownShard, Corruption):  # a lost shard does not delay the others
+                self._check_rollup(name, self._location.machine(name).refresh())
         with self._lock:
-            self._tidy(now_s)
+            self._clean_up(now_s)
         return True
 
     def is_time(self) -> bool:
@@ -266,7 +261,7 @@ class Published:
         now_s = self._location.clock.monotonic()
         return self._round_s is None or now_s - self._round_s >= self.settings.beat_s
 
-    def _beat(self) -> None:
+    def _write_beat(self) -> None:
         blob = self._location.blob
         with translated():
             with suppress(BlobExists):
@@ -275,8 +270,8 @@ class Published:
             if len(beats) > BEATS_KEPT:
                 blob.delete(beats[:-BEATS_KEPT])
 
-    def _list_names(self, names: dict[str, bool]) -> None:
-        """Write a catalogue if it would be another one than the last."""
+    def _write_catalogue(self, names: dict[str, bool]) -> None:
+        """Write a catalogue if it differs from the last one."""
         blob = self._location.blob
         shards = {name: "" if dropped else shard_id_of(name) for name, dropped in names.items()}
         with translated():
@@ -286,55 +281,54 @@ class Published:
                     if decode_catalogue(blob.get(keys[-1])) == shards:
                         return
             number = catalogue_number(keys[-1]) + 1 if keys else 1
-            with suppress(BlobExists):  # another process of maintenance was quicker
+            with suppress(BlobExists):  # another maintenance process was faster
                 blob.put(catalogue_key(number), encode_catalogue(shards))
                 old = keys[: 1 - CATALOGUES_KEPT]
                 if old:
                     blob.delete(old)
 
     def _unsettled(self, now_s: float) -> list[str]:
-        """Shards of which an old journal has entries, and no rollup is known: nobody has looked at them of late."""
-        old = (journal for journal in self._journals.values() if now_s - journal.seen_s >= self.settings.keep_s)
+        """Shards that have entries in an old journal and no known rollup, because they were not visited recently."""
+        old = (journal for journal in self._journals.values() if now_s - journal.written_s >= self.settings.keep_s)
         names = {name for journal in old for name in journal.commits}
         return [name for name in sorted(names) if self._of(name).covered == NOTHING][:UNSETTLED_MAX]
 
-    def _tidy(self, now_s: float) -> None:
-        """Delete journals that rollups cover, and write those anew that they cover in part."""
+    def _clean_up(self, now_s: float) -> None:
+        """Delete journals that rollups cover, and rewrite those that they cover in part."""
         covered: list[str] = []
         partly: list[str] = []
-        small: list[str] = []
+        uncovered: list[str] = []
         for key, journal in sorted(self._journals.items()):
-            if now_s - journal.seen_s < self.settings.keep_s or not journal.commits:
+            if now_s - journal.written_s < self.settings.keep_s or not journal.commits:
                 continue
             pairs = [(name, seqno) for name, commits in journal.commits.items() for seqno in commits]
-            left = sum(1 for name, seqno in pairs if not self._is_covered(name, seqno))
-            (covered if not left else partly if left < len(pairs) else small).append(key)
+            remaining = sum(1 for name, seqno in pairs if not self._is_covered(name, seqno))
+            (covered if not remaining else partly if remaining < len(pairs) else uncovered).append(key)
         self._delete(covered)
-        if partly or len(small) > SMALL_JOURNALS_MAX:
-            self._rewrite(partly + (small if len(small) > SMALL_JOURNALS_MAX else []))
+        self._rewrite(partly + (uncovered if len(uncovered) > SMALL_JOURNALS_MAX else []))
 
     def _rewrite(self, keys: list[str]) -> None:
-        """Put what is not covered of these journals into one, then delete them."""
+        """Combine the uncovered entries of these journals into one journal, then delete them."""
         entries: dict[str, dict[bytes, None]] = {}
-        taken: list[str] = []
+        rewritten: list[str] = []
         size = 0
         for key in keys:
             size += self._journals[key].size
-            if taken and size > REWRITE_BYTES_MAX:
+            if rewritten and size > REWRITE_BYTES_MAX:
                 break
-            held = self._entries_in(key)
-            if held == {}:
-                continue  # damaged since it was read: it stays, as it may be read another time
-            for name, found in (held or {}).items():
-                for entry in found:
+            journal = self._entries_in(key)
+            if journal == {}:
+                continue  # damaged since the last read: kept, because a later read may succeed
+            for name, of_shard in (journal or {}).items():
+                for entry in of_shard:
                     seqno = decode_diff(entry, self._location.settings.build).seqno
                     if not self._is_covered(name, seqno):
                         entries.setdefault(name, {})[entry] = None
-            taken.append(key)
+            rewritten.append(key)
         if entries:
             with translated():
-                self._publisher.put({name: tuple(found) for name, found in entries.items()})
-        self._delete(taken)
+                self._publisher.put({name: tuple(of_shard) for name, of_shard in entries.items()})
+        self._delete(rewritten)
 
     def _delete(self, keys: list[str]) -> None:
         if not keys:
@@ -346,6 +340,6 @@ class Published:
             self._journals.pop(key, None)
 
     def close(self) -> None:
-        """Publish what was gathered, as far as the store takes it."""
+        """Publish the queued entries, ignoring errors of the stores."""
         with suppress(PersistError, BlobError):
             self.flush(now=True)

@@ -1,6 +1,6 @@
-"""Publishes what one process has committed: the entries of all shards in one blob, every few seconds at most.
+"""Publishes the commits of one process: the log entries of all shards in one blob, every few seconds at most.
 
-Nothing waits for it. What it drops or loses, `publication_keeper` publishes from the log.
+Nothing waits for it. `publication_keeper` publishes dropped and lost entries from the log.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from persist.formats.state_frames import encode_journal
 
 log = logging.getLogger("persist.publications")
 
-QUEUE_ENTRIES_MAX = 50_000  # that wait to be published; what comes on top is left to maintenance
+QUEUE_ENTRIES_MAX = 50_000  # entries that wait to be published; further ones are left to maintenance
 QUEUE_BYTES_MAX = 16 * 1024 * 1024
-FAILED_TRIES_MAX = 3  # of one journal; then it is left to maintenance
+FAILED_TRIES_MAX = 3  # of one journal; then its entries are left to maintenance
 EVERY_S_MIN = 0.1
 EVERY_S_MAX = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PublishSettings:
-    """`every_s`: a process publishes at most so often. `beat_s`: how often maintenance says that it is at work.
+    """`every_s`: the least interval of a process's publications. `beat_s`: the interval of maintenance heartbeats.
 
-    `keep_s`: for so long a journal is kept after all in it is in a rollup.
+    `keep_s`: how long a journal is kept, even if rollups cover all of its entries.
     """
 
     every_s: float = 5.0
@@ -40,11 +40,11 @@ class PublishSettings:
 
     @property
     def within_s(self) -> float:
-        """In so many seconds after a commit it is published, or left to maintenance. But for a process that sleeps."""
+        """Seconds after a commit until it is published or left to maintenance, unless the process is suspended."""
         return self.every_s * (FAILED_TRIES_MAX + 1)
 
     def check(self) -> None:
-        """Raises InvalidUsage where a number makes no sense."""
+        """Raises InvalidUsage if a number is out of range."""
         for name in ("every_s", "beat_s", "keep_s"):
             if not EVERY_S_MIN <= getattr(self, name) <= EVERY_S_MAX:
                 raise InvalidUsage(f"{name} of publications is between {EVERY_S_MIN} and {EVERY_S_MAX:.0f} seconds")
@@ -57,7 +57,7 @@ class PublishSettings:
 
 
 class Publisher:
-    """Publishes for one process. Thread-safe. `threaded`: by a thread of its own; else somebody calls `publish`."""
+    """Publishes for one process. Thread-safe. `threaded`: on a thread of its own; else the owner calls `publish`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Publisher:
         self._bytes = 0
         self._number = 0
         self._tries = 0
-        self._next_s = 0.0  # not before it is anything put
+        self._next_s = 0.0  # nothing is published before this
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._closed = False
@@ -91,16 +91,16 @@ class Publisher:
         self.published = 0
 
     def add(self, name: str, entry: bytes) -> None:
-        """This entry of the shard is durably in the log. Never blocks, and calls no store."""
+        """Queue an entry that is durably in the log of the shard. Never blocks, and calls no store."""
         with self._lock:
-            if not self._queued(name, (), [entry]) or not self._threaded or self._thread is not None or self._closed:
+            if not self._enqueue(name, (), [entry]) or not self._threaded or self._thread is not None or self._closed:
                 return
             self._next_s = max(self._next_s, self._clock.monotonic() + self.settings.every_s)
             self._thread = threading.Thread(target=self._run, name="persist-publish", daemon=True)
             self._thread.start()
 
-    def _queued(self, name: str, earlier: Sequence[bytes], later: Sequence[bytes] = ()) -> bool:
-        """Queue entries, under the lock, before and after those of the shard that are queued, if they fit."""
+    def _enqueue(self, name: str, earlier: Sequence[bytes], later: Sequence[bytes] = ()) -> bool:
+        """Queue entries before and after the queued ones of the shard, if they fit. Call it with the lock."""
         added = (*earlier, *later)
         size = sum(map(len, added))
         if self._entries + len(added) > QUEUE_ENTRIES_MAX or self._bytes + size > QUEUE_BYTES_MAX:
@@ -114,26 +114,26 @@ class Publisher:
         return True
 
     def publish(self, *, now: bool = False) -> str | None:
-        """Put what is queued if the interval is over (`now`: in any case); the key of the journal.
+        """Write the queued entries if the interval is over, or `now`; returns the key of the journal.
 
-        None: there was nothing to do. Raises what the blob store raises, and InvalidUsage where this process may only
-        read; what was queued stays so for a few tries.
+        None: there was nothing to do. Raises the errors of the blob store, and InvalidUsage in a read-only process; the
+        entries stay queued for a few tries.
         """
         with self._publishing:
             with self._lock:
-                at_s = self._clock.monotonic()
-                if not self._queue or (at_s < self._next_s and not now):
+                now_s = self._clock.monotonic()
+                if not self._queue or (now_s < self._next_s and not now):
                     return None
                 queue, self._queue, self._entries, self._bytes = self._queue, {}, 0, 0
-                self._next_s = at_s + self.settings.every_s
+                self._next_s = now_s + self.settings.every_s
             try:
                 key = self.put({name: tuple(entries) for name, entries in queue.items()})
             except (PersistError, BlobError):
                 self._tries += 1
                 with self._lock:
                     if self._tries < FAILED_TRIES_MAX:
-                        for name, entries in queue.items():  # before what has come since: a journal has the log's order
-                            self._queued(name, entries)
+                        for name, entries in queue.items():  # before newer ones: a journal has the order of the log
+                            self._enqueue(name, entries)
                     else:
                         self._tries = 0
                         self.dropped += sum(map(len, queue.values()))
@@ -143,28 +143,28 @@ class Publisher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits to be published."""
+        """Whether the queue is empty."""
         return not self._queue
 
     def put(self, entries: dict[str, tuple[bytes, ...]]) -> str:
-        """Put these entries at once; the key of the journal. Raises as `publish`."""
-        self._identity.confirm()  # so a process that commits sees a later epoch within an interval, and stops
+        """Write these entries now; returns the key of the journal. Raises as `publish`."""
+        self._identity.confirm()  # so a committing process notices a later epoch within an interval, and stops
         epoch = self._identity.check().epoch
-        shards = tuple(ShardEntries(name, found) for name, found in sorted(entries.items()))
+        shards = tuple(ShardEntries(name, of_shard) for name, of_shard in sorted(entries.items()))
         with self._lock:
             self._number += 1
             key = journal_key(self.process, self._number)
         self._blob.put(key, encode_journal(Journal(epoch, self._clock.now_ms(), shards)))
-        self.published += sum(len(found) for found in entries.values())
+        self.published += sum(map(len, entries.values()))
         return key
 
     def _run(self) -> None:
-        """Publish what is queued, until nothing is left for an interval."""
+        """Publish queued entries until the queue stays empty for an interval."""
         while True:
             self._wake.wait(max(0.0, self._next_s - self._clock.monotonic()))
             with self._lock:
                 if self._closed or (not self._queue and self._clock.monotonic() >= self._next_s):
-                    self._thread = None  # the next entry starts another one
+                    self._thread = None  # the next entry starts a new thread
                     return
             self._publish_quietly()
 
@@ -172,12 +172,12 @@ class Publisher:
         try:
             self.publish(now=now)
         except (PersistError, BlobError) as error:
-            log.warning("nothing was published: maintenance will: %s", error)
-        except Exception:  # a bug: no commit may suffer from it
+            log.warning("publishing failed, so maintenance will publish: %s", error)
+        except Exception:  # a bug, which must not affect commits
             log.exception("publishing failed")
 
     def close(self) -> None:
-        """Publish what is queued, as far as the store takes it."""
+        """Publish the queued entries, ignoring errors of the stores."""
         with self._lock:
             self._closed, thread = True, self._thread
         self._wake.set()

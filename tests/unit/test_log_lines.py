@@ -97,7 +97,7 @@ def test_a_storm_of_very_many_shards_is_remembered_within_a_bound() -> None:
     storms = Storms(TestClock().monotonic)
     for number in range(STORMS_MAX + 5):
         storm(storms, f"s{number}")
-    assert len(storms._told) == STORMS_MAX
+    assert len(storms._logged) == STORMS_MAX
 
 
 def test_a_client_that_retries_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
