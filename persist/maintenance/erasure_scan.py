@@ -171,7 +171,7 @@ def _may_show_before(place: Place, key: str, first: SeqNo, at: int) -> bool:
 
 
 def _written_ms(stat: BlobStat) -> int:
-    """When a blob was written, by the earlier of two clocks: the store's and that of the process that minted its key."""
+    """When a blob was written, by the earlier of the store's clock and that of the process that minted its key."""
     return min(born_ms(stat.key), stat.modified_ms)
 
 
