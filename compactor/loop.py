@@ -11,6 +11,7 @@ import fnmatch
 import heapq
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -172,7 +173,7 @@ class NameScan:
             self.next_s = max(self.next_s, now_s - BURST_S) + self._gap_s
 
 
-class BackgroundThread:
+class BackgroundThread(ABC):
     """A thread that calls `once` every `poll_s` seconds from `start` to `stop`, and logs its exceptions to `log`."""
 
     def __init__(self, name: str, poll_s: float, log: logging.Logger) -> None:
@@ -190,9 +191,9 @@ class BackgroundThread:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
+    @abstractmethod
     def once(self) -> bool:
         """Do what is due. Whether anything was."""
-        raise NotImplementedError
 
     def _run(self) -> None:
         while not self._stop.wait(self._poll_s):
