@@ -1,4 +1,4 @@
-"""Ways of using shards that the founding design names: bindings of a source, tables in WAL mode, one writer of many.
+"""Ways of using shards from the founding design: bindings of a source, tables in WAL mode, one writer of many shards.
 
-Each is made of public calls of `persist.client` alone, so a program can read here how to make its own.
+Each uses only public calls of `persist.client`, so it also serves as an example.
 """

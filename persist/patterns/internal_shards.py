@@ -1,4 +1,4 @@
-"""Shards with persist's own columns, stepwise progress over their events, and how far a wall clock is followed."""
+"""Shards with internal columns, followers of a feed, and wall clocks that are bounded by the clocks of the stores."""
 
 from __future__ import annotations
 
@@ -21,134 +21,132 @@ from persist.core.frontier import Antichain
 from persist.patterns.sequenced_append import FeedPosition
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-CONFIRM_S = 1.0  # for so long the stores are asked about a clock
+CONFIRM_S = 1.0  # the timeout of a request that confirms a clock
 
 
 class WallClock(Protocol):
-    """Where time comes from; tests pass their own."""
+    """A source of time; tests pass their own."""
 
     def now_ms(self) -> int:
         """Wall-clock time in milliseconds since 1970."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from some fixed point; never goes back."""
+        """Monotonic seconds."""
         ...
 
     def sleep(self, seconds: float) -> None: ...
 
 
-LOOK_AHEAD_MS = 60_000  # how far a wall clock may lead beyond what the stores' clocks confirm
-ASK_AGAIN_S = 10.0  # after a clock was not confirmed, for so long it is not followed, and nobody is asked
+LOOK_AHEAD_MS = 60_000  # how far a wall clock may be ahead of the clocks of the stores
+RETRY_CONFIRM_S = 10.0  # how long a clock that was not confirmed is not followed, without further requests
 
 
 class BoundedClock:
-    """A wall clock as far as it may be followed: at most `LOOK_AHEAD_MS` beyond the clocks of the stores.
+    """A wall clock that is followed at most `LOOK_AHEAD_MS` beyond the clocks of the stores.
 
-    `confirmed` says whether an instant has been. It is asked about half of that before now; what it says holds for the
-    time that passes by the monotonic clock. A clock that is not confirmed is not followed: times count on from the last
-    one. So a wrong clock costs a question at times, and leads nobody astray.
+    `has_passed` says whether an instant (ms since 1970) is in the past by the clocks of the stores. It is called for an
+    instant half of that bound ago; the result remains valid as the monotonic clock advances. A clock that is not
+    confirmed is not followed: times count up from the last one.
     """
 
-    def __init__(self, clock: WallClock, confirmed: Callable[[int], bool]) -> None:
+    def __init__(self, clock: WallClock, has_passed: Callable[[int], bool]) -> None:
         self._clock = clock
-        self._confirmed = confirmed
-        self._last: tuple[int, float] | None = None  # an instant that has been, and when that was known
-        self._refused_s: float | None = None  # when it was not confirmed
+        self._has_passed = has_passed
+        self._confirmed: tuple[int, float] | None = None  # an instant that has passed, and when that was known
+        self._rejected_s: float | None = None  # when the clock was not confirmed
 
     @property
     def is_followed(self) -> bool:
-        """Whether the clock was confirmed when that was asked last."""
-        return self._last is not None and self._refused_s is None
+        """Whether the last attempt confirmed the clock."""
+        return self._confirmed is not None and self._rejected_s is None
 
     def time(self, least: int) -> int:
-        """The time by the clock, or `least` where that is later or the clock is not confirmed."""
+        """The time of the clock, or `least` if that is later or the clock is not confirmed."""
         now = self._clock.now_ms()
-        return now if now > least and (self._is_near(now) or self._asks(now)) else least
+        return now if now > least and (self._is_within_bound(now) or self._confirm(now)) else least
 
-    def _is_near(self, now: int) -> bool:
-        if self._last is None:
+    def _is_within_bound(self, now: int) -> bool:
+        if self._confirmed is None:
             return False
-        been_ms, then_s = self._last
-        return now <= been_ms + int((self._clock.monotonic() - then_s) * 1000) + LOOK_AHEAD_MS
+        confirmed_ms, at_s = self._confirmed
+        return now <= confirmed_ms + int((self._clock.monotonic() - at_s) * 1000) + LOOK_AHEAD_MS
 
-    def _asks(self, now: int) -> bool:
+    def _confirm(self, now: int) -> bool:
         now_s = self._clock.monotonic()
-        if self._refused_s is not None and now_s - self._refused_s < ASK_AGAIN_S:
+        if self._rejected_s is not None and now_s - self._rejected_s < RETRY_CONFIRM_S:
             return False
-        asked = max(0, now - LOOK_AHEAD_MS // 2)
-        if not self._confirmed(asked):
-            self._refused_s = now_s
+        instant_ms = max(0, now - LOOK_AHEAD_MS // 2)
+        if not self._has_passed(instant_ms):
+            self._rejected_s = now_s
             return False
-        self._last, self._refused_s = (asked, now_s), None
+        self._confirmed, self._rejected_s = (instant_ms, now_s), None
         return True
 
 
-def confirmed_by(shard: Shard) -> Callable[[int], bool]:
-    """Whether the clocks of the stores of `shard` say that an instant, in milliseconds since 1970, has been."""
+def bounded_clock(clock: WallClock | None, shard: Shard) -> BoundedClock | None:
+    """The clock, bounded by the clocks of the stores of `shard`; None without a clock."""
 
-    def confirmed(at_ms: int) -> bool:
+    def has_passed(at_ms: int) -> bool:
         try:
             shard.with_timeout(CONFIRM_S).time_at(EPOCH + timedelta(milliseconds=at_ms))
         except (Unavailable, NotReadable, InvalidUsage, OverflowError):
             return False
         return True
 
-    return confirmed
+    return None if clock is None else BoundedClock(clock, has_passed)
 
 
-# Shards whose rows are persist's own, such as bindings and routes: what their columns are, whatever they are called.
-#
-# Their columns can be changed like those of any shard. Rows are written by the schema with which the shard was made, so
-# they are read right by every later one. Who reads them by names is told where a name is another column's by now.
+class InternalColumns:
+    """The columns with which a shard of internal rows, such as bindings or routes, was created. Thread-safe.
 
-
-class OwnColumns:
-    """The columns with which a shard of `what`, such as "bindings", was made. Thread-safe."""
+    Its columns can be changed like those of any shard. Rows are written with the schema of creation, so every later
+    schema reads them correctly; reads by name detect a name that now belongs to another column. `what` is for errors.
+    """
 
     def __init__(self, shard: Shard, what: str) -> None:
-        """Raises what every call may."""
         self.shard = shard
         self._what = what
-        self.first, self._made = first_schema(shard)
+        self.first, self._schema = first_schema(shard)
 
     @classmethod
-    def open(cls, client: Client, name: str, what: str, schema: pa.Schema, key: tuple[str, ...]) -> OwnColumns:
-        """The shard of that name, which is made with these columns, and keeps history for ever, if it is not there.
+    def open(cls, client: Client, name: str, what: str, schema: pa.Schema, key: tuple[str, ...]) -> InternalColumns:
+        """Open the shard of that name. If it does not exist it is created with these columns and unlimited history.
 
-        Raises ShardExists where it was made with other columns; and as `check`.
+        Raises ShardExists (it was created with other columns), and as `check`.
         """
         try:
-            found = cls(client.create_shard(name, schema, list(key), history="forever"), what)
+            columns = cls(client.create_shard(name, schema, list(key), history="forever"), what)
         except ShardExists:  # or its columns were changed since
-            found = cls(client.shard(name), what)
-            wanted = ShardSchema(schema, key)
-            if (found._made.arrow, found._made.key) != (wanted.arrow, wanted.key):
+            columns = cls(client.shard(name), what)
+            expected = ShardSchema(schema, key)
+            if (columns._schema.arrow, columns._schema.key) != (expected.arrow, expected.key):
                 raise
-        found.check(found.shard.schema)
-        return found
+        columns.check(columns.shard.schema)
+        return columns
 
     def rows(self, table: pa.Table) -> Pinned:
-        """Rows that name the columns as they were called at first, for a writer."""
-        return Pinned(table, self.first, self._made)
+        """Rows with the original column names, for a writer."""
+        return Pinned(table, self.first, self._schema)
 
     def check(self, schema: ShardSchema | None) -> None:
-        """Raise InvalidUsage where one of the columns is not called so by a schema of the shard (None: not known)."""
-        if schema is None or schema.is_plain:  # the columns of plain ones are added, and never renamed
+        """Raise InvalidUsage if a column has another name in a schema of the shard (None: unknown)."""
+        if schema is None or schema.is_plain:  # the columns of a plain schema were never renamed
             return
-        if self._made.is_plain:  # its numbers follow from what came after it
-            self.first, self._made = first_schema(self.shard)
-        for name, number in self._made.id_of.items():
-            now = schema.name_of.get(number)
-            if now == name:
+        if self._schema.is_plain:  # its column numbers follow from the next schema
+            self.first, self._schema = first_schema(self.shard)
+        for name, number in self._schema.id_of.items():
+            current = schema.name_of.get(number)
+            if current == name:
                 continue
-            became = "was dropped, which ends it: make another one" if now is None else f"is called {now!r}"
-            remedy = "" if now is None else f"; let the columns have their first names again (Shard.alter): {name!r}"
-            raise InvalidUsage(f"column {name!r} of shard {self.shard.name!r} of {self._what} {became}{remedy}")
+            problem = "was dropped, so it cannot be used: create another one"
+            if current is not None:
+                problem = f"is now named {current!r}; rename it to {name!r} (Shard.alter)"
+            raise InvalidUsage(f"column {name!r} of shard {self.shard.name!r} of {self._what} {problem}")
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Tell what was refused because of a name as `check` does, which says what to do."""
+    def explain_renames(self) -> Iterator[None]:
+        """Replace an InvalidUsage that a renamed column causes by the error of `check`, which names the remedy."""
         try:
             yield
         except InvalidUsage:
@@ -156,32 +154,26 @@ class OwnColumns:
             raise
 
 
-# What a listener gives, time by time: a commit that comes in pieces is put together.
-
-
 def whole_events(listen: Listen, wait_s: float) -> Iterator[tuple[pa.Table, Antichain]]:
-    """The updates before each frontier that is reached, and that frontier; waits at most so long for the first.
+    """The updates before each frontier that is reached, and that frontier; waits at most `wait_s` for the first.
 
-    The pieces of a large commit are held until the last one came, since what is appended is a whole interval of times.
-    Raises what `Listen.next_events` does.
+    The pieces of a large commit are combined, because an append contains a whole interval of times. Raises as
+    `Listen.next_events`.
     """
-    held: list[pa.Table] = []
+    pieces: list[pa.Table] = []
     for event in listen.next_events(wait_s):
-        held.append(event.updates)
+        pieces.append(event.updates)
         if event.lower != event.upper:
-            yield pa.concat_tables(held), event.upper
-            held = []
+            yield pa.concat_tables(pieces), event.upper
+            pieces = []
 
 
-# Going on step by step after a listen, which is begun anew after whatever goes wrong.
-
-
-class Closing(ABC):
-    """What is closed at the end of a `with`."""
+class Closeable(ABC):
+    """A context manager that closes itself."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what it holds. Raises what every call may."""
+        """Release what it holds."""
 
     def __enter__(self) -> Self:
         return self
@@ -190,52 +182,51 @@ class Closing(ABC):
         self.close()
 
 
-class Stepping(Closing):
-    """Follows a listen and writes what follows from it. `_listen` is None where it has to begin anew."""
+class FeedFollower(Closeable):
+    """Follows a feed by a listen and writes to a shard. `_listen` is None if the listen has to start again."""
 
     _writer: WriteHandle
     _fed: FeedPosition
     _listen: Listen | None = None
 
     def step(self, wait_s: float = 0.0) -> bool:
-        """Write what is new; wait at most `wait_s` seconds for it. Whether anything was.
+        """Write the new updates of the feed; wait at most `wait_s` seconds for them. Whether there were any.
 
-        Repeating it is safe, after any error. Raises: InvalidUsage (`wait_s` is no number), what the class says, and
-        what every call may.
+        A retry is safe after any error. Raises: InvalidUsage (`wait_s` is no number), as documented by the class, and
+        as every call.
         """
         checked_wait("wait_s", wait_s)
         try:
             return self._step(wait_s)
-        except Expired:  # it was not asked for so long that its lease has lapsed
+        except Expired:  # its lease has lapsed, because `step` was not called for too long
             self._end()
             return self._step(wait_s)
-        except BaseException:  # it begins anew from what the shards tell
+        except BaseException:  # the next step restarts from the state of the shards
             self._end()
             raise
 
     @property
     def upper(self) -> int:
-        """Up to which time of its feed the shard has all, as far as this object knows. No I/O."""
+        """The shard contains the updates of the feed before this time, as far as this object knows. No I/O."""
         return self._fed.before
 
     def rebind(self) -> None:
-        """Go on where others have written to the shard, which `step` refuses (Conflict).
+        """Continue after others have written to the shard, which `step` rejects (Conflict).
 
-        What the feed has at the times that they took is written at the first time that is free. Their rows stay. Of a
-        shard that was fed by an older version, what that has left out at times that were taken stays left out.
-        Raises: Conflict (the shard is closed), and what every call may.
+        Their rows are kept. The updates of the feed at the times that they took are written at the first free time.
+        Raises: Conflict (the shard is closed), and as every call.
         """
         self._end()
         self._fed.accept()
 
     def close(self) -> None:
-        """Give back what it holds. Raises what every call may."""
+        """Release the lease and the writer."""
         self._end()
         self._writer.close()
 
     @abstractmethod
     def _step(self, wait_s: float) -> bool:
-        """A step; `_listen` is there afterwards."""
+        """Run one step; sets `_listen`."""
 
     def _end(self) -> None:
         if self._listen is not None:

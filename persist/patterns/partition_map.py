@@ -1,4 +1,15 @@
-"""Which of several shards has a key, epoch by epoch, and the hash that decides it."""
+"""Routes: which of several shards contains a key, epoch by epoch, and the hash that decides it.
+
+An epoch is a list of shards, stored in a small shard of its own. A change takes two commits there: the first proposes
+the next epoch, the second opens it. In between, the gate of every shard of both epochs is moved: an attribute with the
+epoch, on which each routed append is conditional. So once an epoch is open, no appends reach the previous one, and its
+end in each shard is recorded. Any process that finds a proposal opens it; each step may be repeated by any process.
+
+The hash is the same in every process and version; its name is stored with the routes. Values become numbers first:
+integers, dates, times and booleans by their value, so that a wider type routes alike; texts and binaries as the sum of
+(byte at i + 1) / BASE^i; null as a number of its own. The finisher of SplitMix64 then mixes the numbers of the columns,
+one after the other, modulo 2^64. The hash does not protect against values that are chosen to collide.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +30,12 @@ from persist.client.shard import Shard
 from persist.core.attribute import AttributeKey, AttributeUpdate, named_key
 from persist.core.errors import AttributeMismatch, Conflict, InvalidUsage, Unavailable, UpperMismatch
 from persist.core.frontier import TIME_MAX
-from persist.patterns.internal_shards import OwnColumns
-
-# The hash by which rows are routed: the same in every process and version, for ever.
-#
-# It is called `HASH`, and that name is kept with the routes. A value is a number first: integers, dates, times and
-# booleans by their value, so that a wider type routes alike; texts and binaries as the sum of (byte at i + 1) / BASE^i;
-# null as one of its own. The finisher of SplitMix64 then mixes the numbers of the columns, one after the other. All is
-# modulo 2^64, and nothing here protects from who looks for values that go to one shard.
-
+from persist.patterns.internal_shards import InternalColumns
 
 HASH = "poly-splitmix-64/1"
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 MODULUS = 2**64
-STEP = 0x9E3779B97F4A7C15  # what is added before a number is mixed
+STEP = 0x9E3779B97F4A7C15  # added before a number is mixed
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 BASE = 0x100000001B3  # of the polynomial; odd, so that it has an inverse
 NULL = 0x6E756C6C
@@ -40,12 +43,12 @@ NULL = 0x6E756C6C
 
 def hashes_of(rows: pa.Table, by: tuple[str, ...]) -> Hashes:
     """The hash of each row by these columns. Raises InvalidUsage (a column is missing, or of a type without a hash)."""
-    found = np.zeros(len(rows), np.uint64)
+    hashes = np.zeros(len(rows), np.uint64)
     for name in by:
         if name not in rows.schema.names:
             raise InvalidUsage(f"rows have no column {name!r}, by which they are routed")
-        found = _mixed(found + _numbers(name, rows.column(name).combine_chunks()) + np.uint64(STEP))
-    return found
+        hashes = _mix(hashes + _to_numbers(name, rows.column(name).combine_chunks()) + np.uint64(STEP))
+    return hashes
 
 
 def check_type(name: str, kind: pa.DataType) -> None:
@@ -53,8 +56,8 @@ def check_type(name: str, kind: pa.DataType) -> None:
     whole = types.is_integer(kind) or types.is_boolean(kind) or types.is_date(kind) or types.is_timestamp(kind)
     if not whole and not _is_text(kind):
         raise InvalidUsage(
-            f"column {name!r} is {kind}, by which no row is routed; take one of integers, texts, binaries, dates, "
-            "timestamps or booleans"
+            f"column {name!r} is {kind}, by which rows cannot be routed; choose a column of integers, texts, binaries, "
+            "dates, timestamps or booleans"
         )
 
 
@@ -63,21 +66,21 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(check(kind) for check in kinds)
 
 
-def _numbers(name: str, values: pa.Array) -> Hashes:
+def _to_numbers(name: str, values: pa.Array) -> Hashes:
     check_type(name, values.type)
     if _is_text(values.type):
-        found = _of_texts(values)
+        numbers = _texts_to_numbers(values)
     elif types.is_unsigned_integer(values.type):
-        found = pc.fill_null(values.cast(pa.uint64()), 0).to_numpy(zero_copy_only=False)
+        numbers = pc.fill_null(values.cast(pa.uint64()), 0).to_numpy(zero_copy_only=False)
     else:
-        small = values.type.bit_width <= 32 and not types.is_integer(values.type)  # dates and booleans
-        numbers = values.cast(pa.int32()).cast(pa.int64()) if small else values.cast(pa.int64())
-        found = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False).view(np.uint64)
-    return np.where(values.is_null().to_numpy(zero_copy_only=False), np.uint64(NULL), found)
+        is_small = values.type.bit_width <= 32 and not types.is_integer(values.type)  # dates and booleans
+        integers = values.cast(pa.int32()).cast(pa.int64()) if is_small else values.cast(pa.int64())
+        numbers = pc.fill_null(integers, 0).to_numpy(zero_copy_only=False).view(np.uint64)
+    return np.where(values.is_null().to_numpy(zero_copy_only=False), np.uint64(NULL), numbers)
 
 
-def _of_texts(values: pa.Array) -> Hashes:
-    """The polynomial of the bytes of each value, by differences of the sums up to its ends."""
+def _texts_to_numbers(values: pa.Array) -> Hashes:
+    """The polynomial of the bytes of each value, as the difference of the sums up to its ends."""
     whole = pc.fill_null(values.cast(pa.large_binary()), b"")
     whole = whole if isinstance(whole, pa.Array) else whole.combine_chunks()
     _, offsets, data = whole.buffers()
@@ -92,28 +95,19 @@ def _of_texts(values: pa.Array) -> Hashes:
     upwards = np.full(last - first + 1, BASE, np.uint64)
     upwards[0] = 1
     upwards = np.multiply.accumulate(upwards)
-    found: Hashes = (sums[places[1:]] - sums[places[:-1]]) * upwards[places[:-1]]
-    return found
+    numbers: Hashes = (sums[places[1:]] - sums[places[:-1]]) * upwards[places[:-1]]
+    return numbers
 
 
-def _mixed(numbers: Hashes) -> Hashes:
+def _mix(numbers: Hashes) -> Hashes:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(FIRST)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(SECOND)
     return numbers ^ (numbers >> np.uint64(31))
 
 
-# Routes: which of several shards has a key, epoch by epoch, kept in a small shard of their own.
-#
-# An epoch is a list of shards. A change of the list takes two commits here: the first proposes the next epoch, the
-# second opens it. Between them the gate of every shard of both epochs is moved: an attribute that has the epoch, on
-# which each routed append is conditional. So once the next epoch is open, nothing more comes to the one before it, and
-# it is written down where that ended in each shard. Whoever finds a proposal opens it; each step may be repeated, by
-# anybody.
-
-
 SHARDS_MAX = 1_000  # of one epoch
 EPOCHS_MAX = 10_000
-TRIES_MAX = 100  # each failed one means that somebody else has changed the routes
+OPEN_TRIES_MAX = 100  # a try fails if the routes were changed meanwhile
 EPOCH, KIND, SLOT, NAME, AT = "epoch", "kind", "slot", "name", "at"
 BY, HASHED, ROUTE, OPENED = "by", "hash", "route", "opened"
 SCHEMA = pa.schema(
@@ -130,27 +124,27 @@ KEY = (EPOCH, KIND, SLOT)
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The shards of an epoch, by slot. `began`: the upper that shards had when it was opened, those of the epoch
-    before it too, which ended there (TIME_MAX: the shard was closed). None: it is proposed."""
+    """The shards of an epoch, by slot. `began`: the uppers of its shards, and of those of the previous epoch, which
+    ended there, when it was opened (TIME_MAX: the shard was closed). None: it is only proposed."""
 
     number: int
     shards: tuple[str, ...]
     began: dict[str, int] | None
 
     def slots(self, rows: pa.Table, by: tuple[str, ...]) -> Any:
-        """The slot of each row by the columns `by`, as they are called there: an array of integers."""
+        """The slot of each row by its columns `by`: an array of integers."""
         return hashes_of(rows, by) % np.uint64(len(self.shards))
 
 
 class Routes:
-    """The routes of rows over several shards. `Routes.open` gives one. Thread-safe."""
+    """The routes of rows over several shards, returned by `Routes.open`. Thread-safe."""
 
     def __init__(self, client: Client, shard: Shard) -> None:
         self.client = client
         self.shard = shard
-        self._own = OwnColumns(shard, "routes")
+        self._columns = InternalColumns(shard, "routes")
         self.gate: AttributeKey = named_key(f"routes {shard.name}")
-        self._places: tuple[int, ...] = ()  # in the key, whose order is for ever; columns may get other names
+        self._places: tuple[int, ...] = ()  # in the key, whose order never changes; columns may be renamed
         self._known: tuple[int, list[Epoch]] = (0, [])
         self._shards: dict[str, Shard] = {}
 
@@ -158,88 +152,88 @@ class Routes:
     def open(
         cls, client: Client, name: str, shards: Sequence[str] | None = None, by: Sequence[str] | None = None
     ) -> Routes:
-        """The routes called `name`, which is that of the small shard that keeps them. They are made if they are not.
+        """The routes stored in the small shard `name`. They are created if they do not exist.
 
         Args:
-            client: by which all shards are reached.
+            client: for all shards.
             name: of the routes.
-            shards: names of 1 to 1,000 shards that are there and have one schema; for routes that are there: None, or
-                those of now.
-            by: key columns whose values say to which shard a row goes; likewise.
-        Raises: InvalidUsage (no such shards or columns, or the routes are others: `change` them), UnknownShard (one of
-            the shards, or routes of which nothing is said, are not there).
+            shards: names of 1 to 1,000 existing shards with the same schema. For existing routes: None, or the current
+                ones.
+            by: key columns whose values determine the shard of a row; likewise.
+        Raises: InvalidUsage (no such shards or columns, or the routes differ: `change` them), UnknownShard (one of the
+            shards, or routes without `shards` and `by`, do not exist).
         """
         checked("client", client, Client)
-        listed = None if shards is None else checked_shards(client, shards)
-        wanted = None if by is None else names("by", by)
-        if listed is None or wanted is None:
-            found = cls(client, client.shard(name))
+        shard_names = None if shards is None else checked_shards(client, shards)
+        by_names = None if by is None else names("by", by)
+        if shard_names is None or by_names is None:
+            routes = cls(client, client.shard(name))
         else:
-            schema = client.shard(listed[0]).schema
-            _check_by(schema, wanted)
-            found = cls(client, OwnColumns.open(client, name, "routes", SCHEMA, KEY).shard)
-            found._begin(listed, wanted, [schema.key.index(column) for column in wanted])
-        current = found.current()
-        if (listed or current.shards) != current.shards or (wanted or found.by) != found.by:
+            schema = client.shard(shard_names[0]).schema
+            _check_by(schema, by_names)
+            routes = cls(client, InternalColumns.open(client, name, "routes", SCHEMA, KEY).shard)
+            routes._begin(shard_names, by_names, [schema.key.index(column) for column in by_names])
+        current = routes.current()
+        if (shard_names or current.shards) != current.shards or (by_names or routes.by) != routes.by:
             raise InvalidUsage(
-                f"routes {name!r} lead by {list(found.by)} to {list(current.shards)}, not to what was given; leave "
-                "that out, or change the shards with Routes.change"
+                f"routes {name!r} lead by {list(routes.by)} to {list(current.shards)}, unlike the arguments; omit "
+                "them, or change the shards with Routes.change"
             )
-        return found
+        return routes
 
     def __repr__(self) -> str:
         return f"Routes({self.shard.name!r}, {len(self._known[1])} epochs)"
 
     @property
     def by(self) -> tuple[str, ...]:
-        """The key columns whose values say to which shard a row goes, as they are called where it was opened."""
+        """The key columns whose values determine the shard of a row, by the names that the handles know."""
         return self.by_of(self.of(self.current().shards[0]).schema)
 
     def by_of(self, schema: ShardSchema) -> tuple[str, ...]:
-        """The columns to route by as they are called in a schema of one of the shards."""
+        """The names of these columns in a schema of one of the shards."""
         return tuple(schema.key[place] for place in self._places)
 
     def epochs(self) -> list[Epoch]:
-        """All epochs, the last one open: a proposal that somebody left is opened first. Raises what every call may."""
-        for _ in range(TRIES_MAX):
-            found = self._read()
-            if found and found[-1].began is not None:
-                return found
-            if not found:
-                raise InvalidUsage(f"shard {self.shard.name!r} has no routes yet; say which shards, and by what")
-            self._open_proposed(found)
-        raise Unavailable(f"routes {self.shard.name!r} are changed all the time; retry")
+        """All epochs. The last one is open: a pending proposal is opened first."""
+        for _ in range(OPEN_TRIES_MAX):
+            epochs = self._read()
+            if epochs and epochs[-1].began is not None:
+                return epochs
+            if not epochs:
+                raise InvalidUsage(f"shard {self.shard.name!r} has no routes yet; pass `shards` and `by`")
+            self._open_proposed(epochs)
+        raise Unavailable(f"routes {self.shard.name!r} are changed repeatedly; retry")
 
     def opened(self) -> list[Epoch]:
-        """The epochs that are open or have ended, in order: reads alone. Raises what every call may."""
+        """The epochs that are open or have ended, in order. Only reads."""
         return [epoch for epoch in self._read() if epoch.began is not None]
 
     def current(self) -> Epoch:
-        """The epoch of now."""
+        """The open epoch."""
         return self.epochs()[-1]
 
     def change(self, shards: Sequence[str]) -> Epoch:
-        """Route rows to these shards from now on. Writers go on by themselves. Repeating it is safe.
+        """Route rows to these shards from now on. Writers follow the change. A retry is safe.
 
-        Returns: the epoch of these shards. Raises: InvalidUsage (no such shards), UnknownShard, Conflict (somebody
-            changes them otherwise at the same time: look at `current`, and decide anew; or one of these shards is
-            closed), Indeterminate (it may have happened: repeat it).
+        Returns: the epoch of these shards. Raises: InvalidUsage (no such shards), UnknownShard, Conflict (a concurrent
+            change: read `current`, and decide again; or one of these shards is closed), Indeterminate (it may have
+            happened: retry).
         """
-        listed = checked_shards(self.client, shards)
+        shard_names = checked_shards(self.client, shards)
         current = self.current()
-        if current.shards == listed:
+        if current.shards == shard_names:
             return current
-        _check_like(self.client, (current.shards[0], listed[0]))
-        for name in current.shards:  # once the epoch is proposed, each of them is needed to open it
+        _check_like(self.client, (current.shards[0], shard_names[0]))
+        for name in current.shards:  # check that they exist, because opening a proposed epoch needs them
             self.of(name).upper()
-        self._check_open(listed)
+        self._check_open(shard_names)
         number = current.number + 1
         if number >= EPOCHS_MAX:
             raise InvalidUsage(
-                f"routes {self.shard.name!r} were changed {number} times, which is the most; make others"
+                f"routes {self.shard.name!r} were changed {number} times, which is the limit; create others"
             )
-        if not self._committed(_rows(number, ROUTE, listed), 2 * number):
-            raise Conflict(f"somebody else changes routes {self.shard.name!r}; look at them, and decide anew")
+        if not self._commit(_rows(number, ROUTE, shard_names), 2 * number):
+            raise Conflict(f"routes {self.shard.name!r} are changed concurrently; read them, and decide again")
         return self.current()
 
     def of(self, name: str) -> Shard:
@@ -248,24 +242,22 @@ class Routes:
             self._shards[name] = self.client.shard(name)
         return self._shards[name]
 
-    # --- how
-
     def _begin(self, shards: tuple[str, ...], by: tuple[str, ...], places: list[int]) -> None:
         first = [_rows(0, BY, by, places), _rows(0, HASHED, (HASH,)), _rows(0, ROUTE, shards)]
         if self.shard.upper().element == 0:
             self._check_open(shards)
-            self._committed(pa.concat_tables(first), 0)
+            self._commit(pa.concat_tables(first), 0)
 
     def _check_open(self, shards: tuple[str, ...]) -> None:
-        """Raise Conflict where one of them is closed. One that is closed later takes no rows, and can be left."""
+        """Raise Conflict if a shard is closed. A shard that is closed later rejects rows, and can be removed."""
         for name in shards:
             if self.of(name).upper().is_empty:
                 raise Conflict(f"shard {name!r} is closed; route rows to one that is open")
 
-    def _committed(self, rows: pa.Table, at: int) -> bool:
-        """Write the rows at that time; False if somebody else has written there."""
+    def _commit(self, rows: pa.Table, at: int) -> bool:
+        """Write the rows at that time; False if there was another write."""
         try:
-            self.shard.compare_and_append(self._own.rows(rows), at, at + 1)
+            self.shard.compare_and_append(self._columns.rows(rows), at, at + 1)
         except UpperMismatch:
             return False
         return True
@@ -275,44 +267,44 @@ class Routes:
         if upper == self._known[0]:
             return self._known[1]
         with self.shard.snapshot(purpose="routes") as snapshot:
-            self._own.check(snapshot.schema)
+            self._columns.check(snapshot.schema)
             rows = snapshot.to_arrow().to_pylist()
         places = [row[AT] for row in rows if row[KIND] == BY]
-        hashed = [row[NAME] for row in rows if row[KIND] == HASHED]
-        if hashed and hashed != [HASH]:
-            raise InvalidUsage(f"routes {self.shard.name!r} are by the hash {hashed[0]!r}; this version knows {HASH!r}")
-        found: dict[int, tuple[list[str], dict[str, int]]] = {}
+        hashes = [row[NAME] for row in rows if row[KIND] == HASHED]
+        if hashes and hashes != [HASH]:
+            raise InvalidUsage(f"routes {self.shard.name!r} use the hash {hashes[0]!r}; this version knows {HASH!r}")
+        by_number: dict[int, tuple[list[str], dict[str, int]]] = {}
         for row in rows:  # in key order: epoch, kind, slot
-            shards, began = found.setdefault(row[EPOCH], ([], {}))
+            shards, began = by_number.setdefault(row[EPOCH], ([], {}))
             if row[KIND] == ROUTE:
                 shards.append(row[NAME])
             elif row[KIND] == OPENED:
                 began[row[NAME]] = row[AT]
-        epochs = [Epoch(number, tuple(shards), began or None) for number, (shards, began) in found.items()]
+        epochs = [Epoch(number, tuple(shards), began or None) for number, (shards, began) in by_number.items()]
         self._places, self._known = tuple(places), (snapshot.as_of + 1, epochs)
         return epochs
 
     def _open_proposed(self, epochs: list[Epoch]) -> None:
-        """Close the gates to the epoch before, and write down where it ended."""
+        """Close the gates to the previous epoch, and record where it ended."""
         proposed = epochs[-1]
         before = epochs[-2].shards if len(epochs) > 1 else ()
         shards = [self.of(name) for name in dict.fromkeys((*before, *proposed.shards))]
         for shard in shards:
             try:
                 shard.attributes.update(AttributeUpdate.replace_if_greater(self.gate, proposed.number))
-            except AttributeMismatch:  # somebody else has done it
+            except AttributeMismatch:  # another process was faster
                 continue
         began = {shard.name: _upper(shard) for shard in shards}
-        self._committed(_rows(proposed.number, OPENED, tuple(began), list(began.values())), 2 * proposed.number + 1)
+        self._commit(_rows(proposed.number, OPENED, tuple(began), list(began.values())), 2 * proposed.number + 1)
 
 
-def checked_shards(client: Client, given: Sequence[str]) -> tuple[str, ...]:
-    """The names of the shards. Raises InvalidUsage (none, too many, one twice, or two schemas), UnknownShard."""
-    found = names("shards", given)
-    if not 0 < len(found) <= SHARDS_MAX or len(set(found)) < len(found):
-        raise InvalidUsage(f"shards are {len(found)} names; rows are routed to 1 to {SHARDS_MAX} different ones")
-    _check_like(client, found)
-    return found
+def checked_shards(client: Client, shards: Sequence[str]) -> tuple[str, ...]:
+    """The names of the shards. Raises InvalidUsage (none, too many, duplicates, or different schemas), UnknownShard."""
+    shard_names = names("shards", shards)
+    if not 0 < len(shard_names) <= SHARDS_MAX or len(set(shard_names)) < len(shard_names):
+        raise InvalidUsage(f"shards are {len(shard_names)} names; rows are routed to 1 to {SHARDS_MAX} different ones")
+    _check_like(client, shard_names)
+    return shard_names
 
 
 def _check_like(client: Client, shards: tuple[str, ...]) -> None:
@@ -326,9 +318,15 @@ def _check_by(schema: ShardSchema, by: tuple[str, ...]) -> None:
         check_type(name, schema.arrow.field(name).type)
 
 
-def _rows(epoch: int, kind: str, listed: tuple[str, ...], at: list[int] | None = None) -> pa.Table:
-    count = len(listed)
-    columns: list[list[Any]] = [[epoch] * count, [kind] * count, list(range(count)), list(listed), at or [None] * count]
+def _rows(epoch: int, kind: str, entries: tuple[str, ...], at: list[int] | None = None) -> pa.Table:
+    count = len(entries)
+    columns: list[list[Any]] = [
+        [epoch] * count,
+        [kind] * count,
+        list(range(count)),
+        list(entries),
+        at or [None] * count,
+    ]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 

@@ -1,4 +1,10 @@
-"""One writer and one reader over several shards; each update once, those of a key in order."""
+"""A writer and a reader over several shards: all rows of a key go to one shard, in order, each append once.
+
+An append goes to the shards of its rows, one commit each, conditional on three attributes: the gate of the shard (its
+epoch of routes), the instance of the writer, and the number of its last append there. So a retry lands once, an earlier
+instance lands nothing, and nothing lands in an epoch that has ended. An append is not atomic over shards: temporarily,
+or after a crash, only some of them have their rows. Then it is retried, and completes the others.
+"""
 
 from __future__ import annotations
 
@@ -29,240 +35,231 @@ from persist.core.errors import (
     shown,
 )
 from persist.core.frontier import TIME_MAX, Antichain
-from persist.patterns.internal_shards import Closing, whole_events
+from persist.patterns.internal_shards import Closeable, whole_events
 from persist.patterns.partition_map import Epoch, Routes
 from persist.patterns.sequenced_append import (
     Fingerprint,
-    KeptFingerprint,
-    Numbered,
+    SequencedWriter,
+    StoredFingerprint,
     checked_writer_name,
-    held,
+    rereadable,
     table_by,
 )
 
-# One writer over several shards: all rows of a key go to one of them, in order, each append once.
-#
-# An append goes to the shards of its rows, one commit each, conditional on three attributes: the gate of the shard (its
-# epoch of routes), the instance of the writer, and the number of its last append there. So what is sent again lands
-# once, an earlier instance lands nothing any more, and nothing lands in an epoch that has ended. The shards together
-# are not atomic: for a while, or after a crash, some have their rows of an append and others not. The append is then
-# repeated, and goes where its rows are not yet.
-
-
-SENT_AT_ONCE = 16  # shards
-EPOCHS_TRIED_MAX = 100  # of one append: the routes were changed meanwhile
+PARALLEL_SHARDS = 16  # that an append is sent to in parallel
+EPOCHS_TRIED_MAX = 100  # of one append; a try fails if the routes were changed meanwhile
+ROWS_MAX = 10_000_000  # that `read_routed` returns
+EPOCH_COLUMN, TIME_COLUMN = "__epoch", "__time"
 
 
 class _Lane:
-    """The writer's way into one shard, in one epoch."""
+    """The writer of one shard in one epoch."""
 
     def __init__(self, routes: Routes, shard: Shard, writer: CheckedWriter, name: str, epoch: int) -> None:
         self._shard = shard
-        known = f"routed {routes.shard.name} {name}"
-        self.numbered = Numbered(shard, known, str(epoch))
-        self.kept = KeptFingerprint(self.numbered, known, str(epoch))
+        full_name = f"routed {routes.shard.name} {name}"
+        self.sequence = SequencedWriter(shard, full_name, str(epoch))
+        self.fingerprint = StoredFingerprint(self.sequence, full_name, str(epoch))
         self._writer = writer
         self._gate = AttributeUpdate.replace_if_equals(routes.gate, epoch, epoch)
 
     def check(self, rows: pa.Table, number: int, columns: ShardSchema) -> None:
-        """Raise InvalidUsage where the shard would refuse the rows, as it is now. Nothing is written."""
-        pinned = self._pinned(rows, columns)
+        """Raise InvalidUsage if the shard would reject the rows now. Nothing is written."""
+        pinned = self._pin(rows, columns)
         try:
             self._writer.check(pinned)
         except InvalidUsage:
-            if self.numbered.last() < number:
-                raise  # else their keys are there because an earlier try has landed
+            if self.sequence.last() < number:
+                raise  # else their keys exist because an earlier try has landed
 
     def send(self, rows: pa.Table, number: int, columns: ShardSchema, whole: Fingerprint) -> bool:
-        """Land the rows, which are by `columns`, once. False where the epoch has ended: they may have landed before.
+        """Append the rows, which have `columns`, once. False if the epoch has ended: they may have landed before.
 
-        Raises AttributeMismatch (another instance was opened), and what an insert may.
+        Raises AttributeMismatch (another instance was opened), and as an insert.
         """
-        pinned = self._pinned(rows, columns)
-        changes = (self._gate, *self.numbered.conditions(number), *self.kept.updates(whole))
+        pinned = self._pin(rows, columns)
+        changes = (self._gate, *self.sequence.conditions(number), *self.fingerprint.updates(whole))
         try:
             self._writer.insert(pinned, attributes=changes)
         except AttributeMismatch as error:
             if self._gate.key in error.details.get("actual", {}):
                 return False
-            if not self.numbered.landed(error, number):
+            if not self.sequence.landed(error, number):
                 raise
         except UpperMismatch as error:
             if error.details.get("actual") != []:
                 raise
-            if self.numbered.last() < number:  # the shard is closed, and the routes may lead to another one by now
+            if self.sequence.last() < number:  # the shard is closed, and the routes may have changed
                 if (self._shard.attributes.get(self._gate.key) or 0) > (self._gate.expected or 0):
                     return False
                 raise Conflict(f"{error.message}; change the routes to shards that are open") from error
-        except (Indeterminate, InvalidUsage):  # a later try may have been refused because an earlier one has landed
-            if self.numbered.last() < number:
+        except (Indeterminate, InvalidUsage):  # this try may have been rejected because an earlier one has landed
+            if self.sequence.last() < number:
                 raise
         return True
 
-    def _pinned(self, rows: pa.Table, columns: ShardSchema) -> Pinned:
-        """The rows by the columns that the shard has here. Raises InvalidUsage where those are others."""
+    def _pin(self, rows: pa.Table, columns: ShardSchema) -> Pinned:
+        """The rows with the columns of the shard. Raises InvalidUsage if these are not `columns`."""
         number, known = known_by(self._shard)
         if not alike(known, columns):
             raise InvalidUsage(
                 f"shard {self._shard.name!r} has other columns than this routed writer knows; change those of all its "
-                "shards alike, open the writer anew, and append the same rows again by their names of then"
+                "shards alike, reopen the writer, and append the same rows again with the new names"
             )
         return Pinned(rows, number, known)
 
 
-class RoutedWriter(Closing):
-    """The writer called `name` of these routes; numbers its appends from 1 on. Thread-safe: appends take turns.
+class RoutedWriter(Closeable):
+    """The writer called `name` of these routes; numbers its appends from 1 on. Thread-safe: appends are serialized.
 
-    Opening one of the same name, anywhere, ends the one that was open. Where the routes are changed it goes on by them.
+    Opening a writer of the same name, anywhere, ends the previous one. It follows changes of the routes.
     """
 
     def __init__(self, routes: Routes, name: str) -> None:
-        """Take over from the one of this name before it.
+        """Take over from the previous writer of this name.
 
         Args:
-            routes: where rows go.
-            name: who writes, up to 128 characters.
-        Raises: InvalidUsage (the arguments are others), Unavailable (many open it at once; retry).
+            routes: the routes of rows.
+            name: the name of the writer, up to 128 characters.
+        Raises: InvalidUsage (an argument is not valid), Unavailable (many are opened at the same time; retry).
         """
         checked("routes", routes, Routes)
         self.routes = routes
         self.name = checked_writer_name(name)
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(SENT_AT_ONCE, thread_name_prefix=f"persist-routed-{name}")
+        self._pool = ThreadPoolExecutor(PARALLEL_SHARDS, thread_name_prefix=f"persist-routed-{name}")
         self._writers: dict[str, CheckedWriter] = {}
-        self._home = Numbered(routes.shard, f"routed {name}")
+        self._home = SequencedWriter(routes.shard, f"routed {name}")
         self._home.take_over()
-        self._incomplete: pa.Table | None = None  # the rows of an append of which not all is known to have landed
-        self._is_unsure = False  # whether some of them may have landed, though no shard has told so
-        self._ended: dict[int, list[int]] = {}  # of epochs that have ended: the last number by slot
+        self._incomplete: pa.Table | None = None  # the rows of an append that may not have landed completely
+        self._is_unsure = False  # whether some of them may have landed without an acknowledgement
+        self._ended: dict[int, list[int]] = {}  # the last number by slot, for each ended epoch
         self._lanes: list[_Lane] = []
-        self._numbers: list[int] = []  # the last number by slot, in the epoch of now
-        self._epochs: list[Epoch] = []  # up to the one of now
-        self._adopt()
-        self._columns = self._common()
+        self._numbers: list[int] = []  # the last number by slot, in the current epoch
+        self._epochs: list[Epoch] = []  # up to the current one
+        self._adopt_routes()
+        self._columns = self._common_columns()
         self.acknowledged = max(0, max(max(numbers) for numbers in (*self._ended.values(), self._numbers)) - 1)
-        self._begun = self._kept(self.acknowledged + 1)  # by an instance before: these rows, and no others
+        self._started = self._stored_fingerprint(self.acknowledged + 1)  # of an append that an instance before started
 
     def __repr__(self) -> str:
         return f"RoutedWriter({self.routes.shard.name!r}, {self.name!r}, acknowledged={self.acknowledged})"
 
     def append(self, updates: Updates) -> int:
-        """Append rows: each goes to the shard of its key, at a time that the service chooses there.
+        """Append rows, each to the shard of its key, at a time that the service chooses there.
 
         It is not atomic over shards. After an error, or a crash, append the same rows again: each row lands once.
 
         Args:
-            updates: as `Shard.insert` says, without `__time`.
-        Returns: the number of this append: all of it has landed, and so have those before it. `acknowledged` is the
-            last of them. When just opened: where to go on. The one after it may have landed in part, or as a whole;
-            append it again all the same.
-        Raises: InvalidUsage and ConstraintViolated (a shard refuses rows: none was written, or the error says that the
-            append is not complete; or an append before has to be repeated first), Conflict (a shard is closed: change
-            the routes, and append the same rows again), AttributeMismatch (it was opened elsewhere), Unavailable,
-            Overloaded or Indeterminate (some of it may have happened: append the same rows again).
+            updates: as for `Shard.insert`, without `__time`.
+        Returns: the number of this append: it has landed completely, and so have the previous ones. `acknowledged` is
+            the last of them, also after opening. The one after it may have landed in part, or completely; append it
+            again in any case.
+        Raises: InvalidUsage and ConstraintViolated (a shard rejects rows: nothing was written, or the error says that
+            the append is not complete; or the previous append must be repeated first), Conflict (a shard is closed:
+            change the routes, and append the same rows again), AttributeMismatch (it was opened elsewhere),
+            Unavailable, Overloaded or Indeterminate (some of it may have happened: append the same rows again).
         """
         with self._lock:
-            rows = self._given(held(updates))
+            rows = self._to_table(rereadable(updates))
             if self._incomplete is not None and not self._incomplete.equals(rows):
                 raise InvalidUsage(
                     f"append {self.acknowledged + 1} of routed writer {self.name!r} is not complete; append its rows "
                     "again first"
                 )
             number, whole = self.acknowledged + 1, Fingerprint.of(rows, self._columns)
-            if self._begun is not None and not self._begun.can_be(whole):
+            if self._started is not None and not self._started.can_be(whole):
                 raise InvalidUsage(
                     f"append {number} of routed writer {self.name!r} has landed with other rows, perhaps in part, "
                     "before the writer was opened; append those rows again first"
                 )
-            is_first, self._incomplete = self._incomplete is None, rows
+            is_retry, self._incomplete = self._incomplete is not None, rows
             try:
-                if not is_first:  # what was on its way may have landed meanwhile
-                    self._adopt()
+                if is_retry:  # commits in flight may have landed meanwhile
+                    self._adopt_routes()
                 self._land(rows, number, whole)
             except PersistError as error:
-                if not self._may_be_there(number):
+                if not self._may_have_landed(number):
                     self._incomplete = None
                 elif isinstance(error, InvalidUsage):
-                    raise self._refused_in_part(error, number) from error
+                    raise self._rejected_in_part(error, number) from error
                 raise
-            self._incomplete, self._begun, self._is_unsure = None, None, False
+            self._incomplete, self._started, self._is_unsure = None, None, False
             self.acknowledged = number
             return number
 
     def close(self) -> None:
-        """Give back what it holds. Raises what every call may."""
+        """Release the threads and the writers."""
         self._pool.shutdown()
         for writer in self._writers.values():
             writer.close()
 
-    # --- how
-
-    def _given(self, updates: Updates) -> pa.Table:
-        """The rows by the columns that all shards have, as this writer knows them or, if they do not fit, as of now."""
+    def _to_table(self, updates: Updates) -> pa.Table:
+        """The rows with the common columns of the shards, as known or, if they do not fit, refreshed."""
         try:
             return table_by(self._columns, updates, "a routed writer")
         except InvalidUsage:
             known = self._columns
             for name in self._epochs[-1].shards:
-                self._shard(name).refresh_schema()
-            self._columns = self._common()
+                self.routes.of(name).refresh_schema()
+            self._columns = self._common_columns()
             if alike(known, self._columns):
                 raise
         return table_by(self._columns, updates, "a routed writer")
 
-    def _common(self) -> ShardSchema:
-        """The columns of all shards. Raises InvalidUsage where they were not changed alike."""
-        shards = {name: self._shard(name) for name in self._epochs[-1].shards}
+    def _common_columns(self) -> ShardSchema:
+        """The columns of all shards. Raises InvalidUsage if they differ."""
+        shards = {name: self.routes.of(name) for name in self._epochs[-1].shards}
         schemas = {name: shard.schema for name, shard in shards.items()}
         if not all(alike(schema, next(iter(schemas.values()))) for schema in schemas.values()):
             schemas = {name: shard.refresh_schema() for name, shard in shards.items()}
         check_alike(f"routes {self.routes.shard.name!r} take no rows", schemas)
         return next(iter(schemas.values()))
 
-    def _may_be_there(self, number: int) -> bool:
+    def _may_have_landed(self, number: int) -> bool:
         """Whether rows of this append may have landed."""
         return self._is_unsure or any(max(numbers) >= number for numbers in (*self._ended.values(), self._numbers))
 
-    def _refused_in_part(self, error: InvalidUsage, number: int) -> InvalidUsage:
-        why = error.message.split("; nothing was written")[0]
+    def _rejected_in_part(self, error: InvalidUsage, number: int) -> InvalidUsage:
+        reason = error.message.split("; nothing was written")[0]
         return type(error)(
-            f"append {number} of routed writer {self.name!r} is not complete, and may have landed in part: {why}; mend "
-            "what refuses it, such as a constraint, and append the same rows again",
+            f"append {number} of routed writer {self.name!r} is not complete, and may have landed in part: {reason}; "
+            "fix the cause, such as a constraint, and append the same rows again",
             **error.details,
         )
 
-    def _kept(self, number: int) -> Fingerprint | None:
-        """What is known of the rows of an append that has landed somewhere; None: of such a one nothing is."""
+    def _stored_fingerprint(self, number: int) -> Fingerprint | None:
+        """The fingerprint of an append that has landed in some shard, or None."""
         for epoch in self._epochs:
             numbers = self._numbers if epoch is self._epochs[-1] else self._ended[epoch.number]
             for lane, last in zip(self._lanes_of(epoch), numbers, strict=True):
-                if last == number and (found := lane.kept.last()) is not None:
-                    return found
+                if last == number and (fingerprint := lane.fingerprint.last()) is not None:
+                    return fingerprint
         return None
 
     def _land(self, rows: pa.Table, number: int, whole: Fingerprint) -> None:
-        ended: set[int] = set()
+        checked_epochs: set[int] = set()
         for _ in range(EPOCHS_TRIED_MAX):
-            for epoch in self._epochs[:-1]:  # what has landed in epochs that have ended
-                if epoch.number not in ended and max(self._ended[epoch.number]) >= number:
-                    rows = self._left(rows, epoch, self._ended[epoch.number], number)
-                ended.add(epoch.number)
-            if self._sent(rows, number, whole):
+            for epoch in self._epochs[:-1]:  # remove the rows that have landed in ended epochs
+                if epoch.number not in checked_epochs and max(self._ended[epoch.number]) >= number:
+                    rows = self._not_landed(rows, epoch, number)
+                checked_epochs.add(epoch.number)
+            if self._send(rows, number, whole):
                 return
-            self._adopt()
-        raise Unavailable(f"routes {self.routes.shard.name!r} are changed all the time; append the same rows again")
+            self._adopt_routes()
+        raise Unavailable(f"routes {self.routes.shard.name!r} are changed repeatedly; append the same rows again")
 
-    def _left(self, rows: pa.Table, epoch: Epoch, numbers: list[int], number: int) -> pa.Table:
-        """The rows that have not landed by the routes of that epoch."""
-        landed = np.array(numbers) >= number
+    def _not_landed(self, rows: pa.Table, epoch: Epoch, number: int) -> pa.Table:
+        """The rows that have not landed in that epoch."""
+        landed = np.array(self._ended[epoch.number]) >= number
         return rows.filter(pa.array(~landed[epoch.slots(rows, self.routes.by_of(self._columns))]))
 
-    def _sent(self, rows: pa.Table, number: int, whole: Fingerprint) -> bool:
-        """Send the rows by the routes of now, if all shards would take them; False where the routes have changed."""
+    def _send(self, rows: pa.Table, number: int, whole: Fingerprint) -> bool:
+        """Send the rows by the current routes if all shards accept them; False if the routes have changed."""
         slots = self._epochs[-1].slots(rows, self.routes.by_of(self._columns))
-        wanted = [int(slot) for slot in np.unique(slots) if self._numbers[slot] < number]
-        pieces = {slot: rows.take(np.flatnonzero(slots == slot)) for slot in wanted}
-        if len(pieces) > 1:  # one commit is whole by itself
+        pending = [int(slot) for slot in np.unique(slots) if self._numbers[slot] < number]
+        pieces = {slot: rows.take(np.flatnonzero(slots == slot)) for slot in pending}
+        if len(pieces) > 1:  # a single commit is atomic
             self._check(pieces, number)
 
         def send(slot: int) -> tuple[int, bool | PersistError]:
@@ -271,14 +268,14 @@ class RoutedWriter(Closing):
             except PersistError as error:
                 return slot, error
 
-        was_unsure, self._is_unsure = self._is_unsure, True  # also where the caller is interrupted
+        was_unsure, self._is_unsure = self._is_unsure, True  # in case the caller is interrupted
         outcomes = [send(slot) for slot in pieces] if len(pieces) == 1 else list(self._pool.map(send, pieces))
-        refused = [outcome for _, outcome in outcomes if isinstance(outcome, PersistError)]
-        self._is_unsure = was_unsure or not all(isinstance(error, InvalidUsage) for error in refused)
+        errors = [outcome for _, outcome in outcomes if isinstance(outcome, PersistError)]
+        self._is_unsure = was_unsure or not all(isinstance(error, InvalidUsage) for error in errors)
         return self._all_landed(outcomes, number)
 
     def _check(self, pieces: dict[int, pa.Table], number: int) -> None:
-        """Raise what a shard would refuse its rows with, before any shard takes some."""
+        """Raise the error of a shard that would reject its rows, before any shard is written."""
 
         def check(slot: int) -> PersistError | None:
             try:
@@ -300,54 +297,43 @@ class RoutedWriter(Closing):
                 self._numbers[slot] = number
             else:
                 landed = False
-        if errors:  # that another instance writes comes first, then what a retry does not mend
+        if errors:  # another instance is the most important error, then errors that a retry does not fix
             raise min(
                 errors, key=lambda e: 0 if isinstance(e, AttributeMismatch) else 1 + (not isinstance(e, InvalidUsage))
             )
         return landed
 
-    def _adopt(self) -> None:
-        """Go on by the routes of now: be the one instance there, and learn what has landed.
+    def _adopt_routes(self) -> None:
+        """Read the current routes, become the only instance in their shards, and learn what has landed.
 
-        Who reads the routes after this instance has begun sees it in the end, since `check` comes last.
+        `check` is last, so that an instance that is opened meanwhile is detected.
         """
         epochs = self.routes.epochs()
         lanes = self._lanes_of(epochs[-1])
         for lane in lanes:
-            lane.numbered.follow(self._home.instance)
+            lane.sequence.follow(self._home.instance)
         self._home.check()
         for epoch in epochs[:-1]:
             if epoch.number not in self._ended:
-                self._ended[epoch.number] = [lane.numbered.last() for lane in self._lanes_of(epoch)]
+                self._ended[epoch.number] = [lane.sequence.last() for lane in self._lanes_of(epoch)]
         self._epochs, self._lanes = epochs, lanes
-        self._numbers = [lane.numbered.last() for lane in lanes]
+        self._numbers = [lane.sequence.last() for lane in lanes]
 
     def _lanes_of(self, epoch: Epoch) -> list[_Lane]:
-        return [
-            _Lane(self.routes, self._shard(name), self._writer(name), self.name, epoch.number) for name in epoch.shards
-        ]
-
-    def _shard(self, name: str) -> Shard:
-        return self.routes.of(name)
-
-    def _writer(self, name: str) -> CheckedWriter:
-        if name not in self._writers:
-            self._writers[name] = self._shard(name).open_writer(purpose=f"routed writer {self.name}")
-        return self._writers[name]
-
-
-# Reading what was routed over several shards: each update once, those of a key in the order of their appends.
-
-
-ROWS_MAX = 10_000_000  # that `read_routed` gives at once
-EPOCH_COLUMN, TIME_COLUMN = "__epoch", "__time"
+        lanes = []
+        for name in epoch.shards:
+            shard = self.routes.of(name)
+            if name not in self._writers:
+                self._writers[name] = shard.open_writer(purpose=f"routed writer {self.name}")
+            lanes.append(_Lane(self.routes, shard, self._writers[name], self.name, epoch.number))
+        return lanes
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedEvent:
     """Updates of one shard in one epoch, complete before `upper`, by time. `updates` has `__time` and `__diff`.
 
-    `schema` is that by which they were read: shards whose columns are changed one after the other differ for a while.
+    `schema` is that of the read: the schemas of shards differ while their columns are changed one after the other.
     """
 
     epoch: int
@@ -359,127 +345,124 @@ class RoutedEvent:
 
 @dataclass(frozen=True, slots=True)
 class RoutedPosition:
-    """How far a reader has come: in an epoch, before which time in each of its shards (left out: where it began)."""
+    """The position of a reader: an epoch, and the upper in each of its shards (missing: the beginning)."""
 
     epoch: int = 0
     uppers: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """The position as JSON."""
         return {"epoch": self.epoch, "uppers": dict(self.uppers)}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> RoutedPosition:
-        """The position that `to_json` gave. Raises InvalidUsage."""
+        """The position that `to_json` returned. Raises InvalidUsage."""
         epoch, uppers = given.get("epoch"), given.get("uppers")
-        known = isinstance(uppers, Mapping) and all(type(upper) is int and upper >= 0 for upper in uppers.values())
-        if type(epoch) is not int or epoch < 0 or not isinstance(uppers, Mapping) or not known:
+        is_valid = isinstance(uppers, Mapping) and all(type(upper) is int and upper >= 0 for upper in uppers.values())
+        if type(epoch) is not int or epoch < 0 or not isinstance(uppers, Mapping) or not is_valid:
             raise InvalidUsage(
-                f"a position of routes is {shown(dict(given))}; take one that RoutedPosition.to_json gave"
+                f"a position of routes is {shown(dict(given))}; pass the result of RoutedPosition.to_json"
             )
         return cls(epoch, dict(uppers))
 
 
-class RoutedReader(Closing):
+class RoutedReader(Closeable):
     """Follows all shards of some routes, epoch by epoch. Not thread-safe.
 
-    An epoch is read to its end in every shard before the next one begins. So the updates of a key come in the order of
-    their appends, whichever shards it was routed to. Shards of one epoch are read in turns. Their history has to reach
-    back to what is read. `position` is where another reader goes on; it holds nothing by itself.
+    Every shard of an epoch is read to its end before the next epoch begins. So the updates of a key are read in the
+    order of their appends, even if its shard changed. Shards of one epoch are read round-robin. Their history must
+    reach back to the position. `position` lets another reader continue; it does not hold history.
     """
 
     def __init__(self, routes: Routes, position: RoutedPosition | None = None, **selected: Any) -> None:
         """Begin at `position` (None: at the first epoch).
 
         Args:
-            routes: which shards.
-            position: of a reader before it.
-            selected: as `Shard.listen` says: `where`, `columns`, `start_key`, `end_key`, `key_prefix`. Names of columns
-                mean those so called now, in every epoch.
-        Raises: InvalidUsage (the arguments are others; unknown columns are refused by the first step), and what every
-            call may.
+            routes: the routes to follow.
+            position: of a previous reader.
+            selected: as for `Shard.listen`: `where`, `columns`, `start_key`, `end_key`, `key_prefix`. Names of columns
+                are the current ones, in every epoch.
+        Raises: InvalidUsage (an argument is not valid; the first step rejects unknown columns), and as every call.
         """
         checked("routes", routes, Routes)
         checked("position", position, RoutedPosition, type(None))
         self.routes = routes
         self.position = position or RoutedPosition()
         self._listens: dict[str, Listen] = {}
-        self._known: dict[str, int | None] = {}  # by which schemas of the shards it selects, as its first listeners did
+        self._known: dict[str, int | None] = {}  # the schema of the first listener of each shard
         self._named: NamedColumns | None = None
         if selected:
             name = routes.opened()[-1].shards[0]
             self._named = NamedColumns(routes.of(name), f"this reader of routes {routes.shard.name!r}", **selected)
             self._known[name] = self._named.schema_id
-        self._epochs = 0  # that were open when these began
+        self._epochs = 0  # the number of epochs when these listeners were opened
 
     def next_events(self, wait_s: float = 0.0) -> Iterator[RoutedEvent]:
-        """What is there now; waits at most `wait_s` for the first of it. `position` moves as events are taken.
+        """The new events; waits at most `wait_s` for the first. `position` advances as events are consumed.
 
-        After any error another call goes on from `position`; so it does after Expired (nobody asked for minutes).
-        Raises: NotReadable (a shard has forgotten what comes next), and what `Shard.listen` and its steps may.
+        After any error, including Expired (no call for minutes), the next call continues from `position`.
+        Raises: NotReadable (a shard has forgotten the next updates), and as `Shard.listen` and its events.
         """
         checked_wait("wait_s", wait_s)
-        came = False
+        is_empty = True
         try:
             for event in self._steps(0.0):
-                came = True
+                is_empty = False
                 yield event
-            if not came and wait_s > 0:
+            if is_empty and wait_s > 0:
                 yield from self._steps(wait_s)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Give back what it holds. Raises nothing."""
+        """Close the listeners. Raises nothing."""
         for listen in self._listens.values():
             listen.close()
         self._listens = {}
 
-    # --- how
-
     def _steps(self, wait_s: float) -> Iterator[RoutedEvent]:
-        """One step of each shard of the last epoch, once those before it were read to their ends."""
+        """One step of each shard of the last epoch, after the previous epochs were read to their ends."""
         epochs = self.routes.opened()
-        if self._epochs != len(epochs):  # an epoch has ended, and its listeners are to end there
+        if self._epochs != len(epochs):  # an epoch has ended, so its listeners must end there
             self.close()
             self._epochs = len(epochs)
         while self.position.epoch < len(epochs) - 1:
-            yield from self._to_the_end(epochs[self.position.epoch], epochs[self.position.epoch + 1])
+            yield from self._rest_of(epochs[self.position.epoch], epochs[self.position.epoch + 1])
             self.close()
             self.position = RoutedPosition(self.position.epoch + 1)
         last = epochs[-1]
         for name in last.shards:
             yield from self._step(last, name, wait_s / len(last.shards))
 
-    def _to_the_end(self, epoch: Epoch, following: Epoch) -> Iterator[RoutedEvent]:
-        """All that is left of an epoch that has ended. Each shard is complete there, and need not be waited for."""
+    def _rest_of(self, epoch: Epoch, following: Epoch) -> Iterator[RoutedEvent]:
+        """The rest of an ended epoch. Each shard is complete up to its end, so there is no wait."""
         for name in epoch.shards:
             end = (following.began or {})[name]
             if self._upper(epoch, name) < end:
                 with self._listen(epoch, name, end) as listen:
                     while not listen.done:
                         for updates, frontier in whole_events(listen, 0.0):
-                            yield from self._told(epoch, name, updates, frontier, listen)
+                            yield from self._event(epoch, name, updates, frontier, listen)
 
     def _step(self, epoch: Epoch, name: str, wait_s: float) -> Iterator[RoutedEvent]:
         if name not in self._listens:
             self._listens[name] = self._listen(epoch, name, None)
         listen = self._listens[name]
         for number, (updates, frontier) in enumerate(whole_events(listen, wait_s)):
-            # What was seen may be of the next epoch, if that was open by then. Other shards come first in that case.
+            # If the next epoch was opened meanwhile, the updates may belong to it, and other shards are read first.
             if number == 0 and len(self.routes.opened()) != self._epochs:
                 self.close()
                 return
-            yield from self._told(epoch, name, updates, frontier, listen)
+            yield from self._event(epoch, name, updates, frontier, listen)
 
     def _listen(self, epoch: Epoch, name: str, end: int | None) -> Listen:
-        begin, purpose = self._upper(epoch, name), f"routes {self.routes.shard.name}"
+        start, purpose = self._upper(epoch, name), f"routes {self.routes.shard.name}"
         shard = self.routes.of(name)
         if self._named is None:
-            listen = shard.listen(begin - 1, until=end, purpose=purpose)
+            listen = shard.listen(start - 1, until=end, purpose=purpose)
         else:
-            listen = self._named.listen(shard, begin - 1, end, purpose)
+            listen = self._named.listen(shard, start - 1, end, purpose)
         if name not in self._known and self._named is not None and listen.known is not None:
             try:
                 self._named.check(shard, listen.known)
@@ -492,7 +475,7 @@ class RoutedReader(Closing):
     def _upper(self, epoch: Epoch, name: str) -> int:
         return self.position.uppers.get(name, (epoch.began or {})[name])
 
-    def _told(
+    def _event(
         self, epoch: Epoch, name: str, updates: pa.Table, frontier: Antichain, listen: Listen
     ) -> Iterator[RoutedEvent]:
         schema = listen.schema or self.routes.of(name).schema
@@ -503,20 +486,20 @@ class RoutedReader(Closing):
 
 
 def read_routed(routes: Routes, *, rows_max: int = ROWS_MAX, **selected: Any) -> pa.Table:
-    """All updates that were routed up to now, by key, and those of a key in the order of their appends.
+    """All routed updates up to now, ordered by key, and those of a key in the order of their appends.
 
     Args:
-        routes: which shards.
-        rows_max: more than so many updates are refused; take a part of them, by keys.
-        selected: as `Shard.listen` says: `where`, `columns` (with the key), `start_key`, `end_key`, `key_prefix`.
-    Returns: the columns, `__time` (of the shard of then), `__diff` and `__epoch`. Sum up `__diff` for the contents.
-    Raises: InvalidUsage (there are more updates, or shards have different columns: change them alike, then read
-        again), NotReadable (a shard has forgotten what was there in the beginning).
+        routes: the routes to read.
+        rows_max: the most updates to return.
+        selected: as for `Shard.listen`: `where`, `columns` (with the key), `start_key`, `end_key`, `key_prefix`.
+    Returns: the columns, `__time` (in the shard of that epoch), `__diff` and `__epoch`. Sum `__diff` for the contents.
+    Raises: InvalidUsage (there are more than `rows_max` updates, or the columns of shards differ: change them alike,
+        then read again), NotReadable (a shard has forgotten its first updates).
     """
     checked("rows_max", rows_max, int)
     if rows_max <= 0:
         raise InvalidUsage(f"rows_max is {shown(rows_max)}; it must be a positive number of updates")
-    found: list[pa.Table] = []
+    tables: list[pa.Table] = []
     schemas: dict[str, ShardSchema] = {}
     rows = 0
     with RoutedReader(routes, **selected) as reader:
@@ -526,13 +509,13 @@ def read_routed(routes: Routes, *, rows_max: int = ROWS_MAX, **selected: Any) ->
             rows += len(event.updates)
             if rows > rows_max:
                 raise InvalidUsage(
-                    f"routes {routes.shard.name!r} have more than {rows_max} updates; read them by ranges of keys, or "
-                    "with RoutedReader"
+                    f"routes {routes.shard.name!r} have more than {rows_max} updates; read ranges of keys, or use "
+                    "RoutedReader"
                 )
             epochs = pa.repeat(pa.scalar(event.epoch, pa.int64()), len(event.updates))
-            found.append(event.updates.append_column(EPOCH_COLUMN, epochs))
-    if not found:
+            tables.append(event.updates.append_column(EPOCH_COLUMN, epochs))
+    if not tables:
         empty = routes.of(routes.current().shards[0]).refresh_schema().updates_schema.empty_table()
         return empty.append_column(EPOCH_COLUMN, pa.array([], pa.int64()))
     order = [(name, "ascending") for name in (*event.schema.key, EPOCH_COLUMN, TIME_COLUMN)]
-    return pa.concat_tables(found, promote_options="default").sort_by(order)
+    return pa.concat_tables(tables, promote_options="default").sort_by(order)

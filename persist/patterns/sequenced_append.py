@@ -1,4 +1,9 @@
-"""Sequenced appends: a shard takes each numbered append once; fingerprints, row input, and the feed's position."""
+"""Sequenced appends: a shard accepts each numbered append once; fingerprints, row input, and feed positions.
+
+The shard stores two attributes of a writer: its instance, which counts how often it was opened, and the number of its
+last append. Each append is conditional on the first and advances the second, atomically with its rows. So a retried
+append lands once, and appends in flight of an earlier instance do not land.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +25,16 @@ from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, Unavailable, UpperMismatch
 from persist.core.frontier import TIME_MAX
 
-# Appends with numbers, by which a shard takes each of them once, also from a writer that starts again.
-#
-# The shard keeps two attributes of a writer: its instance, which counts how often it was opened, and the number of its
-# last append. Each append is conditional on the first and moves the second, with its rows or not at all. So an append
-# that is sent again lands once, and what an earlier instance still has under way does not land.
-
-
 NAME_CHARS_MAX = 128  # of a writer
-OPEN_TRIES_MAX = 100  # each failed try means that another instance has been opened meanwhile
+OPEN_TRIES_MAX = 100  # a try fails if another instance was opened meanwhile
+DIFF, TIME = "__diff", "__time"
+POSITION = named_key("fed before the time")
+REACHED = named_key("fed up to the upper")  # if beyond the position: earlier times belong to the feed, too
+APPEND_TRIES_MAX = 100  # a try fails if a rival was faster, or another writer took a time
 
 
 def checked_writer_name(name: object) -> str:
-    """The name of a numbered writer. Raises InvalidUsage."""
+    """The name of a sequenced writer. Raises InvalidUsage."""
     checked("name", name, str)
     assert isinstance(name, str)
     if not 0 < len(name) <= NAME_CHARS_MAX:
@@ -40,8 +42,8 @@ def checked_writer_name(name: object) -> str:
     return name
 
 
-class Numbered:
-    """One writer of one shard, by its name. `stage`: its numbers begin anew in each (an epoch of routes)."""
+class SequencedWriter:
+    """A named writer of one shard. Its numbers start again in each `stage` (an epoch of routes)."""
 
     def __init__(self, shard: Shard, name: str, stage: str = "") -> None:
         self.shard = shard
@@ -51,79 +53,72 @@ class Numbered:
         self.instance = 0
 
     def take_over(self) -> None:
-        """Become the one instance. Raises Unavailable (many open it at once; retry)."""
-        for _ in range(OPEN_TRIES_MAX):
-            before = self.shard.attributes.get(self._instance)
-            if self._moved(before, (before or 0) + 1):
-                return
-        raise Unavailable(f"writer {self._name!r} of shard {self.shard.name!r} is being opened by many at once; retry")
+        """Become the only instance. Raises Unavailable (many instances are opened at the same time; retry)."""
+        self._become(None)
 
     def follow(self, instance: int) -> None:
-        """Be that instance here as well. Raises AttributeMismatch (a later one was here already)."""
+        """Become the instance `instance` in this shard. Raises AttributeMismatch (there was a later one)."""
+        self._become(instance)
+
+    def _become(self, instance: int | None) -> None:
+        """Become the instance `instance`, or the next one (None)."""
         for _ in range(OPEN_TRIES_MAX):
-            before = self.shard.attributes.get(self._instance)
-            if before is not None and before > instance:
-                raise self._fenced(before)
-            if before == instance or self._moved(before, instance):
-                self.instance = instance
+            current = self.shard.attributes.get(self._instance)
+            if instance is not None and current is not None and current > instance:
+                raise self._fenced(current)
+            wanted = (current or 0) + 1 if instance is None else instance
+            if current == wanted or self._replace_instance(current, wanted):
+                self.instance = wanted
                 return
-        raise Unavailable(f"writer {self._name!r} of shard {self.shard.name!r} is being opened by many at once; retry")
+        raise Unavailable(f"writer {self._name!r} of shard {self.shard.name!r} is opened by many at once; retry")
 
     def check(self) -> None:
         """Raises AttributeMismatch (another instance was opened)."""
-        found = self.shard.attributes.get(self._instance)
-        if found != self.instance:
-            raise self._fenced(found)
+        current = self.shard.attributes.get(self._instance)
+        if current != self.instance:
+            raise self._fenced(current)
 
     def last(self) -> int:
-        """The number of the last append that landed; 0 before the first."""
+        """The number of the last append that landed; 0 if there is none."""
         return self.shard.attributes.get(self._number) or 0
 
     def conditions(self, number: int) -> tuple[AttributeUpdate, ...]:
-        """What an append of this number takes with it."""
+        """The attribute updates of an append with this number."""
         return (
             AttributeUpdate.replace_if_equals(self._instance, self.instance, self.instance),
             AttributeUpdate.replace_if_greater(self._number, number),
         )
 
     def landed(self, error: AttributeMismatch, number: int) -> bool:
-        """Whether the append was refused because it is there already. Raises AttributeMismatch: of another instance."""
+        """Whether the append was rejected because it has landed. Raises AttributeMismatch (another instance)."""
         actual = error.details.get("actual", {})
         if self._instance in actual:
             raise self._fenced(actual[self._instance]) from error
-        found = actual.get(self._number)
-        return found is not None and found >= number
+        last = actual.get(self._number)
+        return last is not None and last >= number
 
-    def _moved(self, before: int | None, after: int) -> bool:
-        """Make the instance `after`, if it is `before`."""
+    def _replace_instance(self, before: int | None, after: int) -> bool:
         try:
             self.shard.attributes.update(AttributeUpdate.replace_if_equals(self._instance, after, before))
         except AttributeMismatch:
             return False
-        except Indeterminate as error:  # what comes late is fenced by the next number, as another instance is
+        except Indeterminate as error:  # a late update is fenced by the next instance, as any other instance
             if error.details.get("refused") != AttributeMismatch.kind:
                 raise
             return False
-        self.instance = after
         return True
 
-    def _fenced(self, found: int | None) -> AttributeMismatch:
+    def _fenced(self, current: int | None) -> AttributeMismatch:
         return AttributeMismatch(
-            f"writer {self._name!r} of shard {self.shard.name!r} was opened elsewhere, which ends this instance; open "
-            "it anew to go on",
-            actual={self._instance: found},
+            f"writer {self._name!r} of shard {self.shard.name!r} was opened elsewhere, which ends this instance; "
+            "reopen it to continue",
+            actual={self._instance: current},
         )
-
-
-# What a shard keeps of the rows of a numbered append, so that other rows are not taken for them after a restart.
-
-
-DIFF = "__diff"
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of all rows of an append, as numbers that fit int64: their keys, their columns, and they themselves."""
+    """Hashes (int64) of the keys, the columns and the rows of an append, to detect other rows after a restart."""
 
     keys: int
     columns: int
@@ -131,33 +126,33 @@ class Fingerprint:
 
     @classmethod
     def of(cls, rows: pa.Table, schema: ShardSchema) -> Self:
-        """Of rows with the columns of a schema and `__diff`. Columns go by their numbers, whatever they are called."""
+        """Of rows with the columns of a schema and `__diff`. Columns are identified by number, not by name."""
         names = [name for name in rows.schema.names if name != DIFF]
         keyed = rows.select([*schema.key, DIFF]).rename_columns([*map(str, range(len(schema.key))), DIFF])
         whole = rows.select([*names, DIFF]).rename_columns([*(str(schema.id_of[name]) for name in names), DIFF])
         columns = sorted((schema.id_of[name], str(schema.arrow.field(name).type)) for name in names)
-        said = hashlib.blake2b(json.dumps(columns).encode(), digest_size=8).digest()
-        return cls(_signed(digest_of_rows(keyed)), _signed(int.from_bytes(said)), _signed(digest_of_rows(whole)))
+        of_columns = hashlib.blake2b(json.dumps(columns).encode(), digest_size=8).digest()
+        return cls(_signed(digest_of_rows(keyed)), _signed(int.from_bytes(of_columns)), _signed(digest_of_rows(whole)))
 
     def can_be(self, other: Self) -> bool:
-        """Whether the rows may be the same. Where the columns were changed since, only the keys can be compared."""
+        """Whether the rows may be the same. If the columns were changed meanwhile, only the keys are compared."""
         return self.keys == other.keys and (self.columns != other.columns or self.rows == other.rows)
 
 
-class KeptFingerprint:
-    """The fingerprint of a writer's last append to one shard, which changes with its rows. Arguments: as `Numbered`."""
+class StoredFingerprint:
+    """The fingerprint of a writer's last append to one shard, updated atomically with its rows."""
 
-    def __init__(self, numbered: Numbered, name: str, stage: str) -> None:
+    def __init__(self, numbered: SequencedWriter, name: str, stage: str) -> None:
         self._shard = numbered.shard
         self._keys = [named_key(f"numbered writer's {what} {name}\0{stage}") for what in ("keys", "columns", "rows")]
 
-    def updates(self, found: Fingerprint) -> tuple[AttributeUpdate, ...]:
-        """What an append takes with it."""
-        values = (found.keys, found.columns, found.rows)
+    def updates(self, fingerprint: Fingerprint) -> tuple[AttributeUpdate, ...]:
+        """The attribute updates of an append."""
+        values = (fingerprint.keys, fingerprint.columns, fingerprint.rows)
         return tuple(AttributeUpdate.replace(key, value) for key, value in zip(self._keys, values, strict=True))
 
     def last(self) -> Fingerprint | None:
-        """Of the last append that landed. Raises what every call may."""
+        """That of the last append that landed."""
         keys, columns, rows = (self._shard.attributes.get(key) for key in self._keys)
         return None if keys is None or columns is None or rows is None else Fingerprint(keys, columns, rows)
 
@@ -166,62 +161,48 @@ def _signed(number: int) -> int:
     return number - MODULUS if number >= MODULUS // 2 else number
 
 
-# Rows as callers give them, as one table: for those who may have to send them again.
+def pin_rows(updates: Updates, shard: Shard, who: str) -> Pinned:
+    """The rows as one table that can be sent again, with the columns that the handle knows and `__diff`.
 
-
-TIME = "__time"
-
-
-def one_table(updates: Updates, shard: Shard, who: str) -> Pinned:
-    """The rows with the columns of the shard, as the handle knows them, and `__diff`, without times.
-
-    Where they do not fit, and the shard has other columns by now, the handle learns of them. Raises InvalidUsage (an
-    iterator, rows with `__time`, rows that do not fit, a name that means another column by now).
+    If they do not fit and the columns of the shard were changed, the handle learns the new columns. Raises InvalidUsage
+    (an iterator, rows with `__time`, rows that do not fit, a name that now means another column).
     """
-    rows, (number, known) = held(updates), known_by(shard)
+    rows, (number, known) = rereadable(updates), known_by(shard)
     try:
         return Pinned(table_by(known, rows, who), number, known)
     except InvalidUsage:
-        found = learnt(shard, number, known)
-        if found is None:
+        newer = learnt(shard, number, known)
+        if newer is None:
             raise
-        return Pinned(table_by(found[1], rows, who), *found)
+        return Pinned(table_by(newer[1], rows, who), *newer)
 
 
-def held(updates: Updates) -> Updates:
-    """Rows that can be looked at twice: a stream of Arrow is read into memory, which can be done once."""
+def rereadable(updates: Updates) -> Updates:
+    """Rows that can be read twice: an Arrow stream is read into memory."""
     is_arrow = hasattr(updates, "__arrow_c_stream__") or hasattr(updates, "__arrow_c_array__")
     return reusable(updates) if is_arrow else gathered(updates)
 
 
 def table_by(schema: ShardSchema, updates: Updates, who: str) -> pa.Table:
-    """The rows with the columns of a schema and `__diff`, without times. Raises as `one_table`."""
-    found: Any = as_updates(updates, schema)
-    if not isinstance(found, (pa.Table, pa.RecordBatch)):
+    """The rows with the columns of a schema and `__diff`, without times. Raises as `pin_rows`."""
+    rows: Any = as_updates(updates, schema)
+    if not isinstance(rows, (pa.Table, pa.RecordBatch)):
         raise InvalidUsage(f"{who} takes the rows of a write as one table, not as an iterator")
-    if TIME in found.schema.names:
-        raise InvalidUsage(f"{who} takes no {TIME}: the time is chosen for it")
-    return schema.conform(found, 0).drop_columns([TIME])
+    if TIME in rows.schema.names:
+        raise InvalidUsage(f"{who} takes no {TIME}: it chooses the time")
+    return schema.conform(rows, 0).drop_columns([TIME])
 
-
-# How far a shard has been fed: the time before which it has all that its feed says. A feed is bindings, or a log.
-#
-# The shard keeps the position as an attribute, which moves in the commit that writes the rows. The upper of the shard
-# says less: inserts, erasures and recoveries take times of the shard too. The rows that the feed has at times that were
-# taken are written at the first time that is free.
-
-
-POSITION = named_key("fed before the time")
-REACHED = named_key("fed up to the upper")  # where that is beyond the position: times before it are the feed's too
-TRIES_MAX = 100  # of an append; each failed one means that a rival was quicker, or that somebody took a time
 
 Intervals = tuple[tuple[int, int], ...]  # half-open, ascending
 
 
 class FeedPosition:
-    """The position of the feed of one shard, as this process knows it. Not thread-safe.
+    """How far a shard has been fed from its feed (bindings, or a log), as this process knows it. Not thread-safe.
 
-    The shard has what the feed says of every time before `before`. `upper` is the first time of the shard that is free.
+    The shard contains the updates of the feed at every time before `before`; `upper` is its first free time. The
+    position is an attribute that moves in the commit that writes the rows. The upper is not enough, because inserts,
+    erasures and recoveries take times of the shard, too. Updates of the feed at taken times are written at the first
+    free time.
     """
 
     def __init__(self, shard: Shard) -> None:
@@ -232,78 +213,78 @@ class FeedPosition:
         self.upper = 0
 
     def load(self) -> None:
-        """Learn the position from the shard. Raises Conflict (it is closed, or others have written to it)."""
-        view = self._shard.view(with_service_times=True)  # first: so the position is not older than the upper
-        known = self._shard.attributes.get_many([POSITION, REACHED])
-        self._stored = known[POSITION]
-        self.upper = self._open(view.upper.element)
+        """Read the position from the shard. Raises Conflict (it is closed, or others have written to it)."""
+        view = self._shard.view(with_service_times=True)  # first, so that the position is not older than the upper
+        attributes = self._shard.attributes.get_many([POSITION, REACHED])
+        self._stored = attributes[POSITION]
+        self.upper = self._check_open(view.upper.element)
         taken = tuple((start, min(end, self.upper)) for start, end in view.service_times if start < self.upper)
         self.before = self._stored or 0
-        others = tuple(_gaps(taken, max(self.before, known[REACHED] or 0), self.upper))
-        is_old = self._stored is None and not taken  # without a position nothing tells who wrote, nor that any is lost
-        if others and others[-1][1] > self._accepted and not is_old:
+        others = tuple(_gaps(taken, max(self.before, attributes[REACHED] or 0), self.upper))
+        is_unfed = self._stored is None and not taken  # without a position the writers are unknown, and nothing is lost
+        if others and others[-1][1] > self._accepted and not is_unfed:
             raise Conflict(
-                f"times {_shown(others)} of shard {self._shard.name!r} were written by others than its feed, or by an "
-                "older version of it; stop who writes there, then call rebind() to go on"
+                f"times {_show(others)} of shard {self._shard.name!r} were written by others than its feed; stop the "
+                "other writers, then call rebind() to continue"
             )
-        if self._stored is None and others:  # it was fed before there were positions, or begins at a time
+        if self._stored is None and others:  # the feed begins at a later time
             self.before = self.upper
 
     def accept(self) -> None:
-        """Let what others have written up to now be. Raises Conflict (the shard is closed)."""
-        self._accepted = self._open(self._shard.upper().element)
+        """Accept the times that others have written up to now. Raises Conflict (the shard is closed)."""
+        self._accepted = self._check_open(self._shard.upper().element)
 
     def refresh(self) -> None:
-        """Learn whether a rival has gone on; costs one request where none has. Raises as `load`."""
+        """Learn the progress of rivals, with one request if there is none. Raises as `load`."""
         if self._shard.attributes.get(POSITION) != self._stored:
             self.load()
 
     def append(self, writer: WriteHandle, end: int | None, rows: Callable[[], Updates | None]) -> None:
-        """Let the shard have what the feed says of the times before `end`; None: of all, and close the shard.
+        """Write the updates of the feed before `end` to the shard; None: write all, and close the shard.
 
         Args:
             writer: a writer of the shard.
-            end: beyond it nothing is written.
-            rows: gives what is there from the time `before` on, as `placed` changes it; None: nothing. It is asked
-                again after a rival was quicker, or somebody took a time.
-        Raises: Unavailable (that happened each of many times; retry), Conflict as `load`, and what the writer raises.
+            end: nothing is written beyond it.
+            rows: returns the updates from the time `before` on, after `place`; None: there are none. It is called again
+                after a rival was faster, or another writer took a time.
+        Raises: Unavailable (that happened too often; retry), Conflict as `load`, and as the writer.
         """
-        for _ in range(TRIES_MAX):
+        for _ in range(APPEND_TRIES_MAX):
             if end is not None and self.before >= end:
                 return
-            found = rows()
-            if found is None and end is not None and end <= self.upper:  # nothing to write at times that were taken
+            updates = rows()
+            if updates is None and end is not None and end <= self.upper:  # nothing to write at taken times
                 self.before = end
                 return
-            upper = None if end is None else max(end, self.upper + (found is not None))
-            moved = [AttributeUpdate.replace_if_equals(POSITION, TIME_MAX if end is None else end, self._stored)]
+            upper = None if end is None else max(end, self.upper + (updates is not None))
+            moves = [AttributeUpdate.replace_if_equals(POSITION, TIME_MAX if end is None else end, self._stored)]
             if upper is not None and upper != end:
-                moved.append(AttributeUpdate.replace(REACHED, upper))
+                moves.append(AttributeUpdate.replace(REACHED, upper))
             info = {"feed_times": [self.before, self.upper]} if self.before < self.upper else None
             try:
-                writer.append(() if found is None else found, self.upper, upper, attributes=moved, info=info)
+                writer.append(() if updates is None else updates, self.upper, upper, attributes=moves, info=info)
             except (UpperMismatch, AttributeMismatch):
                 self.load()
                 continue
             self.before = self._stored = TIME_MAX if end is None else end
             self.upper = self.upper if upper is None else upper
             return
-        raise Unavailable(f"the times of shard {self._shard.name!r} are taken by others all the time; retry")
+        raise Unavailable(f"the times of shard {self._shard.name!r} are taken by others repeatedly; retry")
 
-    def placed(self, rows: pa.Table) -> pa.Table:
-        """Updates with their times in the feed, as the shard takes them: at times that are free, and what is new."""
-        rows = rows.filter(pc.greater_equal(rows.column(TIME), self.before))
-        times = pc.max_element_wise(rows.column(TIME), pa.scalar(self.upper, pa.int64()))
-        return rows.set_column(rows.schema.get_field_index(TIME), TIME, times)
+    def place(self, updates: pa.Table) -> pa.Table:
+        """The updates, by their times in the feed, that the shard does not contain yet, at its free times."""
+        updates = updates.filter(pc.greater_equal(updates.column(TIME), self.before))
+        times = pc.max_element_wise(updates.column(TIME), pa.scalar(self.upper, pa.int64()))
+        return updates.set_column(updates.schema.get_field_index(TIME), TIME, times)
 
-    def _open(self, upper: int | None) -> int:
+    def _check_open(self, upper: int | None) -> int:
         if upper is None:
-            raise Conflict(f"shard {self._shard.name!r} is closed: nothing can be written any more")
+            raise Conflict(f"shard {self._shard.name!r} is closed, so nothing can be written")
         return upper
 
 
 def _gaps(taken: Intervals, lower: int, upper: int) -> Iterator[tuple[int, int]]:
-    """What `taken` leaves of `[lower, upper)`."""
+    """The parts of `[lower, upper)` that are not in `taken`."""
     for start, end in taken:
         if lower < min(start, upper):
             yield lower, min(start, upper)
@@ -312,5 +293,5 @@ def _gaps(taken: Intervals, lower: int, upper: int) -> Iterator[tuple[int, int]]
         yield lower, upper
 
 
-def _shown(found: Intervals) -> str:
-    return ", ".join(f"[{start}, {end})" for start, end in found[:10]) + (", …" if len(found) > 10 else "")
+def _show(intervals: Intervals) -> str:
+    return ", ".join(f"[{start}, {end})" for start, end in intervals[:10]) + (", …" if len(intervals) > 10 else "")

@@ -1,7 +1,7 @@
 """Tables in WAL mode: a shard is the log, and replicas apply it to others.
 
-A front end appends to the log by compare-and-append: that makes each update definite, once, at one time. Replicas read
-the log and `append` what it says to a table, at the same times. So any number of them may apply one log to one table.
+A front end appends to the log by compare-and-append, which makes each update definite, once, at one time. Replicas read
+the log and append its updates to a table, at the same times. So any number of them may apply one log to one table.
 """
 
 from __future__ import annotations
@@ -45,43 +45,39 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
-from persist.patterns.internal_shards import BoundedClock, Closing, Stepping, WallClock, confirmed_by, whole_events
-from persist.patterns.sequenced_append import TIME, FeedPosition, Numbered, checked_writer_name, one_table
+from persist.patterns.internal_shards import Closeable, FeedFollower, WallClock, bounded_clock, whole_events
+from persist.patterns.sequenced_append import TIME, FeedPosition, SequencedWriter, checked_writer_name, pin_rows
 
-SCHEMAS_TRIED_MAX = 100  # by which a table follows its log: each failed one is a rival's
-
-
-TRIES_MAX = 1_000  # of a write: each failure is a write of another front end, or an answer that was lost
+SCHEMAS_TRIED_MAX = 100  # of a table that follows its log; a try fails if a rival was faster
+WRITE_TRIES_MAX = 1_000  # a try fails by a write of another front end, or a lost response
 
 
-class FrontEnd(Closing):
-    """One of those who write to a log, by its name; numbers its writes from 1 on. Thread-safe.
+class FrontEnd(Closeable):
+    """A named writer of a log; numbers its writes from 1 on. Thread-safe.
 
-    Opening one of the same name, anywhere, ends the one that was open. After Indeterminate it is of no use: what became
-    of the write, `acknowledged` of a new one of its name tells.
+    Opening a front end of the same name, anywhere, ends the previous one. After Indeterminate open a new one of this
+    name: its `acknowledged` shows whether the write has landed.
     """
 
     def __init__(self, log: Shard, name: str, *, clock: WallClock | None = None) -> None:
-        """Take over from the one of this name before it.
+        """Take over from the previous front end of this name.
 
         Args:
-            log: the shard; `Replica` applies it. Whoever writes to it is a front end.
-            name: who writes, up to 128 characters.
+            log: the shard; only front ends may write to it, and `Replica` applies it.
+            name: the name of the writer, up to 128 characters.
             clock: times are its milliseconds since 1970, as far as the stores confirm them; None: times count up.
-        Raises: InvalidUsage (the arguments are others), Unavailable (many open it at once; retry).
+        Raises: InvalidUsage (an argument is not valid), Unavailable (many are opened at the same time; retry).
         """
         checked("log", log, Shard)
         self.log = log
         self.name = checked_writer_name(name)
         self._lock = threading.Lock()
         self._writer = log.open_writer(purpose=f"front end {name}")
-        self._numbered = Numbered(log, f"front end {name}")
+        self._sequence = SequencedWriter(log, f"front end {name}")
         self._time_key = named_key(f"front end's last time {name}")
-        self._followed = None
-        if clock is not None:
-            self._followed = BoundedClock(clock, confirmed_by(log))
-        self._numbered.take_over()
-        self.acknowledged = self._numbered.last()  # writes up to this number are in the log
+        self._clock = bounded_clock(clock, log)
+        self._sequence.take_over()
+        self.acknowledged = self._sequence.last()  # writes up to this number are in the log
         self._upper: int | None = None
         self._unknown: Indeterminate | None = None
 
@@ -92,23 +88,23 @@ class FrontEnd(Closing):
         """Write rows to the log, at one time, once.
 
         Args:
-            updates: as `Shard.insert` says, without `__time`.
-        Returns: their time, which is later than all before it.
+            updates: as for `Shard.insert`, without `__time`.
+        Returns: their time, which is later than all previous ones.
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (it was opened elsewhere),
-            Conflict (the log is closed), Unavailable (it did not happen; repeat it), Indeterminate (it may have
-            happened: open a front end of this name, and look at `acknowledged`).
+            Conflict (the log is closed), Unavailable (it did not happen; retry), Indeterminate (it may have
+            happened: open a front end of this name, and read `acknowledged`).
         """
-        rows = one_table(updates, self.log, "a front end")  # a rival may come first: then it is staged anew, later
+        rows = pin_rows(updates, self.log, "a front end")  # staged again if a rival is faster
         with self._lock:
             if self._unknown is not None:
-                raise Indeterminate(f"{self._unknown.message}; open front end {self.name!r} anew to go on")
+                raise Indeterminate(f"{self._unknown.message}; reopen front end {self.name!r} to continue")
             number = self.acknowledged + 1
             try:
-                time = self._written(rows, number)
+                time = self._write(rows, number)
             except Indeterminate as error:
                 self._unknown = error
                 raise
-            except PersistError:  # it has not happened: another write may have its number
+            except PersistError:  # it did not happen, so the next write may use its number
                 raise
             except BaseException:  # the caller was interrupted, such as by a signal
                 self._unknown = Indeterminate(f"write {number} to log {self.log.name!r} was interrupted")
@@ -117,79 +113,78 @@ class FrontEnd(Closing):
             return time
 
     def close(self) -> None:
-        """Give back what it holds. Raises what every call may."""
+        """Release the writer."""
         self._writer.close()
 
-    def _written(self, rows: Pinned, number: int) -> int:
+    def _write(self, rows: Pinned, number: int) -> int:
         lost: Indeterminate | None = None
-        for _ in range(TRIES_MAX):
+        for _ in range(WRITE_TRIES_MAX):
             try:
-                return self._tried(rows, number)
+                return self._try_write(rows, number)
             except UpperMismatch as error:
                 self._upper = next(iter(error.details.get("actual") or []), None)
             except Indeterminate as error:
                 self._upper, lost = None, error
             except AttributeMismatch as error:
-                if not self._numbered.landed(error, number):
+                if not self._sequence.landed(error, number):
                     raise
                 return self._landed_at(number)
-            except PersistError as error:  # such as of a key that is there because an earlier try has landed
+            except PersistError as error:  # for example a duplicate key because an earlier try has landed
                 if lost is None:
                     raise
                 if self._has_landed(number):
                     return self._landed_at(number)
                 raise lost from error
-        raise lost or Unavailable(f"other front ends of shard {self.log.name!r} were quicker each time; retry")
+        raise lost or Unavailable(f"other front ends of shard {self.log.name!r} were faster each time; retry")
 
-    def _tried(self, rows: Pinned, number: int) -> int:
+    def _try_write(self, rows: Pinned, number: int) -> int:
         lower = self._log_upper() if self._upper is None else self._upper
-        time = lower if self._followed is None else self._followed.time(lower)
+        time = lower if self._clock is None else self._clock.time(lower)
         times = pa.repeat(pa.scalar(time, pa.int64()), rows.rows.num_rows)
         timed = replace(rows, rows=rows.rows.append_column(TIME, times))
-        changes = (*self._numbered.conditions(number), AttributeUpdate.replace(self._time_key, time))
+        changes = (*self._sequence.conditions(number), AttributeUpdate.replace(self._time_key, time))
         self._writer.compare_and_append(timed, lower, time + 1, attributes=changes)
         self._upper = time + 1
         return time
 
     def _has_landed(self, number: int) -> bool:
-        """Whether a try is known to have landed: one whose answer was lost may also land later."""
+        """Whether a try is known to have landed. One whose response was lost may also land later."""
         try:
-            return self._numbered.last() >= number
+            return self._sequence.last() >= number
         except PersistError:
             return False
 
     def _landed_at(self, number: int) -> int:
-        """The time of a write that has landed. Raises Indeterminate: nobody tells it."""
+        """The time of a write that has landed. Raises Indeterminate (it cannot be read now)."""
         try:
             return self.log.attributes.get(self._time_key) or 0
         except PersistError as error:
             raise Indeterminate(
-                f"write {number} to log {self.log.name!r} has landed, and its time is not known: {error.message}"
+                f"write {number} to log {self.log.name!r} has landed, but its time is unknown: {error.message}"
             ) from error
 
     def _log_upper(self) -> int:
         upper = self.log.upper().element
         if upper is None:
-            raise Conflict(f"the log, shard {self.log.name!r}, is closed: nothing can be written any more")
+            raise Conflict(f"the log, shard {self.log.name!r}, is closed, so nothing can be written")
         return upper
 
 
-class Replica(Stepping):
-    """One of those who apply a log to a table. Not thread-safe: rivals have one each.
+class Replica(FeedFollower):
+    """Applies a log to a table. Not thread-safe: rivals use one each.
 
-    At each complete time the table has the contents of the log, by the columns that the log has: it follows every
-    change of them. It is fed by replicas of this log alone; an attribute of it says how far they have come. A step
-    applies what is new in the log, progress without rows too. Where an insert, an erasure or a recovery has taken a
-    time of the table, the rows that the log has there come at the first time that is free, as the `info` of that commit
-    tells, and the log goes on from there. A step raises Conflict (the table is closed, or others have appended to it:
-    see `rebind`) and NotReadable (the log has forgotten what the table lacks: give the log more history, and make the
-    table anew).
+    At each complete time the table has the contents of the log, with the columns of the log: it follows every change of
+    them. Only replicas of this log may feed it; an attribute of it stores their progress. A step applies the new
+    updates, and progress without updates. If an insert, an erasure or a recovery has taken a time of the table, the
+    updates of the log at that time are written at the first free time, which the `info` of the commit reports, and the
+    log advances to it. A step raises Conflict (the table is closed, or others have appended to it: see `rebind`) and
+    NotReadable (the log has forgotten missing updates: increase its history, and recreate the table).
     """
 
     def __init__(self, log: Shard, table: Shard) -> None:
-        """It goes on from where `table` stands, which `Replica.open` has made.
+        """Continue from the position of `table`, which `Replica.open` has created.
 
-        It follows changes of columns by handles of its own: those that are given learn nothing.
+        It uses handles of its own: those of the caller do not learn changes of columns.
         Raises: InvalidUsage (the table has another key, or columns that the log never had, or these are no shards).
         """
         checked("log", log, Shard)
@@ -202,22 +197,21 @@ class Replica(Stepping):
 
     @classmethod
     def open(cls, client: Client, log: str, table: str, *, history: timedelta | str | None = None) -> Self:
-        """A replica of the log called `log`. The table is made if it is not there; `history` as for `create_shard`.
+        """A replica of the log called `log`. A missing table is created, with `history` as for `create_shard`.
 
-        It is made with the numbers that the columns have in the log, by which it follows their changes. What the log
-        asks of rows (constraints) was asked there.
+        It has the column numbers of the log, by which it follows changes of columns. Constraints are checked only in
+        the log.
         Raises: UnknownShard (there is no such log), InvalidUsage (the table has columns that the log never had).
         """
         source = client.shard(log)
         try:
-            return cls(source, client.shard(table))
+            target = client.shard(table)
         except UnknownShard:
-            pass
-        try:
-            made = client.create_shard(table, source.schema, list(source.schema.key), history=history)
-        except ShardExists:  # a rival has made it, by columns of another moment
-            made = client.shard(table)
-        return cls(source, made)
+            try:
+                target = client.create_shard(table, source.schema, list(source.schema.key), history=history)
+            except ShardExists:  # a rival has created it, perhaps with other columns
+                target = client.shard(table)
+        return cls(source, target)
 
     def __repr__(self) -> str:
         return f"Replica({self.log.name!r} -> {self.table.name!r}, upper={self.upper})"
@@ -225,51 +219,51 @@ class Replica(Stepping):
     def _step(self, wait_s: float) -> bool:
         if self._listen is None:
             self._fed.load()
-            self._let_go_on(self.log.upper())
+            self._advance_log(self.log.upper())
             self._listen = self.log.listen(self.upper - 1, purpose=f"replica {self.table.name}")
-        went_on = self._follow(self.log.refresh_schema())
-        for updates, upper_of in whole_events(self._listen, wait_s):
+        is_new = self._evolve_table(self.log.refresh_schema())
+        for updates, upper in whole_events(self._listen, wait_s):
             columns = self._listen.schema or self.log.schema
-            self._follow(columns)
-            self._fed.append(self._writer, upper_of.element, partial(self._new_rows, updates, columns))
-            self._let_go_on(upper_of)
-            went_on = True
-        return went_on
+            self._evolve_table(columns)
+            self._fed.append(self._writer, upper.element, partial(self._new_rows, updates, columns))
+            self._advance_log(upper)
+            is_new = True
+        return is_new
 
     def _new_rows(self, updates: pa.Table, columns: ShardSchema) -> Pinned | None:
-        placed = self._fed.placed(updates)
+        placed = self._fed.place(updates)
         return self._as_of_table(placed, columns) if placed.num_rows else None
 
-    def _let_go_on(self, upper: Antichain) -> None:
-        """Let the log go on at a time that is free in the table. Where it cannot be written here, times stay apart."""
+    def _advance_log(self, upper: Antichain) -> None:
+        """Advance the log to a free time of the table. If that is not permitted, the times remain different."""
         if upper < Antichain(self._fed.upper):
             with suppress(Forbidden, InvalidUsage, Conflict):
                 self.log.advance_upper(self._fed.upper)
 
-    def _follow(self, columns: ShardSchema) -> bool:
-        """Bring the table to these columns, which the log has or had, or to later ones. Whether they changed.
+    def _evolve_table(self, columns: ShardSchema) -> bool:
+        """Change the table to these present or past columns of the log, or to later ones. Whether they changed.
 
-        A rival may do it as well. What it did is seen, and not done again.
+        A rival may do the same; its changes are detected and not repeated.
         """
-        begin = without_constraints(self.table.schema)
-        if same(columns, begin):
+        before = without_constraints(self.table.schema)
+        if same(columns, before):
             return False
         for _ in range(SCHEMAS_TRIED_MAX):
-            view = self.table.view()  # before the log: so the log has what a rival brought here
+            view = self.table.view()  # before the log, so that the log includes the changes of a rival
             known = current_schema(view.schemas)[1]
             life = Life.of(self.log)
-            here, target = self._place_in(life, known), life.place(columns)
-            if target is None or here >= target:
+            place, target = self._place_in(life, known), life.place(columns)
+            if target is None or place >= target:
                 self.table.refresh_schema()
-                return not same(known, begin)
+                return not same(known, before)
             try:
-                evolve(self.table, view, with_constraints_of(life.following(here, target), known))
-            except SchemaMismatch:  # a rival was quicker
+                evolve(self.table, view, with_constraints_of(life.following(place, target), known))
+            except SchemaMismatch:  # a rival was faster
                 continue
-        raise Unavailable(f"the columns of table {self.table.name!r} are changed all the time; retry")
+        raise Unavailable(f"the columns of table {self.table.name!r} are changed repeatedly; retry")
 
     def _place_in(self, life: Life, known: ShardSchema) -> int:
-        """Where these columns of a table stand among those that the log has had. Raises InvalidUsage (they did not)."""
+        """The place of these columns of the table in the schema history of the log. Raises InvalidUsage (not in it)."""
         place = life.place(known)
         if place is not None:
             return place
@@ -280,20 +274,20 @@ class Replica(Stepping):
                 f"{list(key)}; they must be the same: apply the log to a table of another name"
             )
         raise InvalidUsage(
-            f"table {self.table.name!r} has columns, or numbers of columns, that its log {self.log.name!r} never had: "
-            "somebody else made or changed it; apply the log to a table of another name"
+            f"table {self.table.name!r} has columns, or column numbers, that its log {self.log.name!r} never had, so "
+            "it was created or changed otherwise; apply the log to a table of another name"
         )
 
     def _as_of_table(self, updates: pa.Table, columns: ShardSchema) -> Pinned:
-        """The updates by the columns that the table has, which are those of the log, or later ones that it has by now.
+        """The updates with the columns of the table, which are those of the log or later ones.
 
-        A plain schema says nothing of what its columns became. So the life of the log tells it.
+        The schema history of the log is needed because a plain schema does not record what its columns became.
         """
         number, known = known_by(self.table)
         if same(columns, known):
             return Pinned(updates, number, known)
         life = Life.of(self.log)
-        begin, end = life.place(columns), self._place_in(life, known)
-        if begin is None or begin > end:
+        start, end = life.place(columns), self._place_in(life, known)
+        if start is None or start > end:
             raise Unavailable(f"the columns of log {self.log.name!r} have changed meanwhile; retry")
-        return Pinned(life.moved(updates, begin, end), number, known)
+        return Pinned(life.moved(updates, start, end), number, known)

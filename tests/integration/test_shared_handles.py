@@ -20,7 +20,7 @@ from persist.parts.schema_changes import AddColumn, RenameColumn
 from persist.patterns import wal
 from persist.patterns.partition_map import Routes
 from persist.patterns.routed import RoutedWriter
-from persist.patterns.sequenced_append import Numbered
+from persist.patterns.sequenced_append import SequencedWriter
 from persist.patterns.wal import FrontEnd, Replica
 from tests.support.location import memory_location
 
@@ -66,7 +66,7 @@ def swapped(shard: Shard, client: Client) -> Callable[[], object]:
 def test_a_front_end_wrote_what_it_had_read_by_other_names(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     log = client.shard("s")
     front = FrontEnd(log, "front")
-    monkeypatch.setattr(wal, "one_table", once(swapped(log, client), wal.one_table, after=True))
+    monkeypatch.setattr(wal, "pin_rows", once(swapped(log, client), wal.pin_rows, after=True))
     front.write([ROW])
     assert log.get(1) == [SWAPPED]
 
@@ -130,7 +130,7 @@ def test_a_routed_append_was_read_by_other_names_than_were_compared(
         for name in ("s", "t"):
             swapped(routes.of(name), client)()
 
-    monkeypatch.setattr(Numbered, "conditions", once(work, Numbered.conditions, after=False))
+    monkeypatch.setattr(SequencedWriter, "conditions", once(work, SequencedWriter.conditions, after=False))
     assert writer.append([ROW]) == 1
     assert [*client.shard("s").get(1), *client.shard("t").get(1)] == [SWAPPED]
 

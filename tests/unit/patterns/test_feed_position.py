@@ -22,7 +22,7 @@ from persist.copies.recovery import RecoveryRequest, recover
 from persist.core.errors import Conflict, Indeterminate
 from persist.maintenance.publication_keeper import Published
 from persist.maintenance.publication_writer import PublishSettings
-from persist.patterns.internal_shards import Stepping
+from persist.patterns.internal_shards import FeedFollower
 from persist.patterns.wal import FrontEnd, Replica
 from persist.regions.failover import OldHome, promote
 from tests.support.examples import seeds, thinned
@@ -57,7 +57,7 @@ class Fed:
             self.feed = Bindings.open(client, "feed")
             self.minter = Minter(self.feed, source.watermarks)
             shard = client.create_shard("fed", ROWS, ["id"])
-            self.step: Stepping = Ingester(self.feed, source, shard, IngestSettings(positions_max))
+            self.step: FeedFollower = Ingester(self.feed, source, shard, IngestSettings(positions_max))
         else:
             self.log = client.create_shard("feed", ROWS, ["id"], history="forever")
             self.step = Replica.open(client, "feed", "fed")
@@ -178,7 +178,7 @@ def test_a_clone_of_an_earlier_time_has_its_contents_and_a_feed_continues_there(
         assert made.snapshot().to_arrow()["id"].to_pylist() == [0]
         assert not made.retention().held_by
     if fed.kind == "bindings":
-        step: Stepping = Ingester(fed.feed, fed.source, fed.client.shard("by-time"))
+        step: FeedFollower = Ingester(fed.feed, fed.source, fed.client.shard("by-time"))
     else:
         step = Replica.open(fed.client, "feed", "by-time")
     fed.add()

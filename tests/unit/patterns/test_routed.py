@@ -32,7 +32,7 @@ from persist.core.errors import (
 from persist.parts.schema_changes import AddColumn, RenameColumn
 from persist.patterns.partition_map import BASE, MODULUS, Routes, hashes_of
 from persist.patterns.routed import RoutedPosition, RoutedReader, RoutedWriter, _Lane, read_routed
-from persist.patterns.sequenced_append import Numbered
+from persist.patterns.sequenced_append import SequencedWriter
 from tests.support.bound import Processes
 from tests.support.examples import seeds
 from tests.support.location import memory_location
@@ -602,8 +602,8 @@ def is_caught(seed: int) -> bool:
 
 
 def test_a_build_that_does_not_look_at_numbers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Numbered.conditions
-    monkeypatch.setattr(Numbered, "conditions", lambda self, number: whole(self, number)[:1])
+    whole = SequencedWriter.conditions
+    monkeypatch.setattr(SequencedWriter, "conditions", lambda self, number: whole(self, number)[:1])
     assert any(is_caught(seed) for seed in range(10))
 
 
