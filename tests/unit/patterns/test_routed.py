@@ -458,7 +458,7 @@ def test_routes_that_are_not_there_are_told(client: Client) -> None:
         (["s0"], [], "by key columns"),
         (["s0"], ["who"], "by key columns"),
         (["s0"], "key", "list of names"),
-        (["other"], ["key"], "by which no row is routed"),
+        (["other"], ["key"], "by which rows cannot be routed"),
     ],
 )
 def test_what_are_no_routes_is_refused(client: Client, shards: Any, by: Any, said: str) -> None:
