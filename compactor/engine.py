@@ -210,7 +210,8 @@ class RangeMerger:
 
     def merge(self, key_range: KeyRange, keep: Keep) -> MergedChunk:
         """Merge one key range completely. Violations of unique keys are counted and do not stop it."""
-        duplicates = DuplicateKeyCounter(self._sink.schema, self._job.drops) if self._sink.schema.details.unique else None
+        schema = self._sink.schema
+        duplicates = DuplicateKeyCounter(schema, self._job.drops) if schema.details.unique else None
         parts = tuple(self._write_parts(key_range, keep, duplicates))
         return MergedChunk(parts, key_range.upper, 0 if duplicates is None else duplicates.finish().count)
 
