@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import threading
 from pathlib import Path
 from typing import cast
 from urllib.parse import unquote, urlsplit
@@ -12,13 +10,11 @@ from blob.cache import CachedBlob
 from blob.errors import BlobMisconfigured, is_ambiguous, optional, without_secrets
 from blob.file import FileBlob
 from blob.interface import Blob
-from blob.memory_blobs import MemoryBlob
+from blob.memory_blobs import MemoryBlob, NamedStores
 
 CACHE_MB_MAX = 2**20
 
-# `mem:name` names one store per process.
-_memory: dict[str, MemoryBlob] = {}
-_memory_lock = threading.Lock()
+_memory = NamedStores(MemoryBlob, "blob", BlobMisconfigured)
 
 
 def open_blob(url: str, *, makes: bool = True) -> Blob:
@@ -59,7 +55,7 @@ def _split_cache_option(url: str) -> tuple[str, int]:
 def _open(url: str, makes: bool) -> Blob:
     scheme = url.partition(":")[0].lower()
     if scheme == "mem":
-        return _open_memory(url)
+        return _memory.open(url)
     if scheme == "file":
         return FileBlob(_file_root(url), makes=makes)
     if scheme == "s3":
@@ -73,18 +69,6 @@ def _open(url: str, makes: bool) -> Blob:
     if "://" not in url:
         rule += "; a directory is written file:///path"
     raise BlobMisconfigured(f"blob location {without_secrets(url)!r} {rule}")
-
-
-def _open_memory(url: str) -> Blob:
-    name = url[len("mem:") :]
-    if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
-        raise BlobMisconfigured(
-            f"blob location {without_secrets(url)!r}: the name after mem: must be of A-Z a-z 0-9 . _ -"
-        )
-    if not name:
-        return MemoryBlob()
-    with _memory_lock:
-        return _memory.setdefault(name, MemoryBlob(name))
 
 
 def _file_root(url: str) -> Path:

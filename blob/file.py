@@ -123,24 +123,24 @@ class FileBlob(Blob):
                     os.unlink(temp)
 
     def get(self, key: str) -> bytes:
-        path = self._path(check_key(key))
-        with _translate_errors(key):
-            fd = os.open(path, _BLOB_FLAGS)
-            try:
-                return _read_exactly(fd, key, 0, _file_size(fd, key))
-            finally:
-                os.close(fd)
+        with self._open_blob(key) as (fd, size):
+            return _read_exactly(fd, key, 0, size)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(start, length)
+        with self._open_blob(key) as (fd, size):
+            if start + length > size:
+                raise BlobNotFound(f"blob {key} ends at byte {size}, before {start + length}")
+            return _read_exactly(fd, key, start, length)
+
+    @contextlib.contextmanager
+    def _open_blob(self, key: str) -> Iterator[tuple[int, int]]:
+        """The descriptor and the size of a blob's file."""
         path = self._path(check_key(key))
         with _translate_errors(key):
             fd = os.open(path, _BLOB_FLAGS)
             try:
-                size = _file_size(fd, key)
-                if start + length > size:
-                    raise BlobNotFound(f"blob {key} ends at byte {size}, before {start + length}")
-                return _read_exactly(fd, key, start, length)
+                yield fd, _file_size(fd, key)
             finally:
                 os.close(fd)
 

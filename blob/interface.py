@@ -124,10 +124,10 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-def check_process(opened_by: int, url: str) -> None:
-    """Raise BlobMisconfigured in a fork of the process `opened_by`, whose connections it must not use."""
+def check_process(opened_by: int, url: str, error: type[Exception] = BlobMisconfigured) -> None:
+    """Raise `error` in a fork of the process `opened_by`, whose connections it must not use."""
     if os.getpid() != opened_by:
-        raise BlobMisconfigured(f"{url} was opened by process {opened_by}, of which this is a fork; reopen it here")
+        raise error(f"{url} was opened by process {opened_by}, of which this is a fork; reopen it here")
 
 
 def check_range(start: int, length: int) -> None:

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
+from typing import Generic, TypeVar
 
-from blob.errors import BlobExists, BlobNotFound
+from blob.errors import BlobExists, BlobNotFound, without_secrets
 from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range, slice_range
+
+T = TypeVar("T")
 
 
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class NamedStores(Generic[T]):
+    """The stores of this process at `mem:name`; `mem:` is a new store each time. `new` creates a store with a name."""
+
+    def __init__(self, new: Callable[[str], T], what: str, error: type[Exception]) -> None:
+        self._new = new
+        self._what = what
+        self._error = error
+        self._stores: dict[str, T] = {}
+        self._lock = threading.Lock()
+
+    def open(self, url: str) -> T:
+        """Raises the error class if the name is not valid."""
+        name = url[len("mem:") :]
+        if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
+            location = f"{self._what} location {without_secrets(url)!r}"
+            raise self._error(f"{location}: the name after mem: must be of A-Z a-z 0-9 . _ -")
+        if not name:
+            return self._new("")
+        with self._lock:
+            return self._stores.setdefault(name, self._new(name))
 
 
 class MemoryBlob(Blob):

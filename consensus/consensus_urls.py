@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import threading
 from typing import cast
 
 from blob import optional, without_secrets
+from blob.memory_blobs import NamedStores
 from consensus.interface import Consensus, ConsensusMisconfigured
 from consensus.memory_logs import MemoryConsensus
 
-# `mem:name` names one store per process.
-_memory: dict[str, MemoryConsensus] = {}
-_memory_lock = threading.Lock()
+_memory = NamedStores(MemoryConsensus, "consensus", ConsensusMisconfigured)
 
 
 def open_consensus(url: str, *, reads_only: bool = False) -> Consensus:
@@ -25,7 +22,7 @@ def open_consensus(url: str, *, reads_only: bool = False) -> Consensus:
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "mem":
-        return _open_memory(url)
+        return _memory.open(url)
     if scheme in ("sqlite", "postgresql", "postgres"):
         return _open_sql(url, reads_only)
     if scheme == "etcd":
@@ -34,18 +31,6 @@ def open_consensus(url: str, *, reads_only: bool = False) -> Consensus:
     raise ConsensusMisconfigured(
         f"consensus location {without_secrets(url)!r} must start with mem: sqlite: postgresql: or etcd:"
     )
-
-
-def _open_memory(url: str) -> Consensus:
-    name = url[len("mem:") :]
-    if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
-        raise ConsensusMisconfigured(
-            f"consensus location {without_secrets(url)!r}: the name after mem: must be of A-Z a-z 0-9 . _ -"
-        )
-    if not name:
-        return MemoryConsensus()
-    with _memory_lock:
-        return _memory.setdefault(name, MemoryConsensus(name))
 
 
 def _open_sql(url: str, reads_only: bool) -> Consensus:

@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import grpc
 
 from blob import ESCAPES, describe_option, is_ambiguous, without_secrets
+from blob.interface import check_process
 from consensus.etcd_protobuf import load_etcd3
 from consensus.interface import (
     ENDED,
@@ -35,12 +36,11 @@ from consensus.interface import (
     ConsensusUsage,
     Entry,
     Wanted,
+    check_append,
     check_key,
     check_limit,
-    check_prefix,
-    check_process,
+    check_listing,
     check_seqno,
-    check_value,
 )
 from consensus.notify import Notifier
 
@@ -109,7 +109,7 @@ class Endpoints:
 
     def client(self) -> tuple[int, Any]:
         """The endpoint in use and its client. ConsensusUnavailable or ConsensusMisconfigured if it has none."""
-        check_process(self._pid, f"etcd at {self._addresses[self._current]}")
+        check_process(self._pid, f"etcd at {self._addresses[self._current]}", ConsensusUsage)
         with self._lock:
             index = self._current
             client = self._clients.get(index)
@@ -312,9 +312,7 @@ class EtcdConsensus(Consensus):
         self._prefix = prefix
         self._base = f"/{prefix}/".encode() if prefix else b"/"
         self._endpoints = Endpoints(self._addresses, security or EtcdSecurity(), timeout_s=timeout_s)
-        self._watcher: KeyWatcher | None = None
-        self._watcher_lock = threading.Lock()
-        self._notifier = Notifier("consensus-etcd", started=self._start_watching, stopped=self._stop_watching)
+        self._notifier = Notifier("consensus-etcd", self._watch)
 
     @classmethod
     def from_url(cls, url: str) -> EtcdConsensus:
@@ -384,9 +382,7 @@ class EtcdConsensus(Consensus):
 
     def _puts(self, key: str, seqno: int, data: bytes) -> list[Any]:
         """The checked operations that write an entry."""
-        check_key(key)
-        check_seqno(seqno)
-        check_value(key, data, VALUE_BYTES_MAX)
+        check_append(key, seqno, data, VALUE_BYTES_MAX)
         messages = self._endpoints.messages
         written = messages.PutRequest(key=self._entry_key(key, seqno), value=bytes(data))
         puts = [messages.RequestOp(request_put=written)]
@@ -443,9 +439,7 @@ class EtcdConsensus(Consensus):
         return total
 
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
-        check_prefix(prefix)
-        check_prefix(after)
-        check_limit(limit)
+        check_listing(prefix, after, limit)
         keys: list[str] = []
         while len(keys) < limit:
             page = self._list_index(b"k", prefix, after, limit)
@@ -481,7 +475,6 @@ class EtcdConsensus(Consensus):
 
     def close(self) -> None:
         self._notifier.close()
-        self._stop_watching()
         self._endpoints.close()
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
@@ -539,16 +532,8 @@ class EtcdConsensus(Consensus):
         # `count` is that of the whole range, regardless of the limit; the entries are contiguous.
         return head - reply.count + 1, head
 
-    def _start_watching(self) -> None:
-        start, end = self._base + b"e/", self._base + b"e0"
-        with self._watcher_lock:
-            self._watcher = KeyWatcher(self._endpoints, start, end, self._publish_raw)
-
-    def _stop_watching(self) -> None:
-        with self._watcher_lock:
-            watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.close()
+    def _watch(self) -> Callable[[], None]:
+        return KeyWatcher(self._endpoints, self._base + b"e/", self._base + b"e0", self._publish_raw).close
 
     def _publish_raw(self, names: Iterable[bytes]) -> None:
         skip = len(self._base) + 2

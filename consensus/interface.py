@@ -15,7 +15,6 @@ A lost race is not an error: `compare_and_set` returns False.
 
 from __future__ import annotations
 
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -78,12 +77,6 @@ def _do_nothing() -> None:
     """Ends `follow` in a store that notifies subscribers of all keys."""
 
 
-def check_process(opened_by: int, url: str) -> None:
-    """Raise ConsensusUsage in a fork of the process `opened_by`, whose connections it must not use."""
-    if os.getpid() != opened_by:
-        raise ConsensusUsage(f"{url} was opened by process {opened_by}, of which this is a fork; reopen it here")
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An entry of a key's log. The first has seqno 1, or that of its `begin`; the seqnos are consecutive."""
@@ -128,6 +121,20 @@ def check_value(key: str, data: bytes, bytes_max: int) -> bytes:
             "move more of it to the blob store"
         )
     return data
+
+
+def check_append(key: str, seqno: int, data: bytes, bytes_max: int) -> None:
+    """Raise ConsensusUsage unless `data` can be an entry of `key` at `seqno`."""
+    check_key(key)
+    check_seqno(seqno)
+    check_value(key, data, bytes_max)
+
+
+def check_listing(prefix: str, after: str, limit: int) -> None:
+    """Raise ConsensusUsage unless these are valid arguments of `keys`."""
+    check_prefix(prefix)
+    check_prefix(after)
+    check_limit(limit)
 
 
 class Consensus(ABC):

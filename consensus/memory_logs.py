@@ -12,11 +12,11 @@ from consensus.interface import (
     ConsensusUsage,
     Entry,
     Wanted,
+    check_append,
     check_key,
     check_limit,
-    check_prefix,
+    check_listing,
     check_seqno,
-    check_value,
 )
 from consensus.notify import Notifier
 
@@ -50,9 +50,8 @@ class MemoryConsensus(Consensus):
             return Entry(seqno, self._logs[key][seqno]) if seqno else None
 
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
-        check_key(key)
-        check_seqno(seqno)
-        value = bytes(check_value(key, data, self._value_bytes_max))
+        check_append(key, seqno, data, self._value_bytes_max)
+        value = bytes(data)
         with self._lock:
             if self._heads.get(key, 0) != seqno - 1:
                 return False
@@ -64,9 +63,8 @@ class MemoryConsensus(Consensus):
         return True
 
     def begin(self, key: str, seqno: int, data: bytes) -> bool:
-        check_key(key)
-        check_seqno(seqno)
-        value = bytes(check_value(key, data, self._value_bytes_max))
+        check_append(key, seqno, data, self._value_bytes_max)
+        value = bytes(data)
         with self._lock:
             if key in self._heads:
                 return False
@@ -99,9 +97,7 @@ class MemoryConsensus(Consensus):
             return len(deleted)
 
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
-        check_prefix(prefix)
-        check_prefix(after)
-        check_limit(limit)
+        check_listing(prefix, after, limit)
         with self._lock:
             keys = [key for key in self._heads if key.startswith(prefix) and after < key < HIDDEN]
             if not with_ended:

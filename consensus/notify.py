@@ -35,16 +35,14 @@ class Once:
 class Notifier:
     """A set of moved keys, drained by a thread that runs while there are subscribers.
 
-    `started` and `stopped` are called for the first and the last subscriber, so that a store listens to its server
-    only while it has subscribers.
+    `listen`, if any, is called for the first subscriber and starts to call `publish` for changes by other processes; it
+    returns a function that ends that, which is called for the last subscriber.
     """
 
-    def __init__(
-        self, name: str, *, started: Callable[[], None] | None = None, stopped: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, name: str, listen: Callable[[], Callable[[], None]] | None = None) -> None:
         self._name = name
-        self._started = started
-        self._stopped = stopped
+        self._listen = listen
+        self._end_listening: Callable[[], None] | None = None
         self._lifecycle_lock = threading.Lock()  # held while the thread starts or ends
         self._changed = threading.Condition()
         self._pending: dict[str, None] = {}
@@ -76,8 +74,8 @@ class Notifier:
                 if first:
                     self._thread = threading.Thread(target=self._run, name=f"{self._name}-notify", daemon=True)
                     self._thread.start()
-            if first and self._started is not None:
-                self._started()
+            if first and self._listen is not None:
+                self._end_listening = self._listen()
         return lambda: self._unsubscribe(subscription)
 
     def close(self) -> None:
@@ -103,8 +101,9 @@ class Notifier:
             self._changed.notify_all()
         if thread is None:
             return
-        if self._stopped is not None:
-            self._stopped()
+        end_listening, self._end_listening = self._end_listening, None
+        if end_listening is not None:
+            end_listening()
         if thread is not threading.current_thread():
             thread.join()
 

@@ -122,6 +122,19 @@ _log = logging.getLogger(__name__)
 Connect = Callable[[], "psycopg.Connection[Any]"]
 
 
+def _use_until_stopped(
+    connect: Connect, use: Callable[[psycopg.Connection[Any]], None], stop: threading.Event, doing: str
+) -> None:
+    """Call `use` with a connection, and again with a new one if that fails, until `stop` is set."""
+    while not stop.is_set():
+        try:
+            with connect() as connection:
+                use(connection)
+        except psycopg.Error as error:
+            _log.info("%s moved keys failed, retrying: %s", doing, error)
+            stop.wait(RECONNECT_S)
+
+
 class Announcer:
     """Notifies the listeners of the database of moved keys."""
 
@@ -149,16 +162,10 @@ class Announcer:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                with self._connect() as connection:
-                    connection.execute("SET synchronous_commit = off")
-                    self._send(connection)
-            except psycopg.Error as error:
-                _log.info("announcing moved keys failed, retrying: %s", error)
-                self._stop.wait(RECONNECT_S)
+        _use_until_stopped(self._connect, self._send, self._stop, "announcing")
 
     def _send(self, connection: psycopg.Connection[Any]) -> None:
+        connection.execute("SET synchronous_commit = off")
         while True:
             with self._changed:
                 while not self._pending and not self._stop.is_set():
@@ -205,13 +212,7 @@ class Listener:
             self._wake_writer.send(b"x")
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                with self._connect() as connection:
-                    self._listen(connection)
-            except psycopg.Error as error:
-                _log.info("listening for moved keys failed, retrying: %s", error)
-                self._stop.wait(RECONNECT_S)
+        _use_until_stopped(self._connect, self._listen, self._stop, "listening for")
 
     def _listen(self, connection: psycopg.Connection[Any]) -> None:
         listening: frozenset[str] = frozenset()
@@ -317,11 +318,7 @@ class PostgresConsensus(SqlConsensus):
         self._watchdog = Watchdog(statement_timeout_s * 1.5)
         self._announcer = Announcer(self._connect)
         self._followed = FollowedKeys()
-        self._listener: Listener | None = None
-        self._listener_lock = threading.Lock()
-        super().__init__(
-            engine, Notifier("consensus-postgres", started=self._start_listening, stopped=self._stop_listening)
-        )
+        super().__init__(engine, Notifier("consensus-postgres", self._listen))
 
     @classmethod
     def from_url(cls, url: sa.URL) -> PostgresConsensus:
@@ -348,7 +345,6 @@ class PostgresConsensus(SqlConsensus):
     def close(self) -> None:
         super().close()
         self._announcer.close()
-        self._stop_listening()
         self._watchdog.close()
 
     def _follow_all(self) -> Callable[[], None]:
@@ -448,15 +444,8 @@ class PostgresConsensus(SqlConsensus):
         arguments.update(self._connect_args)
         return psycopg.connect(**arguments, autocommit=True)
 
-    def _start_listening(self) -> None:
-        with self._listener_lock:
-            self._listener = Listener(self._connect, self._notifier.publish, self._followed)
-
-    def _stop_listening(self) -> None:
-        with self._listener_lock:
-            listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
+    def _listen(self) -> Callable[[], None]:
+        return Listener(self._connect, self._notifier.publish, self._followed).close
 
 
 class ReadingPostgres(PostgresConsensus):

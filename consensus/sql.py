@@ -21,6 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from blob import ESCAPES, is_ambiguous, without_secrets
+from blob.interface import check_process
 from consensus.interface import (
     ENDED,
     HIDDEN,
@@ -31,12 +32,11 @@ from consensus.interface import (
     ConsensusUsage,
     Entry,
     Wanted,
+    check_append,
     check_key,
     check_limit,
-    check_prefix,
-    check_process,
+    check_listing,
     check_seqno,
-    check_value,
 )
 from consensus.notify import Notifier
 
@@ -155,9 +155,7 @@ class SqlConsensus(Consensus):
         return self._entry(rows[0]) if rows else None
 
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
-        check_key(key)
-        check_seqno(seqno)
-        check_value(key, data, VALUE_BYTES_MAX)
+        check_append(key, seqno, data, VALUE_BYTES_MAX)
         if seqno == 1:
             return not after and self.begin(key, seqno, data)
         values: dict[str, Any] = {"key": key, "new_key": key, "seqno": seqno, "previous": seqno - 1, "data": data}
@@ -171,9 +169,7 @@ class SqlConsensus(Consensus):
         return won
 
     def begin(self, key: str, seqno: int, data: bytes) -> bool:
-        check_key(key)
-        check_seqno(seqno)
-        check_value(key, data, VALUE_BYTES_MAX)
+        check_append(key, seqno, data, VALUE_BYTES_MAX)
         self._set_up()
         won = self._create({"key": key, "new_key": key, "seqno": seqno, "data": data})
         if won:
@@ -202,9 +198,10 @@ class SqlConsensus(Consensus):
 
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
         # HIDDEN sorts after everything a listed key may hold, so [prefix, prefix + HIDDEN) is exactly the prefix.
-        values = {"start": check_prefix(prefix), "end": prefix + HIDDEN, "after": check_prefix(after)}
+        check_listing(prefix, after, limit)
+        values = {"start": prefix, "end": prefix + HIDDEN, "after": after, "limit": limit}
         statement = self._statements.keys if with_ended else self._statements.keys_not_ended
-        return [row[0] for row in self._read(statement, {**values, "limit": check_limit(limit)})]
+        return [row[0] for row in self._read(statement, values)]
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         self._set_up()
@@ -280,7 +277,7 @@ class SqlConsensus(Consensus):
 
     def _connection(self, kind: Kind) -> _Lease:
         """A pooled driver connection in autocommit mode. After a failure it is dropped instead of reused."""
-        check_process(self._pid, self.url)
+        check_process(self._pid, self.url, ConsensusUsage)
         return _Lease(self, kind)
 
     def _pooled_connection(self) -> Any:

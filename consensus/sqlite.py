@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
+from blob.interface import check_process
 from blob.private_files import make_file
 from consensus.interface import (
     Consensus,
@@ -31,8 +32,8 @@ from consensus.interface import (
     ConsensusMisconfigured,
     ConsensusNotWritable,
     ConsensusUnavailable,
+    ConsensusUsage,
     Wanted,
-    check_process,
 )
 from consensus.notify import Notifier, Once
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Compiled, Kind, SqlConsensus, bind
@@ -97,7 +98,6 @@ class SqliteConsensus(SqlConsensus):
         self._writer: Any = None  # guarded by the lock
         self._turns = FileTurns(f"{self._path}-turns")
         self._poll_stop = threading.Event()
-        self._poller: threading.Thread | None = None
         self._followers = 0
         self._follow_lock = threading.Lock()
         self._followed = threading.Event()  # set while a key is followed, and when polling ends
@@ -112,7 +112,7 @@ class SqliteConsensus(SqlConsensus):
             pool_use_lifo=True,
         )
         sa.event.listen(engine, "checkin", _drop_temporary)
-        super().__init__(engine, Notifier("consensus-sqlite", started=self._start_polling, stopped=self._stop_polling))
+        super().__init__(engine, Notifier("consensus-sqlite", self._start_polling))
 
     @classmethod
     def from_url(cls, url: sa.URL) -> SqliteConsensus:
@@ -168,7 +168,7 @@ class SqliteConsensus(SqlConsensus):
 
     def _write(self, compiled: Any, values: Any) -> int:
         # Uses a dedicated connection: taking one from the pool each time costs a tenth of a commit.
-        check_process(self._pid, self.url)
+        check_process(self._pid, self.url, ConsensusUsage)
         text, parameters = bind(compiled, values)
         with self._write_lock:
             pooled = self._writer or self._pooled_connection()
@@ -216,7 +216,6 @@ class SqliteConsensus(SqlConsensus):
                 writer.close()
         self._turns.close()
         super().close()
-        self._stop_polling()
 
     def _follow_all(self) -> Callable[[], None]:
         return self.follow("")
@@ -234,23 +233,23 @@ class SqliteConsensus(SqlConsensus):
             if not self._followers and not self._poll_stop.is_set():
                 self._followed.clear()
 
-    def _start_polling(self) -> None:
+    def _start_polling(self) -> Callable[[], None]:
+        stop = threading.Event()
         with self._follow_lock:
-            self._poll_stop = threading.Event()
+            self._poll_stop = stop
             if not self._followers:
                 self._followed.clear()
-        self._poller = threading.Thread(
-            target=self._poll, args=(self._poll_stop,), name="consensus-sqlite-poll", daemon=True
-        )
-        self._poller.start()
+        poller = threading.Thread(target=self._poll, args=(stop,), name="consensus-sqlite-poll", daemon=True)
+        poller.start()
 
-    def _stop_polling(self) -> None:
-        with self._follow_lock:
-            self._poll_stop.set()
-            self._followed.set()  # so that an idle poller ends at once
-        poller, self._poller = self._poller, None
-        if poller is not None and poller is not threading.current_thread():
-            poller.join()
+        def end() -> None:
+            with self._follow_lock:
+                stop.set()
+                self._followed.set()  # so that an idle poller ends at once
+            if poller is not threading.current_thread():
+                poller.join()
+
+        return end
 
     def _poll(self, stop: threading.Event) -> None:
         """Publish keys that other connections and processes moved.
@@ -460,7 +459,7 @@ class ReadingSqlite(SqliteConsensus):
             self._delete_copy()
 
     def _read(self, compiled: Compiled, values: Mapping[str, Any]) -> list[Any]:
-        check_process(self._pid, self.url)
+        check_process(self._pid, self.url, ConsensusUsage)
         text, parameters = bind(compiled, values)
         for _ in range(READ_TRIES_MAX):
             before = self._stamp()

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -184,7 +185,7 @@ class Durations:
             if series is None:
                 if len(self._series) >= SERIES_MAX:
                     key = (OTHER,) * len(key)
-                series = self._series.setdefault(key, _Series(len(self._bounds) + 1))
+                series = self._series.setdefault(key, _Series([0] * (len(self._bounds) + 1)))
             series.counts[bucket] += 1
             series.seconds += seconds
             series.nbytes += nbytes
@@ -198,7 +199,7 @@ class Durations:
         """All series, as a histogram."""
         with self._lock:
             if not labels:  # the only series exists from the start
-                self._series.setdefault((), _Series(len(self._bounds) + 1))
+                self._series.setdefault((), _Series([0] * (len(self._bounds) + 1)))
             samples = [
                 (key, Spread(self._bounds, tuple(series.counts), series.seconds))
                 for key, series in self._series.items()
@@ -206,13 +207,11 @@ class Durations:
         return Family(name, HISTOGRAM, text, labels, samples)
 
 
+@dataclass(slots=True)
 class _Series:
-    __slots__ = ("counts", "nbytes", "seconds")
-
-    def __init__(self, buckets: int) -> None:
-        self.counts = [0] * buckets
-        self.seconds = 0.0
-        self.nbytes = 0
+    counts: list[int]  # by bucket
+    seconds: float = 0.0
+    nbytes: int = 0
 
 
 COMMITTED, UNCHANGED, FAILED = "committed", "unchanged", "failed"
@@ -302,15 +301,13 @@ class Sight:
                 raise
 
 
+@dataclass(slots=True)
 class Origin:
     """When a command was queued, for which request ("": none), and in which span."""
 
-    __slots__ = ("place", "queued_s", "request_id")
-
-    def __init__(self, queued_s: float, request_id: str, place: Place | None) -> None:
-        self.queued_s = queued_s
-        self.request_id = request_id
-        self.place = place
+    queued_s: float
+    request_id: str
+    place: Place | None
 
 
 class CommitWatch:
