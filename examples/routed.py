@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 import persist
-from persist.patterns.partition_map import Routes
-from persist.patterns.routed import RoutedWriter, read_routed
+from persist.sources.partition_map import Routes
+from persist.sources.routed import RoutedWriter, read_routed
 
 SCHEMA = pa.schema([("user", pa.string()), ("writer", pa.int64()), ("visit", pa.int64())])
 WRITERS = 2

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 import persist
-from persist.patterns.wal import FrontEnd, Replica
+from persist.sources.wal import FrontEnd, Replica
 
 REPLICAS = 2
 CUSTOMERS = 10

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from persist.patterns.ingest import Ingester as Ingester
-from persist.patterns.ingest import IngestSettings as IngestSettings
-from persist.patterns.ingest import Minter as Minter
-from persist.patterns.ingest import Source as Source
-from persist.patterns.reclock import Binding as Binding
-from persist.patterns.reclock import Bindings as Bindings
+from persist.sources.ingest import Ingester as Ingester
+from persist.sources.ingest import IngestSettings as IngestSettings
+from persist.sources.ingest import Minter as Minter
+from persist.sources.ingest import Source as Source
+from persist.sources.reclock import Binding as Binding
+from persist.sources.reclock import Bindings as Bindings

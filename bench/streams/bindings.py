@@ -21,7 +21,7 @@ import persist
 from bench.bars import bar, interleaved, median, timed
 from persist.bindings import Bindings
 from persist.commit.system import SystemClock
-from persist.patterns.reclock import KEY, SCHEMA
+from persist.sources.reclock import KEY, SCHEMA
 
 MINTS = 1_000
 PARTITIONS = 4

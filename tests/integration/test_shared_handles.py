@@ -17,11 +17,11 @@ from persist.client.shard import Shard
 from persist.core.errors import ConstraintViolated, InvalidUsage
 from persist.core.shard_view import ShardView
 from persist.parts.schema_changes import AddColumn, RenameColumn
-from persist.patterns import wal
-from persist.patterns.partition_map import Routes
-from persist.patterns.routed import RoutedWriter
-from persist.patterns.sequenced_append import SequencedWriter
-from persist.patterns.wal import FrontEnd, Replica
+from persist.sources import wal
+from persist.sources.partition_map import Routes
+from persist.sources.routed import RoutedWriter
+from persist.sources.sequenced_append import SequencedWriter
+from persist.sources.wal import FrontEnd, Replica
 from tests.support.location import memory_location
 
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])

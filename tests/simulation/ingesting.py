@@ -27,7 +27,7 @@ from persist.core.errors import Expired, NotReadable, UpperMismatch
 from persist.core.ids import Token, mint
 from persist.core.transitions import writers
 from persist.maintenance.collector import Collector
-from persist.patterns.sequenced_append import FeedPosition
+from persist.sources.sequenced_append import FeedPosition
 from tests.simulation.breaking import Broken
 from tests.simulation.host import HANDLES, Host, Run, weathered
 from tests.simulation.maintenance import GC, WORKER

@@ -24,7 +24,7 @@ import persist.commit.state_loader
 import persist.parts.part_files
 import persist.parts.read_plan
 import persist.parts.reader
-import persist.patterns.reclock
+import persist.sources.reclock
 import tests.simulation.oracle
 from consensus.memory_logs import VALUE_BYTES_MAX
 from tests.simulation import sharing
@@ -75,7 +75,7 @@ LOCKING = (
     persist.client.lease_pool,
     persist.client.pipelined,
     persist.client.write,
-    persist.patterns.reclock,
+    persist.sources.reclock,
 )
 PUTS_LOOKED_FOR = 300  # looks, of 10 ms each, for a process that has just put a blob
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000

@@ -13,8 +13,8 @@ from persist.bindings import Binding, Bindings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Corruption, InvalidUsage, ShardExists, Unavailable
-from persist.patterns import internal_shards, reclock
-from persist.patterns.reclock import PARTITIONS_MAX, POSITION_MAX
+from persist.sources import internal_shards, reclock
+from persist.sources.reclock import PARTITIONS_MAX, POSITION_MAX
 from tests.support.bound import SmallBindings
 from tests.support.clocks import HOUR_MS, YEAR_MS, World
 from tests.support.location import memory_location
@@ -96,7 +96,7 @@ def test_what_is_no_position_is_refused_and_nothing_is_bound(bindings: Bindings,
 def test_a_source_with_too_many_partitions_is_refused_also_over_several_calls(
     bindings: Bindings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.patterns.reclock.PARTITIONS_MAX", 3)
+    monkeypatch.setattr("persist.sources.reclock.PARTITIONS_MAX", 3)
     bindings.get_binding({"a": 1, "b": 1})
     with pytest.raises(InvalidUsage, match="would have 4 partitions"):
         bindings.get_binding({"c": 1, "d": 1})

@@ -22,9 +22,9 @@ from persist.copies.recovery import RecoveryRequest, recover
 from persist.core.errors import Conflict, Indeterminate
 from persist.maintenance.publication_keeper import Published
 from persist.maintenance.publication_writer import PublishSettings
-from persist.patterns.internal_shards import FeedFollower
-from persist.patterns.wal import FrontEnd, Replica
 from persist.regions.failover import OldHome, promote
+from persist.sources.internal_shards import FeedFollower
+from persist.sources.wal import FrontEnd, Replica
 from tests.support.examples import seeds, thinned
 from tests.support.location import AscendingIds, memory_location
 

@@ -14,7 +14,7 @@ from persist.bindings import Bindings, Ingester, IngestSettings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Conflict, InvalidUsage
-from persist.patterns.ingest import ends_of_batches
+from persist.sources.ingest import ends_of_batches
 from tests.support.location import memory_location
 
 RECORDS = pa.schema([("partition", pa.string()), ("position", pa.int64()), ("word", pa.string())])

@@ -13,8 +13,8 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage, ShardExists
 from persist.parts.schema_changes import AddColumn, Change, DropColumn, RenameColumn
-from persist.patterns.partition_map import Routes
-from persist.patterns.routed import RoutedWriter
+from persist.sources.partition_map import Routes
+from persist.sources.routed import RoutedWriter
 from tests.support.bound import SmallBindings
 from tests.support.location import memory_location
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from persist.bindings import Binding, Bindings, Ingester, Minter
 from persist.core.errors import Expired
-from persist.patterns.partition_map import Routes
-from persist.patterns.routed import RoutedReader, RoutedWriter
-from persist.patterns.wal import FrontEnd, Replica
+from persist.sources.partition_map import Routes
+from persist.sources.routed import RoutedReader, RoutedWriter
+from persist.sources.wal import FrontEnd, Replica
 from tests.support.clocks import DAY_MS, Machine, World
 
 ROWS = pa.schema([("id", pa.int64())])

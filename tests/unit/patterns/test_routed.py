@@ -30,9 +30,9 @@ from persist.core.errors import (
     UnknownShard,
 )
 from persist.parts.schema_changes import AddColumn, RenameColumn
-from persist.patterns.partition_map import BASE, MODULUS, Routes, hashes_of
-from persist.patterns.routed import RoutedPosition, RoutedReader, RoutedWriter, _Lane, read_routed
-from persist.patterns.sequenced_append import SequencedWriter
+from persist.sources.partition_map import BASE, MODULUS, Routes, hashes_of
+from persist.sources.routed import RoutedPosition, RoutedReader, RoutedWriter, _Lane, read_routed
+from persist.sources.sequenced_append import SequencedWriter
 from tests.support.bound import Processes
 from tests.support.examples import seeds
 from tests.support.location import memory_location
@@ -485,7 +485,7 @@ def test_a_change_to_what_they_are_changes_nothing(client: Client) -> None:
 
 def test_a_hash_that_this_version_does_not_know_is_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("persist.patterns.partition_map.HASH", "other/2")
+        patched.setattr("persist.sources.partition_map.HASH", "other/2")
         Routes.open(client, "routes", SHARDS, by=["key"])
     with pytest.raises(InvalidUsage, match="other/2"):
         Routes.open(client, "routes")

@@ -13,8 +13,8 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage
 from persist.parts.schema_changes import AddColumn, RenameColumn
-from persist.patterns.partition_map import Routes
-from persist.patterns.routed import RoutedReader, RoutedWriter, read_routed
+from persist.sources.partition_map import Routes
+from persist.sources.routed import RoutedReader, RoutedWriter, read_routed
 from tests.support.location import memory_location
 
 NAMES = ["v0", "v1", "v2"]

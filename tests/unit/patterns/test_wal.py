@@ -14,8 +14,8 @@ from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, Unavailable
-from persist.patterns import wal
-from persist.patterns.wal import FrontEnd, Replica
+from persist.sources import wal
+from persist.sources.wal import FrontEnd, Replica
 from tests.support.bound import Processes
 from tests.support.examples import seeds
 from tests.support.location import memory_location

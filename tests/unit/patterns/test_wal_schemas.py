@@ -25,7 +25,7 @@ from persist.parts.schema_changes import (
     RenameColumn,
     WidenColumn,
 )
-from persist.patterns.wal import FrontEnd, Replica
+from persist.sources.wal import FrontEnd, Replica
 from tests.support.bound import Processes
 from tests.support.examples import seeds
 from tests.support.location import memory_location

@@ -18,7 +18,7 @@ from persist.client.shard import Shard
 from persist.client.write import Pinned, WriteHandle
 from persist.core.errors import Expired, InvalidUsage, NotReadable, ShardExists, Unavailable
 from persist.core.frontier import Antichain
-from persist.patterns.sequenced_append import FeedPosition
+from persist.sources.sequenced_append import FeedPosition
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CONFIRM_S = 1.0  # the timeout of a request that confirms a clock

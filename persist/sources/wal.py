@@ -45,8 +45,8 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
-from persist.patterns.internal_shards import Closeable, FeedFollower, WallClock, bounded_clock, whole_events
-from persist.patterns.sequenced_append import TIME, FeedPosition, SequencedWriter, checked_writer_name, pin_rows
+from persist.sources.internal_shards import Closeable, FeedFollower, WallClock, bounded_clock, whole_events
+from persist.sources.sequenced_append import TIME, FeedPosition, SequencedWriter, checked_writer_name, pin_rows
 
 SCHEMAS_TRIED_MAX = 100  # of a table that follows its log; a try fails if a rival was faster
 WRITE_TRIES_MAX = 1_000  # a try fails by a write of another front end, or a lost response

@@ -38,7 +38,7 @@ from persist.core.errors import (
     shown,
 )
 from persist.core.frontier import TIME_MAX
-from persist.patterns.internal_shards import Closeable, InternalColumns, WallClock, bounded_clock, whole_events
+from persist.sources.internal_shards import Closeable, InternalColumns, WallClock, bounded_clock, whole_events
 
 POSITION_MAX = 2**63 - 1  # the last int64
 PARTITIONS_MAX = 10_000  # of one source

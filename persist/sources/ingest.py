@@ -16,8 +16,8 @@ from persist.client.schema_lineage import ShardSchema, known_by, own_handle, tak
 from persist.client.shard import Shard
 from persist.client.write import Pinned
 from persist.core.errors import Conflict, InvalidUsage, Overloaded, PersistError, SchemaMismatch, Unavailable, shown
-from persist.patterns.internal_shards import FeedFollower, WallClock, whole_events
-from persist.patterns.reclock import (
+from persist.sources.internal_shards import FeedFollower, WallClock, whole_events
+from persist.sources.reclock import (
     BEFORE_ALL,
     PARTITION,
     POSITION,
@@ -29,8 +29,8 @@ from persist.patterns.reclock import (
     checked_positions,
     times_by,
 )
-from persist.patterns.sequenced_append import TIME as ROW_TIME
-from persist.patterns.sequenced_append import FeedPosition
+from persist.sources.sequenced_append import TIME as ROW_TIME
+from persist.sources.sequenced_append import FeedPosition
 
 SCHEMAS_TRIED_MAX = 10  # for one batch, if the constraints of the shard become stricter each time
 

@@ -30,7 +30,7 @@ from persist.client.shard import Shard
 from persist.core.attribute import AttributeKey, AttributeUpdate, named_key
 from persist.core.errors import AttributeMismatch, Conflict, InvalidUsage, Unavailable, UpperMismatch
 from persist.core.frontier import TIME_MAX
-from persist.patterns.internal_shards import InternalColumns
+from persist.sources.internal_shards import InternalColumns
 
 HASH = "poly-splitmix-64/1"
 Hashes: TypeAlias = npt.NDArray[np.uint64]

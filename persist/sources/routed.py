@@ -35,9 +35,9 @@ from persist.core.errors import (
     shown,
 )
 from persist.core.frontier import TIME_MAX, Antichain
-from persist.patterns.internal_shards import Closeable, whole_events
-from persist.patterns.partition_map import Epoch, Routes
-from persist.patterns.sequenced_append import (
+from persist.sources.internal_shards import Closeable, whole_events
+from persist.sources.partition_map import Epoch, Routes
+from persist.sources.sequenced_append import (
     Fingerprint,
     SequencedWriter,
     StoredFingerprint,
