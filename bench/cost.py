@@ -35,7 +35,7 @@ from bench.bars import bar
 from bench.cost_peers import Delta, Slate
 from compactor.metering import MaintenanceMetrics
 from compactor.scrubber import SAMPLES, Scrubber
-from consensus.consensus_urls import open_consensus
+from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
