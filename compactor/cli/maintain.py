@@ -59,17 +59,17 @@ NUMBER_MAX = 2**31  # of any number among the arguments
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="SUBCOMMAND")
-    running = add_subcommand(commands, "run", "do everything that shards need", _run)
+    running = add_subcommand(commands, "run", "run all maintenance", _run)
     _add_common(running)
     _add_loop(running, 2)
     _add_run(running)
-    collecting = add_subcommand(commands, "gc", "only delete what no reader can need any more", _gc)
+    collecting = add_subcommand(commands, "gc", "only collect garbage", _gc)
     _add_common(collecting)
     _add_loop(collecting, 4)
     collecting.add_argument("--delete-threads", type=int, default=8, metavar="N", help="deletions at a time (8)")
-    sweeping = add_subcommand(commands, "sweep", "delete blobs that nothing names, once, then end", _sweep)
+    sweeping = add_subcommand(commands, "sweep", "delete orphaned blobs once, then exit", _sweep)
     _add_common(sweeping)
-    sweeping.add_argument("--age", default="24h", metavar="AGE", help="only those that are older (default 24h)")
+    sweeping.add_argument("--age", default="24h", metavar="AGE", help="the least age of orphans (default 24h)")
     sweeping.add_argument("--concurrency", type=int, default=4, metavar="N", help="shards at a time (default 4)")
     sweeping.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
 
@@ -80,31 +80,32 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--shards", action="append", metavar="PATTERN", help="only shards that match, like 'orders-*' (may be repeated)"
     )
     parser.add_argument("--nice", type=int, default=0, metavar="N", help="lower this process's priority by N")
+    parser.add_argument("--end-with-parent", type=int, metavar="PID", help="exit when the parent process PID ends")
+    parser.add_argument("--region", metavar="NAME", help="with --index: the region of this home")
     parser.add_argument(
-        "--end-with-parent", type=int, metavar="PID", help="end when the process PID, which starts this one, ends"
-    )
-    parser.add_argument("--region", metavar="NAME", help="with --index: the region that this is home of")
-    parser.add_argument(
-        "--index", metavar="FILE", help="the index of regions, a file or a server: it says which location is home"
+        "--index", metavar="FILE", help="the region index, a file or a server, which names the home location"
     )
     parser.add_argument(
-        "--metrics-port", type=int, metavar="PORT", help="serve /metrics and /healthz here (0: a free one)"
+        "--metrics-port", type=int, metavar="PORT", help="serve /metrics and /healthz at this port (0: a free one)"
     )
     parser.add_argument(
-        "--metrics-host", default="127.0.0.1", metavar="HOST", help="at this address (default 127.0.0.1); no tokens"
+        "--metrics-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="at this address (default 127.0.0.1); no authentication",
     )
-    parser.add_argument("--verbose", action="store_true", help="a log line for every piece of work")
+    parser.add_argument("--verbose", action="store_true", help="log every piece of work")
 
 
 def _add_loop(parser: argparse.ArgumentParser, concurrency: int) -> None:
-    parser.add_argument("--once", action="store_true", help="do what is due now, then end")
+    parser.add_argument("--once", action="store_true", help="do what is due now, then exit")
     parser.add_argument(
         "--concurrency", type=int, default=concurrency, metavar="N", help=f"shards at a time (default {concurrency})"
     )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-gc", dest="gc", action="store_false", help="delete no blobs, and so erase nothing")
+    parser.add_argument("--no-gc", dest="gc", action="store_false", help="delete no blobs, so erasures do not complete")
     parser.add_argument("--memory", default="1GiB", metavar="SIZE", help="memory for all merges together (1GiB)")
     parser.add_argument(
         "--threads", type=int, default=2, metavar="N", help="key ranges of a large merge at a time (default 2)"
@@ -121,7 +122,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="commit through this server of the same shards; its admin token goes in PERSIST_TOKEN",
     )
-    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for --url https://…")
+    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of trusted certificates, for --url https://…")
     parser.add_argument(
         "--publish-every",
         metavar="AGE",
@@ -130,12 +131,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify-sample",
         metavar="SHARE",
-        help="once a day check so much of the parts, as persist check --deep does (default 1%%; 0: none)",
+        help="share of the parts to check every day, as persist check --deep (default 1%%; 0: none)",
     )
     parser.add_argument(
-        "--verify-rate", metavar="BYTES", default="8MiB", help="read at most so many bytes a second for that (8MiB)"
+        "--verify-rate", metavar="BYTES", default="8MiB", help="the most bytes per second to read for that (8MiB)"
     )
-    parser.add_argument("--rate", metavar="BYTES", help="read and write at most so many bytes a second, such as 50MiB")
+    parser.add_argument("--rate", metavar="BYTES", help="the most bytes per second to read and write, such as 50MiB")
 
 
 def _run(arguments: argparse.Namespace) -> int:
