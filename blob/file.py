@@ -17,6 +17,7 @@ import os
 import stat as stat_module
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class FileBlob(Blob):
         self._link_file = link
         self._lock = threading.Lock()
         self._durable_dirs: dict[str, int] = {}  # directory -> inode
-        self._active_puts: dict[str, int] = {}  # directory -> number of puts
+        self._active_puts: Counter[str] = Counter()  # by directory
         self._counter = itertools.count()
         self._unique = os.urandom(8).hex()
         self._directory_mode, self._file_mode = DIRECTORY_MODE, FILE_MODE
@@ -107,18 +108,17 @@ class FileBlob(Blob):
         with _translate_errors(key), _translate_clashes(key):
             temp = self._write_temp(key, data)
             directory = os.path.dirname(path)
-            self._begin_put(directory)
             try:
-                for _ in range(MAKE_ATTEMPTS_MAX):
-                    try:
-                        self._publish(temp, path, key, data)
-                        return
-                    except FileNotFoundError:
-                        # A delete of another process pruned the directory as empty; recreate it.
-                        self._forget_directory(directory)
-                raise BlobUnavailable(f"blob {key}: its directory was removed repeatedly; put it again")
+                with self._active_put(directory):
+                    for _ in range(MAKE_ATTEMPTS_MAX):
+                        try:
+                            self._publish(temp, path, key, data)
+                            return
+                        except FileNotFoundError:
+                            # A delete of another process pruned the directory as empty; recreate it.
+                            self._forget_directory(directory)
+                    raise BlobUnavailable(f"blob {key}: its directory was removed repeatedly; put it again")
             finally:
-                self._end_put(directory)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temp)
 
@@ -279,15 +279,18 @@ class FileBlob(Blob):
         with self._lock:
             self._durable_dirs.pop(directory, None)
 
-    def _begin_put(self, directory: str) -> None:
+    @contextlib.contextmanager
+    def _active_put(self, directory: str) -> Iterator[None]:
+        """Keep `directory` from being pruned by this store during the `with`."""
         with self._lock:
-            self._active_puts[directory] = self._active_puts.get(directory, 0) + 1
-
-    def _end_put(self, directory: str) -> None:
-        with self._lock:
-            self._active_puts[directory] -= 1
-            if not self._active_puts[directory]:
-                del self._active_puts[directory]
+            self._active_puts[directory] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._active_puts[directory] -= 1
+                if not self._active_puts[directory]:
+                    del self._active_puts[directory]
 
     def _prune(self, directory: str) -> None:
         """Remove `directory` and its parents while they are empty and have no active put of this store."""
