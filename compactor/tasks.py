@@ -24,7 +24,7 @@ from persist.core.state import State
 from persist.core.transitions.history_control import CLAIM_KEPT_LEASES
 from persist.formats.store_errors import translated
 from persist.maintenance.collector import Collector
-from persist.maintenance.erasure_scan import leave_out_before, scanned
+from persist.maintenance.erasure_scan import remove_entries_before, scan_shard
 from persist.maintenance.expiry import forget_outlived, is_aging, step_s, tags_in_s
 from persist.maintenance.publication_keeper import Published
 
@@ -244,7 +244,7 @@ class Eraser:
     def _record_rewrite(self, machine: Committer, key: str, erasure: Erasure) -> None:
         """Once no part of the State contains the rows, record that, and which blobs contained them."""
         if is_rewritten(machine.refresh(), erasure.at):
-            machine.apply(c.NoteRewritten(key, scanned(self._location, machine, erasure.at).doomed))
+            machine.apply(c.NoteRewritten(key, scan_shard(self._location, machine, erasure.at).doomed))
 
     def _prove(self, machine: Committer, key: str, erasure: Erasure) -> float | None:
         """Delete the remaining copies of the rows, and commit the proof once there are none.
@@ -264,7 +264,7 @@ class Eraser:
         if due_s > 0:
             return max(LOOK_AGAIN_S, due_s)
         if scan.older_count:
-            leave_out_before(self._location, machine.name, scan.horizon)
+            remove_entries_before(self._location, machine.name, scan.horizon)
             scan = self._scan(machine, erasure)
         if lent_before(machine.refresh(), erasure):
             return SWEEP_AGAIN_S
@@ -284,7 +284,7 @@ class Eraser:
         return None if machine.refresh().erasures[key].proof is not None else LOOK_AGAIN_S
 
     def _scan(self, machine: Committer, erasure: Erasure) -> Scanned:
-        return scanned(self._location, machine, erasure.at, erasure.rewritten_ms)
+        return scan_shard(self._location, machine, erasure.at, erasure.rewritten_ms)
 
     def _may_collect(self, machine: Committer, erasure: Erasure, scan: Scanned) -> bool:
         """Whether a collection makes progress: there are older copies, and no reader holds an older State.

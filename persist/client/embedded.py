@@ -28,7 +28,7 @@ from persist.core.state import SchemaRecord, State, initial_state
 from persist.formats.exposition import Family
 from persist.formats.http_messages import validate_caller, validate_command
 from persist.maintenance.clone_refs import Cloning
-from persist.maintenance.erasure_scan import scanned
+from persist.maintenance.erasure_scan import scan_shard
 from persist.parts import current_schema
 from persist.parts.schema_changes import check_new
 from persist.parts.schema_evolution import check_first
@@ -51,7 +51,7 @@ def erased_before(location: Location, name: str, before: int) -> dict[str, Any]:
     at = gone_at(state, before)
     if not state.tombstone and state.upper.less_equal(at):
         raise InvalidUsage(f"time {at} of shard {name!r} is not complete: its upper is {state.upper}")
-    found = scanned(location, machine, at)
+    found = scan_shard(location, machine, at)
     state = machine.refresh()
     held = waits(state, at) if not is_rewritten(state, at) else states_held(state, int(state.seqno))
     return {

@@ -33,7 +33,7 @@ KEYS_MAX = 100  # keys of each kind in the result
 STRAGGLER_MS = 3_600_000  # how long a merge may still write old rows after its inputs were replaced
 
 
-def leave_out_before(place: Place, name: str, first: SeqNo) -> None:
+def remove_entries_before(place: Place, name: str, first: SeqNo) -> None:
     """Rewrite the journals with entries of the shard from before `first` without these. A retry is safe.
 
     Raises Unavailable if a journal is damaged.
@@ -74,7 +74,7 @@ def _journals(place: Place) -> Iterator[tuple[BlobStat, Journal]]:
             ) from error
 
 
-def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None = None) -> Scanned:
+def scan_shard(place: Place, machine: Committer, at: int, rewritten_ms: int | None = None) -> Scanned:
     """Scan both stores for remaining copies of deleted rows of a shard. Changes nothing. Raises as the stores.
 
     It lists every blob, reads every log entry, and loads the oldest State that can be loaded: if that shows no such

@@ -560,7 +560,7 @@ def test_a_build_that_forgets_rollups_is_caught(
     shard.insert([{"id": secret, "v": "1"}])
     told = shard.erase(keys=[secret])
     monkeypatch.setattr("compactor.tasks.Eraser._may_collect", lambda *_: False)
-    monkeypatch.setattr("compactor.tasks.scanned", _clean(machine))
+    monkeypatch.setattr("compactor.tasks.scan_shard", _clean(machine))
     Maintenance(machine).step()
     assert shard.erased(told.id).phase == "rewritten", "the State itself refuses: it names a rollup of before"
     machine.location.machine(NAME)

@@ -304,8 +304,8 @@ def erased_by_key_alone() -> Broken:
 
 def _scans(other: Callable[[Scanned], Scanned]) -> Broken:
     """Scans find something else."""
-    real = compactor.tasks.scanned
-    return patch.object(compactor.tasks, "scanned", lambda *given: other(real(*given)))
+    real = compactor.tasks.scan_shard
+    return patch.object(compactor.tasks, "scan_shard", lambda *given: other(real(*given)))
 
 
 BROKEN = (receipt_before_the_sweep, receipt_with_rollups_left, rewritten_before_they_met)
