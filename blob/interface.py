@@ -89,11 +89,11 @@ def walk_directories(
 
     def walk(directory: str) -> Iterator[BlobStat]:
         # A directory sorts as its name and a slash, so the walk is in the order of whole keys.
-        paths = [(directory + name + "/" * is_directory, entry) for name, is_directory, entry in scan(directory)]
-        for path, entry in sorted(paths, key=lambda pair: pair[0]):
+        paths = ((directory + name + "/" * is_directory, entry) for name, is_directory, entry in scan(directory))
+        matching = [pair for pair in paths if pair[0].startswith(prefix) or prefix.startswith(pair[0])]
+        for path, entry in sorted(matching, key=lambda pair: pair[0]):
             if path.endswith("/"):
-                if path.startswith(prefix) or prefix.startswith(path):
-                    yield from walk(path)
+                yield from walk(path)
             elif path.startswith(prefix) and (blob := stat(path, entry)) is not None:
                 yield blob
 

@@ -166,7 +166,9 @@ class PublicationRounds(BackgroundThread):
             return self._published.is_time() and self._published.round(names_dropped(self._location))
         except PersistError as error:
             log.warning("publications cannot be cleaned up now: %s", error)
-            return False
+        except Exception:  # a bug: maintenance continues
+            log.exception("publications cannot be cleaned up")
+        return False
 
 
 def _merge_again_s(location: Location, worker: Worker, state: State) -> float | None:
