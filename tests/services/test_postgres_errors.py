@@ -344,34 +344,15 @@ def test_who_begins_a_log_waits_for_its_turn(url: str) -> None:
         assert [entry.seqno for entry in quick.scan("k", 0, 10)] == [5]
 
 
-@pytest.mark.parametrize("seqno", [2, 5])
-def test_who_begins_a_log_beside_an_older_build_loses(url: str, seqno: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes no turn, and creates `1` meanwhile."""
-    monkeypatch.setattr("consensus.postgres.TURN", "SELECT 1")
+def test_a_statement_slower_than_two_commits_and_a_truncation_loses(url: str) -> None:
     with closing(open_consensus(url)) as slow, closing(open_consensus(url)) as quick:
-        quick.check()
-        with dawdling(url, lambda: slow.begin("k", seqno, b"slow")) as won:
-            assert quick.compare_and_set("k", 1, b"quick")
+        assert quick.compare_and_set("k", 1, b"first")
+        with dawdling(url, lambda: slow.compare_and_set("k", 2, b"slow")) as won:
+            assert quick.compare_and_set("k", 2, b"quick")
+            assert quick.compare_and_set("k", 3, b"quick")
+            assert quick.truncate("k", 3) == 2
         assert won == [False]
-        assert [entry.seqno for entry in quick.scan("k", 0, 10)] == [1]
-
-
-@pytest.mark.parametrize("seqno", [1, 2])
-def test_a_statement_slower_than_two_commits_and_a_truncation_loses(
-    url: str, seqno: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of an older build too, which takes no turn."""
-    monkeypatch.setattr("consensus.postgres.TURN", "SELECT 1")
-    with closing(open_consensus(url)) as slow, closing(open_consensus(url)) as quick:
-        for earlier in range(1, seqno):
-            assert quick.compare_and_set("k", earlier, b"first")
-        quick.check()
-        with dawdling(url, lambda: slow.compare_and_set("k", seqno, b"slow")) as won:
-            assert quick.compare_and_set("k", seqno, b"quick")
-            assert quick.compare_and_set("k", seqno + 1, b"quick")
-            assert quick.truncate("k", seqno + 1) == seqno
-        assert won == [False]
-        assert [entry.seqno for entry in quick.scan("k", 0, 10)] == [seqno + 1]
+        assert [entry.seqno for entry in quick.scan("k", 0, 10)] == [3]
 
 
 @pytest.mark.parametrize("state", ["XX001", "XX002"])

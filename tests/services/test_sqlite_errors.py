@@ -30,7 +30,7 @@ def test_a_file_that_was_truncated_under_another_process_is_told_within_one_time
         assert other.compare_and_set("k", 1, b"x")
         os.truncate(path, 0)
         pragmas: list[str] = []
-        connection = consensus.sqlite._connection(f"file:{path}", 0.2)
+        connection = consensus.sqlite._connect(str(path), 0.2)
         connection.set_trace_callback(pragmas.append)
         with closing(connection), pytest.raises(sqlite3.OperationalError, match="locked"):
             consensus.sqlite._use_wal(connection, 0.2)

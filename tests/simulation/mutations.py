@@ -420,7 +420,7 @@ def staged_age_ignored() -> Broken:
 
 def sweep_overlooks_bundles() -> Broken:
     """The sweep takes what bundles list for orphans."""
-    return patch.object(Sweeper, "_listed", lambda self, state, bundle: [])
+    return patch.object(Sweeper, "_parts_of", lambda self, state, bundle: [])
 
 
 def bundle_swept_while_named() -> Broken:
