@@ -293,7 +293,7 @@ class Cloning:
 
 
 def _taken(name: str) -> Conflict:
-    return Conflict(f"there is already a shard {name!r}; give the clone another name, or drop that shard first")
+    return Conflict(f"there is a shard {name!r} already; give the clone another name, or drop that shard first")
 
 
 log = logging.getLogger("persist.loans")

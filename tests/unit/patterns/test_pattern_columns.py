@@ -26,7 +26,7 @@ def swap(one: str, other: str) -> tuple[Change, ...]:
 
 
 SWAP = swap("position", "time")
-REFUSED = "column 'position' of shard 'bindings' of bindings is called 'time'"
+REFUSED = "column 'position' of shard 'bindings' of bindings is now named 'time'"
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_listener_of_bindings_ends_where_they_have_other_names(client: Client,
 
 def test_a_column_that_has_no_successor_is_named(client: Client, bindings: Bindings) -> None:
     client.shard("bindings").rename_column("time", "at")
-    rule = "column 'time' of shard 'bindings' of bindings is called 'at'; let the columns have their first names again"
+    rule = "column 'time' of shard 'bindings' of bindings is now named 'at'; rename it to 'time'"
     with pytest.raises(InvalidUsage, match=rule):
         bindings.times_of("", [100])
     client.shard("bindings").drop_column("at")
@@ -154,7 +154,7 @@ def test_routes_were_read_by_other_names(client: Client) -> None:
         client.create_shard(name, COLUMNS, ["id"])
     routes = Routes.open(client, "routes", ["one"], ["id"])
     client.shard("routes").alter(*swap("epoch", "slot"))
-    rule = "column 'epoch' of shard 'routes' of routes is called 'slot'"
+    rule = "column 'epoch' of shard 'routes' of routes is now named 'slot'"
     with pytest.raises(InvalidUsage, match=rule):
         Routes.open(client, "routes").current()
     client.shard("routes").alter(*swap("epoch", "slot"))
