@@ -43,6 +43,7 @@ class OtelTracer:
     """Implements `persist.telemetry.tracing.Tracer`. `provider` None: the global one of the program."""
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
+        self._provider = provider
         self._tracer = trace.get_tracer("persist", tracer_provider=provider)
         self._propagator = tracecontext.TraceContextTextMapPropagator()
 

@@ -380,13 +380,13 @@ def test_a_clone_that_sleeps_for_days_before_its_first_commit_is_refused(shards:
     for again in (False, True):
         location = shards.process()
         cloning = Cloning(location)
-        begin = cloning._begun
+        begin = cloning._begin
 
         def sleepy(*args: object, begin: Callable[..., State] = begin) -> State:
             shards.settle()
             return begin(*args)
 
-        cloning._begun = sleepy  # type: ignore[method-assign]
+        cloning._begin = sleepy  # type: ignore[method-assign]
         with pytest.raises((Conflict, Expired)):
             cloning.clone("a", "b")
         assert not shards.state("a").loans, again

@@ -123,7 +123,7 @@ def test_a_full_temporary_directory_ended_in_a_traceback_and_half_a_copy(
 
     monkeypatch.setattr("shutil.copyfile", full)
     assert main(["inspect", "usage", "--dir", str(crashed)]) == 3
-    assert "must be copied to be looked at, and that failed: No space left on device; set TMPDIR" in said(capsys)
+    assert "must be copied for reading, which failed: No space left on device; set TMPDIR" in said(capsys)
     assert len(copied_so_far) == 2
     assert list((tmp_path / "temporary").iterdir()) == []
 
@@ -151,7 +151,7 @@ def test_a_pipe_in_a_location_hung_a_look(odd: str, code: int, place: Path, caps
     command = ["parts", "orders"] if odd.endswith("parquet") else ["state", "orders"] if "blob" in odd else ["usage"]
     assert main(["inspect", *command, "--dir", str(place)]) == code
     told = capsys.readouterr()
-    assert any(words in told.out + told.err for words in ("no regular file", "is not there", "is missing"))
+    assert any(words in told.out + told.err for words in ("regular file", "is not there", "is missing"))
 
 
 def test_what_is_no_file_is_no_blob(tmp_path: Path) -> None:

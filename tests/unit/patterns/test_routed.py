@@ -99,7 +99,7 @@ class Story:
         lossy = {shard: Lossy(writer, self.change, self.chosen) for shard, writer in writers.items()}
         found._writers, found._pool = lossy, InTurn()  # type: ignore[assignment]
         for lane in found._lanes:
-            lane._writer = lossy[lane.numbered.shard.name]  # type: ignore[assignment]
+            lane._writer = lossy[lane.sequence.shard.name]  # type: ignore[assignment]
         return found
 
     def append(self, name: str) -> None:
@@ -362,7 +362,7 @@ def test_rows_whose_answer_was_lost_do_not_stand_in_their_own_way(
 ) -> None:
     """The keys of rows that had landed were taken for those of others: the append could never become complete."""
     lane = writer._lanes[0]
-    inserts, last = lane._writer, lane.numbered.last
+    inserts, last = lane._writer, lane.sequence.last
 
     class Lost:
         check = inserts.check
@@ -373,12 +373,12 @@ def test_rows_whose_answer_was_lost_do_not_stand_in_their_own_way(
             raise Indeterminate("the answer was lost")
 
     lane._writer = Lost()  # type: ignore[assignment]
-    lane.numbered.last = lambda: 0  # type: ignore[method-assign]
+    lane.sequence.last = lambda: 0  # type: ignore[method-assign]
     with pytest.raises(Indeterminate):
         writer.append(many(1))
-    lane.numbered.last = last  # type: ignore[method-assign]
+    lane.sequence.last = last  # type: ignore[method-assign]
     if is_late:
-        writer._adopt = lambda: None  # type: ignore[method-assign]
+        writer._adopt_routes = lambda: None  # type: ignore[method-assign]
     assert writer.append(many(1)) == 1
     assert there(client) == sorted((f"k{key}", 1) for key in range(20))
 
