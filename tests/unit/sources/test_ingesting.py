@@ -106,7 +106,7 @@ class Wrong:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ({"partition": ["a"], "position": [6], "word": ["x"]}, "asked for those after -1 up to 5"),
+        ({"partition": ["a"], "position": [6], "word": ["x"]}, "those after -1 up to 5"),
         ({"partition": ["a"], "position": [-1], "word": ["x"]}, "positions are in"),
         ({"partition": ["a"], "position": [1.0], "word": ["x"]}, "must have integers"),
         ({"partition": ["a"], "word": ["x"]}, "no column 'position'"),

@@ -95,7 +95,7 @@ class Story:
                 found = RoutedWriter(Routes.open(self.processes.client(), "routes"), name)
                 break
         assert len(self.sources[name]) - 1 <= found.acknowledged + 1
-        writers = {shard: found._writer(shard) for shard in SHARDS}
+        writers = {name: found._writers.get(name) or found.routes.of(name).open_writer() for name in SHARDS}
         lossy = {shard: Lossy(writer, self.change, self.chosen) for shard, writer in writers.items()}
         found._writers, found._pool = lossy, InTurn()  # type: ignore[assignment]
         for lane in found._lanes:
