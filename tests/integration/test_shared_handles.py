@@ -111,7 +111,7 @@ def test_a_replica_wrote_by_the_columns_of_another_moment(client: Client, monkey
 
     def rival() -> None:
         log.alter(*SWAP)
-        Replica.open(client, "s", "table")._follow(log.schema)
+        Replica.open(client, "s", "table")._evolve_table(log.schema)
         slow.table.refresh_schema()
 
     monkeypatch.setattr(slow, "_as_of_table", once(rival, slow._as_of_table, after=True))

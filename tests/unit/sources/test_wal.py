@@ -156,7 +156,7 @@ def test_a_front_end_that_starts_again_ends_the_one_before_it_and_knows_what_has
 def test_what_is_not_known_stays_so_until_a_front_end_is_opened_anew(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wal, "TRIES_MAX", 2)
+    monkeypatch.setattr(wal, "WRITE_TRIES_MAX", 2)
     found = FrontEnd(client.shard("log"), "front")
 
     class Lost:
@@ -251,7 +251,7 @@ def test_a_front_end_that_was_interrupted_does_not_take_another_write_for_that_o
 
 
 def test_rivals_that_are_always_quicker_are_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wal, "TRIES_MAX", 3)
+    monkeypatch.setattr(wal, "WRITE_TRIES_MAX", 3)
     log = client.shard("log")
     found = FrontEnd(log, "front")
     writer = found._writer

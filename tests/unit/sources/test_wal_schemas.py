@@ -124,7 +124,7 @@ def test_rows_that_were_read_before_a_rival_followed_are_written_by_number(clien
     class Late:
         def append(self, *given: Any, **more: Any) -> Any:
             log.alter(*SWAP)
-            Replica.open(client, "log", "table")._follow(log.schema)
+            Replica.open(client, "log", "table")._evolve_table(log.schema)
             slow.table.refresh_schema()
             return append(slow._as_of_table(given[0].rows, before), *given[1:], **more)
 
