@@ -38,7 +38,7 @@ class Load:
         self.followed: list[int] = []
         self.refused: list[PersistError] = []
         self._ending = threading.Event()
-        self._follower = threading.Thread(target=self._told, args=(self._evolve_table,))
+        self._follower = threading.Thread(target=self._told, args=(self._follow,))
         self._writers = [threading.Thread(target=self._told, args=(self._write, n)) for n in range(WRITERS)]
 
     def __enter__(self) -> Load:
