@@ -361,37 +361,40 @@ class EtcdConsensus(Consensus):
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         if seqno == 1:
             return not after and self.begin(key, seqno, data)
-        puts = self._puts(key, seqno, data)
-        messages = self._endpoints.messages
+        operations = self._append_operations(key, seqno, data)
         if not data.startswith(ENDED) and ENDED.startswith(after[: len(ENDED)]):  # the head may have ended the log
-            removed = messages.DeleteRangeRequest(key=self._index_key(b"u", key))
-            puts.append(messages.RequestOp(request_delete_range=removed))
+            operations.append(self._delete_operation(self._index_key(b"u", key)))
         compares = [
             self._compare_version("GREATER", self._entry_key(key, seqno - 1)),
             self._compare_version("EQUAL", self._entry_key(key, seqno)),
         ]
         if after:
             compares += self._compare_beginning(self._entry_key(key, seqno - 1), after)
-        return self._try_write(key, compares, puts)
+        return self._try_write(key, compares, operations)
 
     def begin(self, key: str, seqno: int, data: bytes) -> bool:
-        puts = self._puts(key, seqno, data)
-        messages = self._endpoints.messages
-        puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._index_key(b"k", key))))
-        return self._try_write(key, [self._compare_version("EQUAL", *self._entries(key))], puts)
+        operations = self._append_operations(key, seqno, data)
+        operations.append(self._put_operation(self._index_key(b"k", key)))
+        return self._try_write(key, [self._compare_version("EQUAL", *self._entries(key))], operations)
 
-    def _puts(self, key: str, seqno: int, data: bytes) -> list[Any]:
+    def _append_operations(self, key: str, seqno: int, data: bytes) -> list[Any]:
         """The checked operations that write an entry."""
         check_append(key, seqno, data, VALUE_BYTES_MAX)
-        messages = self._endpoints.messages
-        written = messages.PutRequest(key=self._entry_key(key, seqno), value=bytes(data))
-        puts = [messages.RequestOp(request_put=written)]
+        operations = [self._put_operation(self._entry_key(key, seqno), bytes(data))]
         if data.startswith(ENDED):
-            puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._index_key(b"u", key))))
-        return puts
+            operations.append(self._put_operation(self._index_key(b"u", key)))
+        return operations
 
-    def _try_write(self, key: str, compares: list[Any], puts: list[Any]) -> bool:
-        request = self._endpoints.messages.TxnRequest(compare=compares, success=puts)
+    def _put_operation(self, key: bytes, value: bytes = b"") -> Any:
+        messages = self._endpoints.messages
+        return messages.RequestOp(request_put=messages.PutRequest(key=key, value=value))
+
+    def _delete_operation(self, key: bytes) -> Any:
+        messages = self._endpoints.messages
+        return messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(key=key))
+
+    def _try_write(self, key: str, compares: list[Any], operations: list[Any]) -> bool:
+        request = self._endpoints.messages.TxnRequest(compare=compares, success=operations)
         won = bool(self._write("Txn", request).succeeded)
         if won:
             self._notifier.publish((key,))
@@ -467,11 +470,9 @@ class EtcdConsensus(Consensus):
 
     def check(self) -> None:
         """A linearizable read (needs a majority) and a transaction that writes nothing (needs the right to write)."""
-        messages = self._endpoints.messages
         probe = self._base + b"check"
-        delete = messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(key=probe))
         self._range(key=probe, limit=1)
-        self._write("Txn", messages.TxnRequest(compare=[], success=[delete]))
+        self._write("Txn", self._endpoints.messages.TxnRequest(success=[self._delete_operation(probe)]))
 
     def close(self) -> None:
         self._notifier.close()
