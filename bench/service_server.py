@@ -13,7 +13,7 @@ from blob import open_blob
 from consensus import open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.commit.location import Location, directory_urls
-from rpc.server import bind, serve, url_of
+from rpc.app import bind, serve, url_of
 from rpc.settings import ServerSettings
 
 _SETTINGS = ServerSettings(port=0, maintenance=False)

@@ -34,9 +34,9 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.commit.system import SystemClock, SystemIds
+from rpc.app import bind, serve, url_of
 from rpc.app_state import Service
 from rpc.client.http_transport import HttpTransport
-from rpc.server import bind, serve, url_of
 from rpc.settings import ServerSettings
 
 CPU_MAX = "<= 1.05"

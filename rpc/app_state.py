@@ -1,4 +1,4 @@
-"""What the routes share: the opened location, pools, watcher, tokens; and readiness."""
+"""State shared by the routes: the opened location, thread pools, watcher, tokens, limits and readiness."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import ConstraintViolated, Forbidden, ReadOnly, SchemaMismatch, UnknownShard
-from persist.core.ids import ShardId, family_of, shard_id_of
+from persist.core.ids import ShardId, check_shard_name, family_of, shard_id_of
 from persist.core.phases import dropped
 from persist.core.shard_view import ViewRequest
 from persist.core.state import State
@@ -42,72 +42,69 @@ from rpc.concurrency_limits import CommandTurns, Slots, TokenLeases, Work, share
 from rpc.connection_limits import ConnectionBounds
 from rpc.metrics import ServerMetrics
 from rpc.post_groups import PostGroups
-from rpc.prefix_usage import Tally
+from rpc.prefix_usage import PrefixUsage
 from rpc.quota_file import quota_file_of
 from rpc.quotas import Quotas
 from rpc.request_body import Body, check_declared
 from rpc.settings import ServerSettings
 from rpc.shard_watcher import WAITS_MAX, ShardWatcher
 
-# Whether both stores answer, asked for by strangers: each look writes to the stores, so one look answers many.
-
-
-KEPT_S = 1.0  # for so long what was found is told again
+READINESS_CACHE_S = 1.0
 
 
 class Readiness:
-    """`look` asks both stores, and returns what is wrong with one that cannot be written. Belongs to one event loop."""
+    """Caches the readiness check, which writes to both stores, for callers without a token. For one event loop.
 
-    def __init__(self, look: Callable[[], Awaitable[list[str]]], monotonic: Callable[[], float]) -> None:
-        self._look = look
+    `check_stores` returns the reasons why a store cannot be written.
+    """
+
+    def __init__(self, check_stores: Callable[[], Awaitable[list[str]]], monotonic: Callable[[], float]) -> None:
+        self._check_stores = check_stores
         self._monotonic = monotonic
-        self._under_way: asyncio.Task[list[str]] | None = None
-        self._found: list[str] | None = None
-        self._found_s = 0.0
+        self._running: asyncio.Task[list[str]] | None = None
+        self._unwritable: list[str] | None = None
+        self._checked_s = 0.0
 
-    async def told(self) -> list[str]:
-        """What a look has found that is at most `KEPT_S` seconds old, or that is under way. Raises what it raised.
+    async def check(self) -> list[str]:
+        """The result of a check that is at most `READINESS_CACHE_S` old or running. Raises what that check raised.
 
-        A failure is told to those who wait for it, and to nobody who comes later.
+        Failures are not cached.
         """
-        if self._found is not None and self._monotonic() - self._found_s < KEPT_S:
-            return self._found
-        if self._under_way is None:
-            self._under_way = asyncio.get_running_loop().create_task(self._looked())
-            self._under_way.add_done_callback(self._ended)
-        return await asyncio.shield(self._under_way)
+        if self._unwritable is not None and self._monotonic() - self._checked_s < READINESS_CACHE_S:
+            return self._unwritable
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._run())
+            self._running.add_done_callback(self._finish)
+        return await asyncio.shield(self._running)
 
-    async def _looked(self) -> list[str]:
-        self._found = await self._look()
-        self._found_s = self._monotonic()
-        return self._found
+    async def _run(self) -> list[str]:
+        self._unwritable = await self._check_stores()
+        self._checked_s = self._monotonic()
+        return self._unwritable
 
-    def _ended(self, look: asyncio.Task[list[str]]) -> None:
-        self._under_way = None
-        if not look.cancelled():
-            look.exception()  # whoever asked may be gone, and nobody need hear of it then
-
-
-# What the routes share: the opened location, the pools, the watcher, the tokens, and the limits.
+    def _finish(self, task: asyncio.Task[list[str]]) -> None:
+        self._running = None
+        if not task.cancelled():
+            task.exception()  # retrieved here, because every waiting request may have been cancelled
 
 
 T = TypeVar("T")
-JSON_AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is read on the event loop
+JSON_AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is parsed on the event loop
 THIN_WRITER_LEASE_MS = 600_000
-THIN_RETRY_S = 15.0  # how long the server retries for a thin client before it answers 429 or 503
+THIN_RETRY_S = 15.0  # how long the server retries on behalf of a thin client before it answers 429 or 503
 THIN_WRITERS_IDLE_MAX = 1_000
 SCHEMAS_MAX = 10_000
 SHARD_IDS_MAX = 200_000
-WAIT_S_MAX = 60.0  # longest wait of one request
-STREAMS_SHARE_PERCENT = 75  # of listen streams, that one caller may have
-SNAPSHOT_MEMORY_BYTES = 32 * 1024 * 1024  # what a snapshot that is streamed holds while it consolidates
-METRIC_SHARDS_MAX = 1_000  # shards with gauges of their own
+WAIT_S_MAX = 60.0  # of one request
+STREAMS_SHARE_PERCENT = 75  # of listen streams that one caller may have
+SNAPSHOT_MEMORY_BYTES = 32 * 1024 * 1024  # for consolidation in one streamed snapshot
+METRIC_SHARDS_MAX = 1_000  # shards with their own gauges
 TOKEN_SHARD_LEASES_MAX = 1_000  # leased readers of one token on one shard, at this server
 TOKEN_LEASES_MAX = 20_000  # leased readers of one token on all shards, at this server
 
 
 class Service:
-    """Everything that a server holds. Closing it does not close the location."""
+    """The resources of one server. Closing it does not close the location."""
 
     def __init__(self, location: Location, settings: ServerSettings, proof: str) -> None:
         self.location = location
@@ -123,16 +120,14 @@ class Service:
         self.leases: TokenLeases | None = None
         self.index = settings.open_index(location.clock)
         self.bounds = ConnectionBounds(settings.limits)
-        self.tally = Tally(location)
-        self.quotas = Quotas(quota_file_of(settings, location.clock.monotonic), location.clock, self.tally)
+        self.usage = PrefixUsage(location)
+        self.quotas = Quotas(quota_file_of(settings, location.clock.monotonic), location.clock, self.usage)
         self.audit = Audit(settings.tokens_file is not None)
         self.metrics = ServerMetrics(location, self._pools, METRIC_SHARDS_MAX, self._families)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
             read=ReadSettings(
-                retry_s=THIN_RETRY_S,
-                memory_bytes=SNAPSHOT_MEMORY_BYTES,
-                bound=location.versions.bound.in_pieces(),
+                retry_s=THIN_RETRY_S, memory_bytes=SNAPSHOT_MEMORY_BYTES, bound=location.versions.bound.in_pieces()
             ),
         )
         self.writers = ThinWriters(self.transport, self.handles.write)
@@ -150,7 +145,7 @@ class Service:
             self.leases = TokenLeases(TOKEN_SHARD_LEASES_MAX, TOKEN_LEASES_MAX, now_s=location.clock.monotonic)
 
     def _pools(self) -> dict[str, tuple[int, int]]:
-        """What is in use at this moment of all that has a limit, and the limits, for /metrics."""
+        """By name, the current use and the limit of every bounded resource, for /metrics."""
         limits, work = self.limits, self.work
         slots: dict[str, Slots | CommandTurns] = {
             "commands": work.commands,
@@ -172,18 +167,18 @@ class Service:
         }
 
     def allowance(self) -> Allowance:
-        """What the rows of one request may decode to, for a `with`."""
+        """A context manager that bounds the decoded size of the rows of one request."""
         return Allowance(self.work.decoded, self.limits.decoded_bytes_max)
 
     def _families(self, principal: Principal) -> Iterator[Family]:
-        """Of connections, quotas and the audit, as far as the caller may know."""
+        """Metrics of connections, quotas and the audit log that the principal may see."""
         yield from self.bounds.families()
         yield from self.quotas.families(principal)
         yield from self.audit.families()
 
     @asynccontextmanager
     async def body(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
-        """The body of a request, counted while it is worked on. Raises BodyTooLarge, Overloaded."""
+        """The body of a request, counted against the limits until the context ends. Raises BodyTooLarge, Overloaded."""
         check_declared(request.headers.get("content-length", ""), bytes_max)
         body = Body(self.work)
         try:
@@ -194,56 +189,56 @@ class Service:
             body.release()
 
     async def json(self, request: Request, bytes_max: int, read: Callable[[Any], T]) -> T:
-        """What `read` makes of a body in JSON, whose objects are counted: of a large one on another thread.
+        """The result of `read` for a JSON body. Large bodies are parsed on another thread.
 
-        Raises BodyTooLarge, Overloaded, InvalidUsage, and as `read` does.
+        Raises BodyTooLarge, Overloaded, InvalidUsage, and what `read` raises.
         """
 
-        def work(data: bytes) -> T:
+        def parse(data: bytes) -> T:
             with self.allowance() as allowed:
                 return read(decode_body(data, allowed.spend))
 
         async with self.body(request, bytes_max) as data:
-            return work(data) if len(data) <= JSON_AT_ONCE_BYTES_MAX else await self.work.run(work, data)
+            return parse(data) if len(data) <= JSON_AT_ONCE_BYTES_MAX else await self.work.run(parse, data)
 
     def check_home(self, name: str) -> None:
-        """Raises ReadOnly where the shard is at home in another region: it is made there.
+        """Raises ReadOnly if a new shard of this name belongs to another region.
 
-        Its name tells, where this server is home of a region; elsewhere the index does. A read-only one makes none.
+        A server that is home of a region decides by the name; others look the region up in the index.
         """
         region = region_of(name)
         if not region or region == self.settings.region:
             return
-        found = None if self.index is None else self.index.now().regions.get(region)
-        if found is None and (self.settings.read_only or not self.settings.region):
+        entry = None if self.index is None else self.index.now().regions.get(region)
+        if entry is None and (self.settings.read_only or not self.settings.region):
             return
-        home = found.write if found is not None else ()
+        urls = entry.write if entry is not None else ()
         raise ReadOnly(
-            f"shard {name!r} is at home in region {region!r}: make it there, at {', '.join(home) or 'home'}",
-            home=list(home),
+            f"shard {name!r} belongs to region {region!r}: create it there, at {', '.join(urls) or 'its servers'}",
+            home=list(urls),
             region=region,
         )
 
     def stop(self) -> None:
-        """Let waits and streams end, so that the server can close."""
+        """End all waits and streams, so that the server can close."""
         self.watcher.stop()
         self.listening.leases.stop()
 
     async def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        """Validate and commit one command, as `caller` in the commit history."""
+        """Validate and commit one command. The commit history records `caller`."""
         command = validate_command(command)
         await self.give_back(name, command)
         return await self.work.apply(self.location.machine(name), command, caller)
 
     async def state(self, name: str) -> State:
-        """The State of a shard as of now. Raises UnknownShard where it was dropped."""
+        """The current State of a shard. Raises UnknownShard if it was dropped."""
         state = await self.watcher.state(name, ViewRequest(with_batches=False))
         if state.is_closed:
             raise UnknownShard(dropped(name))
         return state
 
     async def give_back(self, name: str, command: c.Command) -> None:
-        """Give back unused leases of the server's own reads where the command waits for holds."""
+        """Release unused leases of the server's own reads before a command that waits for holds."""
         if self.transport.leases is not None and waits_for_holds(command):
             await self.work.run(self.transport.leases.let_go, name)
 
@@ -252,11 +247,11 @@ class Service:
         if self.transport.leases is not None:
             self.transport.leases.close()
         self.work.close()
-        self.tally.close()
+        self.usage.close()
 
 
 class ThinWriters:
-    """Writers for clients that post rows. An idle writer is used again, a bounded number is kept. Thread-safe."""
+    """A bounded pool of idle writers for clients that post rows. Thread-safe."""
 
     def __init__(self, transport: EmbeddedTransport, settings: WriteSettings) -> None:
         self._transport = transport
@@ -267,31 +262,31 @@ class ThinWriters:
         self._names: OrderedDict[tuple[ShardId, int], Names] = OrderedDict()
 
     def names(self, state: State) -> Names:
-        """What the names of columns mean in this State. Raises Corruption: no schema of it can be read."""
+        """The column names of this State, cached. Raises Corruption if none of its schemas can be read."""
         key = (state.shard_id, state.schema_id)
         with self._lock:
-            found = self._names.get(key)
-        if found is None:
-            found = Names(state.shard_id, *current_schema(state.schemas), state.schema_id)
+            names = self._names.get(key)
+        if names is None:
+            names = Names(state.shard_id, *current_schema(state.schemas), state.schema_id)
             with self._lock:
-                self._names[key] = found
+                self._names[key] = names
                 if len(self._names) > SCHEMAS_MAX:
                     self._names.popitem(last=False)
-        return found
+        return names
 
     @contextmanager
     def writer(self, name: str, names: Names, caller: Caller = NOBODY) -> Iterator[ThinWriter]:
-        """A writer that nobody else uses meanwhile; it writes for this caller. After an error it is left to lapse."""
+        """A writer for exclusive use on behalf of `caller`. After an unexpected error it is left to expire."""
         handle = self.take(name, names, caller)
         try:
             yield handle
-        except (ConstraintViolated, SchemaMismatch):  # nothing happened: those that are often refused use one writer
+        except (ConstraintViolated, SchemaMismatch):  # nothing was written, so the writer can be reused
             self.give_back(handle)
             raise
         self.give_back(handle)
 
     def take(self, name: str, names: Names, caller: Caller = NOBODY) -> ThinWriter:
-        """A writer of rows that were read by these names, to be given back, or left to lapse."""
+        """A writer for rows that were read by `names`. Return it with `give_back`, or let it expire."""
         with self._lock:
             handles = self._idle.get(names.shard)
             handle = handles.pop() if handles else None
@@ -301,7 +296,7 @@ class ThinWriters:
         return handle
 
     def give_back(self, handle: ThinWriter) -> None:
-        """Let others use a writer that `take` gave, and that has no call under way."""
+        """Return a writer that `take` gave, with no call in progress, to the pool."""
         shard = handle.names.shard
         with self._lock:
             self._idle.setdefault(shard, []).append(handle)
@@ -316,9 +311,9 @@ class ThinWriters:
 
 
 class ShardIds:
-    """From the shard id that begins a blob's key back to the shard's name, for tokens that are limited to prefixes.
+    """Maps the shard id at the start of a blob key back to the shard's name, for tokens limited to prefixes.
 
-    All lives of a name are its: they are kept by what their ids begin with.
+    Ids of all incarnations of a name share its family.
     """
 
     def __init__(self, location: Location) -> None:
@@ -331,19 +326,19 @@ class ShardIds:
             self._names.popitem(last=False)
 
     def known(self, shard_id: str) -> str | None:
-        """The name of that shard, as far as it is known here."""
+        """The name of the shard if this server has seen it."""
         return self._names.get(family_of(shard_id))
 
     def find(self, shard_id: str, principal: Principal) -> None:
-        """Raises Forbidden unless the principal sees the shard of that id. Blocking: may list names."""
+        """Raises Forbidden unless the principal may access the shard of that id. Blocking: may list names."""
         if principal.is_unlimited:
             return
-        name = self._names.get(family_of(shard_id))
+        name = self.known(shard_id)
         if name is None:
             for prefix in principal.prefixes:
                 name = name or self._search(shard_id, prefix)
         if name is None or not principal.sees(name):
-            raise Forbidden(f"the token {principal.name!r} is not good for the shard of this blob")
+            raise Forbidden(f"the token {principal.name!r} does not grant access to the shard of this blob")
 
     def _search(self, shard_id: str, prefix: str) -> str | None:
         for name in islice(self._location.all_names(prefix), SHARD_IDS_MAX):
@@ -354,18 +349,17 @@ class ShardIds:
 
 
 def service_of(request: Request) -> Service:
-    found: Any = request.scope["persist.service"]
-    assert isinstance(found, Service)
-    return found
+    service: Any = request.scope["persist.service"]
+    assert isinstance(service, Service)
+    return service
 
 
 def principal_of(request: Request) -> Principal:
-    found: Any = request.scope["persist.principal"]
-    assert isinstance(found, Principal)
-    return found
+    principal: Any = request.scope["persist.principal"]
+    assert isinstance(principal, Principal)
+    return principal
 
 
 def shard_of(request: Request) -> str:
-    """The shard's name in the path, as `rpc.routes.table` found it."""
-    name: str = request.scope["persist.shard"]
-    return name
+    """The shard's name in the path, as `rpc.routes.table` resolved it. Raises InvalidUsage if it is not a name."""
+    return check_shard_name(request.scope["persist.shard"])

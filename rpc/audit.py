@@ -1,4 +1,4 @@
-"""The audit: one JSON log line for each changing request, and which requests have one."""
+"""The audit log: one JSON line for each request that changes something."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.exposition import COUNTER, Family, one
 from rpc.route_table import ROUTE, Route
 
-# The audit: who changed what, one log line for each changing request, by the logger `persist.audit`.
-#
-# The line is written after the commit and before the answer. It has no values of rows, and no keys.
+# Each line is written by the logger `persist.audit` after the commit and before the response. It holds names of tags,
+# cursors and shards, policies and schemas, but no row values and no keys. Leases are not audited. The table of routes
+# says which requests are audited.
 
 
-SHARDS_MAX = 1_000  # of a request about many shards: so many are named
+SHARDS_MAX = 1_000  # names listed for a request about many shards
 _log = logging.getLogger("persist.audit")
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """What one request did. `status` is that of its answer; None: the caller left before there was one."""
+    """What one request did. `status` is that of the response; None: the client disconnected before it."""
 
     token: str
     what: str
@@ -40,14 +40,14 @@ class AuditEntry:
 
 
 class Audit:
-    """Writes the lines of one server process. Belongs to the event loop's thread."""
+    """Writes the audit log of one server process. Belongs to the event loop's thread."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
         self._written = self._failed = 0
 
     def note(self, entry: AuditEntry) -> None:
-        """Write the line of a request. One that fails is counted, and changes no answer."""
+        """Write one line. A failure is counted and does not change the response."""
         line: dict[str, Any] = {
             "token": entry.token,
             "what": entry.what,
@@ -63,7 +63,7 @@ class Audit:
         record = _log.makeRecord(_log.name, logging.INFO, __file__, 0, "audit", (), None, extra=line)
         try:
             _log.handle(record)
-        except Exception:  # of a handler that raises what the standard ones only report
+        except Exception:  # from a handler that raises where the standard ones only report
             record.is_lost = True
         if getattr(record, "is_lost", False):
             self._failed += 1
@@ -71,30 +71,25 @@ class Audit:
             self._written += 1
 
     def families(self) -> Iterator[Family]:
-        """Its metrics."""
+        """The metrics of the audit log."""
         yield one("persist_audit_lines_total", COUNTER, "Lines of the audit that were written", self._written)
         yield one("persist_audit_failures_total", COUNTER, "Lines of the audit that failed", self._failed)
 
 
-# What a line of the audit says of a request, and which commands have one. Never rows, nor keys.
-#
-# Which requests have one is in the table of routes.
-#
-# It has names of tags, cursors and shards, and what policies and schemas say. Leases have no lines.
-
+# Descriptions of requests and commands for the audit log.
 
 VALUE_CHARS_MAX = 500
-# The parameters of requests that a line has. No other one: predicates, keys and attributes have values of rows.
+# The query parameters that a line contains. Predicates, keys and attributes hold row values, so they are left out.
 _PARAMETERS = (
     "as_of", "at", "before", "confirm", "cursor", "dry_run", "expected_upper", "follows", "force", "keep", "lower",
     "min_seqno", "mode", "new_upper", "read_time", "retries", "since", "timestamp", "upper",
 )  # fmt: skip
-BODY, DID = "persist.body", "persist.did"  # in the scope of a request: its body if it is short; what a command did
-MANY = "persist.many"  # there, too: the shards of a request that is about many
-BODY_BYTES_MAX = 2_000  # of a request whose body is told
+BODY, DID = "persist.body", "persist.did"  # keys of a request's scope: a short body; the description of its command
+MANY = "persist.many"  # likewise: the names of the shards of a request about many
+BODY_BYTES_MAX = 2_000  # of a body that is logged
 
 MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER, CLOSE = "move cursor", "move since", "move upper", "close"
-# Commands of rich clients that have a line, and what they are called.
+# The audited commands of rich clients and their names.
 OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.Insert: "insert",
     c.Append: "append",
@@ -113,7 +108,7 @@ OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.ForgetHistory: "forget history",
     c.SetTag: "set tag",
     c.RemoveTag: "remove tag",
-    c.Rewrite: "rewrite",  # its own operation is told
+    c.Rewrite: "rewrite",  # logged under its own operation
     c.ReplacePart: "repair",
     c.HandOver: "hand over",
 }
@@ -124,10 +119,10 @@ _FIELDS = (
 
 
 def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, dict[str, Any]] | None:
-    """What a request, or its command, is called, and what is told of it; None: it has no line."""
+    """The name and details of a request or its command; None: it is not audited."""
     if DID in scope:
-        found: tuple[str, dict[str, Any]] | None = scope[DID]
-        return found
+        described: tuple[str, dict[str, Any]] | None = scope[DID]
+        return described
     route: Route | None = scope[ROUTE]
     if route is None or route.audit is None:
         return None
@@ -141,7 +136,7 @@ def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, d
 
 
 def of_command(command: c.Command, verdict: Verdict = SOUND) -> tuple[str, dict[str, Any]] | None:
-    """What a command is called, and its fields as far as the line has them; None: it has no line."""
+    """The name and audited fields of a command; None: it is not audited."""
     if isinstance(command, c.Rewrite):
         return _of_rewrite(command)
     what = OF_COMMANDS.get(type(command))
@@ -149,38 +144,38 @@ def of_command(command: c.Command, verdict: Verdict = SOUND) -> tuple[str, dict[
         return None
     if isinstance(command, (c.AdvanceUpper, c.CompareAndAppend, c.Append)) and upper_of(command).is_empty:
         return CLOSE, {}
-    return "set constraints" if verdict.constrains else what, _told(command)
+    return "set constraints" if verdict.constrains else what, _fields(command)
 
 
 def _of_rewrite(command: c.Rewrite) -> tuple[str, dict[str, Any]]:
-    """Its operation as routes and maintenance call it, the time that it is about, and what is said of an erasure."""
+    """The operation under the name of its route or maintenance job, its time, and the details of an erasure."""
     operation = "run retention" if command.settings_version is not None else command.operation
-    called = {"merge_into": "merge", c.DROP_BEFORE: c.TRUNCATE}.get(operation, operation.replace("_", "-"))
-    told = {} if command.erasure is None else _told(command.erasure)
-    return called, told | {"as_of": c.effects(command).as_of}
+    name = {"merge_into": "merge", c.DROP_BEFORE: c.TRUNCATE}.get(operation, operation.replace("_", "-"))
+    erasure = {} if command.erasure is None else _fields(command.erasure)
+    return name, erasure | {"as_of": c.effects(command).as_of}
 
 
-def _told(record: Record) -> dict[str, Any]:
-    found = {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
-    return {name: plain(value) for name, value in found.items() if value is not None}
+def _fields(record: Record) -> dict[str, Any]:
+    values = {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
+    return {name: plain(value) for name, value in values.items() if value is not None}
 
 
 def upper_of(command: c.AdvanceUpper | c.CompareAndAppend | c.Append) -> Antichain:
-    """Up to where the shard is complete once the command is done."""
+    """The shard's upper after the command."""
     return command.new_upper if isinstance(command, c.CompareAndAppend) else command.upper
 
 
 def of_query(verb: str, query: bytes) -> dict[str, Any]:
-    """The parameters of a request, and the name of the tag in its path."""
-    found: dict[str, Any] = {}
+    """The audited query parameters of a request, and the tag in its path."""
+    detail: dict[str, Any] = {}
     if verb.startswith("tags/"):
-        found["tag"] = verb.rpartition("/")[2][:VALUE_CHARS_MAX]
-    given = parse_qsl(query.decode("latin-1"))
-    return found | {name: value[:VALUE_CHARS_MAX] for name, value in given if name in _PARAMETERS}
+        detail["tag"] = verb.rpartition("/")[2][:VALUE_CHARS_MAX]
+    parameters = parse_qsl(query.decode("latin-1"))
+    return detail | {name: value[:VALUE_CHARS_MAX] for name, value in parameters if name in _PARAMETERS}
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON, of a bounded size."""
+    """A value of bounded size for JSON."""
     if isinstance(value, Antichain):
         return value.to_json()
     if isinstance(value, Record):

@@ -24,30 +24,27 @@ from persist.formats.exposition import COUNTER, Family, Labelled
 from persist.formats.http_messages import named_once
 from rpc.tls import ChangedFiles, Peer, checked_name
 
-# Bearer tokens: what they are, how they are kept, and what each lets its bearer do.
-#
-# A token is `pt_<id>_<secret>`. The tokens file holds only the SHA-256 of it (the secret has 256 random bits, so
-# nothing is gained by a slow hash), its scopes, the prefixes of shard names it is good for, and when it ends:
+# A token is `pt_<id>_<secret>`. The tokens file holds its SHA-256 (a slow hash would add nothing to a secret of 256
+# random bits), its scopes, the prefixes of shard names that it covers, and its expiry:
 #
 #     {"tokens": [{"id": "etl", "sha256": "…", "scopes": ["write"], "prefixes": ["eu/"], "expires": "2030-01-01"}]}
 #
-# Instead of a hash, or beside it, an entry may name the `certificate` of a client: `DNS:etl.internal`,
-# `URI:spiffe://…`, `email:…`, `IP:…` or `subject:CN=etl,O=Example`. Who shows one with that name in a TLS connection
-# needs no token.
+# An entry may also, or instead of a hash, name the `certificate` of a client: `DNS:etl.internal`, `URI:spiffe://…`,
+# `email:…`, `IP:…` or `subject:CN=etl,O=Example`. A client that presents this certificate needs no token.
 #
-# The file is read again when it changes: adding a token, and removing one, need no restart.
+# The file is reloaded when it changes: adding or removing a token needs no restart.
 
 
 _log = logging.getLogger("persist.rpc")
 TOKENS_MAX = 10_000
 FILE_BYTES_MAX = 16 * 1024 * 1024
-_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR, errno.EAGAIN})  # of a read
+_TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR, errno.EAGAIN})  # of a read
 _TOKEN = re.compile(r"pt_([A-Za-z0-9-]{1,64})_([A-Za-z0-9_-]{20,200})\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. `scopes` has those too that its own ones include; no prefixes means every shard."""
+    """An authenticated caller. `scopes` includes implied scopes; no prefixes means every shard."""
 
     name: str
     scopes: frozenset[str]
@@ -56,7 +53,7 @@ class Principal:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether every shard is open to it."""
+        """Whether it covers every shard."""
         return not self.prefixes
 
     def sees(self, shard: str) -> bool:
@@ -70,43 +67,47 @@ class Principal:
         """Raises Forbidden unless this principal has one of the scopes, on this shard."""
         if self.scopes.isdisjoint(scopes):
             wanted = " or ".join(repr(scope) for scope in scopes)
-            raise Forbidden(f"the token {self.name!r} has no scope {wanted}; ask for one that has it")
+            raise Forbidden(f"the token {self.name!r} has no scope {wanted}; request one that has it")
         if shard is not None:
             self.require_shard(shard)
 
     def require_shard(self, shard: str) -> None:
-        """Raises Forbidden unless this shard is open to it, whatever for."""
+        """Raises Forbidden unless this principal covers the shard, in any scope."""
         if not self.sees(shard):
-            raise Forbidden(f"the token {self.name!r} is not good for shard {shard!r}; ask for one that is")
+            raise Forbidden(f"the token {self.name!r} does not cover shard {shard!r}; request one that does")
+
+    def covers(self, prefix: str) -> bool:
+        """Whether it covers all names with this prefix."""
+        return self.is_unlimited or prefix.startswith(self.prefixes)
 
     def require_prefix(self, prefix: str) -> None:
-        """Raises Forbidden unless all names that begin with this prefix are open to it."""
-        if not self.is_unlimited and not prefix.startswith(self.prefixes):
+        """Raises Forbidden unless this principal covers all names with this prefix."""
+        if not self.covers(prefix):
             raise Forbidden(
-                f"the token {self.name!r} may list names with the prefixes {list(self.prefixes)} only: "
-                "give one of them as the prefix"
+                f"the token {self.name!r} may only list names with the prefixes {list(self.prefixes)}: "
+                "pass one of them as the prefix"
             )
 
 
 ANYBODY = Principal("anybody", frozenset(SCOPES))
 STRANGER = Principal("anybody", frozenset())
-"""Who asks for what is open to everybody, of a server that wants tokens."""
+"""A caller without a valid token, at a server with tokens: may request only public paths."""
 MAINTENANCE = Principal("maintenance", INCLUDED[MAINTAIN])
 
 
 def has_token(principal: Principal) -> bool:
-    """Whether it gave a token, so that it is known who asks."""
+    """Whether the caller authenticated."""
     return principal is not ANYBODY and principal is not STRANGER
 
 
 def maintenance_token() -> str:
-    """A token for the maintenance that a server starts beside itself; it is good until that server ends."""
+    """A token for the maintenance process that a server starts; valid until that server ends."""
     return f"pt_maintenance_{secrets.token_urlsafe(32)}"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownToken:
-    """An entry of the file: whose it is, and the hash of the token, or the name of the certificate, that shows it."""
+    """An entry of the file: the principal, and the hash of its token or the name of its certificate."""
 
     principal: Principal
     digest: bytes | None
@@ -114,9 +115,9 @@ class KnownToken:
 
 
 class Tokens:
-    """The tokens of a file, which is read again when it changes, and `own`, the server's for itself. Thread-safe.
+    """The tokens of a file, which is reloaded when it changes, and `own`, the server's own token. Thread-safe.
 
-    Making one raises InvalidUsage where the file cannot be read. Later such a file lets nobody in.
+    The constructor raises InvalidUsage if the file cannot be read. If that happens later, all tokens are rejected.
     """
 
     def __init__(self, path: str, *, now_s: Callable[[], float], own: str | None = None) -> None:
@@ -131,86 +132,87 @@ class Tokens:
         self._take(_read(path))
 
     def ending(self) -> list[Principal]:
-        """Those of the tokens that end."""
-        self._look()
+        """The principals of tokens with an expiry."""
+        self._reload_if_changed()
         return _ending(self._by_id)
 
     def principal(self, authorization: str | None, peer: Peer | None = None) -> Principal:
-        """Who sends this Authorization header, or, where it sends none, has shown a certificate.
+        """The principal of this Authorization header or, without one, of the client certificate.
 
         Raises Unauthorized, without saying what was wrong with the secret.
         """
-        self._look()
+        self._reload_if_changed()
         if authorization is None and peer is not None:
             return self._in_time(self._of_certificate(peer))
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise Unauthorized(
-                "this server wants a token: send the header Authorization: Bearer pt_… (in Python give token=…, to a "
-                "command the variable PERSIST_TOKEN)"
+                "this server requires a token: send the header Authorization: Bearer pt_… (in Python pass token=…, for "
+                "commands set the variable PERSIST_TOKEN)"
             )
         match = _TOKEN.match(token.strip())
-        given = hashlib.sha256(token.strip().encode()).digest()
-        if self._own is not None and hmac.compare_digest(given, self._own):
+        digest = hashlib.sha256(token.strip().encode()).digest()
+        if self._own is not None and hmac.compare_digest(digest, self._own):
             return MAINTENANCE
         known = self._by_id.get(match.group(1)) if match else None
-        # A comparison is made either way, so that the time taken does not tell which ids exist.
+        # Always compare, so that the duration does not reveal which ids exist.
         expected = bytes(32) if known is None or known.digest is None else known.digest
-        if not hmac.compare_digest(given, expected) or known is None or known.digest is None:
+        if not hmac.compare_digest(digest, expected) or known is None or known.digest is None:
             if self._is_broken:
-                raise Unauthorized("nobody is let in here until the tokens file is mended: the server's log says how")
-            raise Unauthorized("the token is not known here; it may have been replaced")
+                raise Unauthorized("all tokens are rejected because the tokens file is invalid; see the server's log")
+            raise Unauthorized("the token is unknown; it may have been replaced")
         return self._in_time(known.principal)
 
     def _of_certificate(self, peer: Peer) -> Principal:
-        """Raises Unauthorized where it is not certain whose certificate that is."""
+        """Raises Unauthorized unless exactly one entry names the certificate."""
         if self._now_s() >= peer.until_s:
             raise Unauthorized("the client certificate of this connection has expired; connect with a new one")
-        found = {id(known): known for name in peer.names if (known := self._by_certificate.get(name)) is not None}
-        if len(found) != 1:
-            why = "is not known here" if not found else "has names of several tokens"
-            raise Unauthorized(f"the client certificate {why}: the tokens file is to name it, or send a token")
-        principal = next(iter(found.values())).principal
+        matches = {id(known): known for name in peer.names if (known := self._by_certificate.get(name)) is not None}
+        if len(matches) != 1:
+            why = "is unknown" if not matches else "has names of several tokens"
+            raise Unauthorized(f"the client certificate {why}: name it in the tokens file, or send a token")
+        principal = next(iter(matches.values())).principal
         ends_s = peer.until_s if principal.expires_s is None else min(principal.expires_s, peer.until_s)
         return replace(principal, expires_s=ends_s)
 
     def _in_time(self, principal: Principal) -> Principal:
         if principal.expires_s is not None and self._now_s() >= principal.expires_s:
-            raise Unauthorized(f"the token {principal.name!r} has expired; ask for a new one")
+            raise Unauthorized(f"the token {principal.name!r} has expired; request a new one")
         return principal
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         if self._file.is_due():
             with self._lock:
                 if self._file.look():
                     self._reload()
+                    self._reload()
 
     def _reload(self) -> None:
         try:
-            found = _read(self._path)
+            tokens = _read(self._path)
         except InvalidUsage as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _PASSING:
-                _log.warning("the tokens that were known hold on, and the file is read again: %s", error.message)
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _TRANSIENT:
+                _log.warning("the known tokens stay valid, and reading the file is retried: %s", error.message)
                 self._file.again()
                 return
-            _log.warning("nobody is let in by a token until this is mended: %s", error.message)
-            self._is_broken, found = True, {}
+            _log.warning("all tokens are rejected until this is fixed: %s", error.message)
+            self._is_broken, tokens = True, {}
         else:
             self._is_broken = False
-        self._take(found)
+        self._take(tokens)
 
-    def _take(self, found: dict[str, KnownToken]) -> None:
-        self._by_certificate = {one.certificate: one for one in found.values() if one.certificate is not None}
-        self._by_id = found
+    def _take(self, tokens: dict[str, KnownToken]) -> None:
+        self._by_certificate = {known.certificate: known for known in tokens.values() if known.certificate is not None}
+        self._by_id = tokens
 
 
 def read_ending(path: str) -> list[Principal]:
-    """Those of the tokens of a file that end. Raises InvalidUsage."""
+    """The principals with an expiry in a tokens file. Raises InvalidUsage."""
     return _ending(_read(path))
 
 
-def _ending(known: dict[str, KnownToken]) -> list[Principal]:
-    return [one.principal for one in known.values() if one.principal.expires_s is not None]
+def _ending(tokens: dict[str, KnownToken]) -> list[Principal]:
+    return [known.principal for known in tokens.values() if known.principal.expires_s is not None]
 
 
 def _read(path: str) -> dict[str, KnownToken]:
@@ -222,9 +224,9 @@ def _read(path: str) -> dict[str, KnownToken]:
 
 
 def tokens_read(path: str) -> bytes:
-    """The bytes of a tokens file. Raises FileNotFoundError, and InvalidUsage: it cannot be read, or is refused.
+    """The bytes of a tokens file. Raises FileNotFoundError, and InvalidUsage if it cannot be read.
 
-    Who may write it may mint tokens: such a file is refused where that is anybody but its owner.
+    Whoever can write the file can mint tokens, so a file that others than its owner may write is rejected.
     """
     try:
         data, mode = read_with_mode(path, FILE_BYTES_MAX + 1)
@@ -234,8 +236,8 @@ def tokens_read(path: str) -> bytes:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
     if mode & OTHERS_WRITE:
         raise InvalidUsage(
-            f"the tokens file {path} has the mode {mode:04o}, so others may write it and let themselves in: look at "
-            f"what it holds, then run chmod go-w {path}"
+            f"the tokens file {path} has the mode {mode:04o}, so other users can write it and grant themselves access: "
+            f"review its content, then run chmod go-w {path}"
         )
     return data
 
@@ -248,15 +250,15 @@ def known_of(data: bytes, path: str) -> dict[str, KnownToken]:
         entries = json.loads(data, object_pairs_hook=named_once)["tokens"]
         if not isinstance(entries, list) or len(entries) > TOKENS_MAX:
             raise InvalidUsage(f"the tokens file {path} must hold a list of at most {TOKENS_MAX} tokens")
-        read = dict(_entry(entry, number, path) for number, entry in enumerate(entries))
+        tokens = dict(_entry(entry, number, path) for number, entry in enumerate(entries))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidUsage(f'the tokens file {path} is not of the form {{"tokens": […]}}: {error}') from error
-    if len(read) != len(entries):
-        raise InvalidUsage(f"the tokens file {path} holds an id twice")
-    certificates = [one.certificate for one in read.values() if one.certificate is not None]
+    if len(tokens) != len(entries):
+        raise InvalidUsage(f"the tokens file {path} contains an id twice")
+    certificates = [known.certificate for known in tokens.values() if known.certificate is not None]
     if len(set(certificates)) != len(certificates):
-        raise InvalidUsage(f"the tokens file {path} holds a certificate twice")
-    return read
+        raise InvalidUsage(f"the tokens file {path} contains a certificate twice")
+    return tokens
 
 
 def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, KnownToken]:
@@ -270,66 +272,64 @@ def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, KnownTok
         until = None if expires is None else expiry_of(expires)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidUsage(
-            f"{place} needs id, sha256 or certificate, scopes; and prefixes, expires if any: {error}"
+            f"{place} needs id, sha256 or certificate, and scopes; prefixes and expires are optional: {error}"
         ) from error
     if (digest is not None and len(digest) != 32) or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
         raise InvalidUsage(f"{place} needs an id of letters, digits and '-', and the SHA-256 of the token in hex")
     if not scopes or not set(scopes) <= set(SCOPES) or not all(prefixes):
-        raise InvalidUsage(f"{place} needs scopes out of {', '.join(SCOPES)}, and prefixes that are not empty")
+        raise InvalidUsage(f"{place} needs scopes out of {', '.join(SCOPES)}, and non-empty prefixes")
     expires_s = None if until is None else until.timestamp()
-    included: frozenset[str] = frozenset().union(*(INCLUDED[one] for one in scopes))
+    included: frozenset[str] = frozenset().union(*(INCLUDED[scope] for scope in scopes))
     return name, KnownToken(Principal(name, included, prefixes, expires_s), digest, certificate)
 
 
 def expiry_of(text: str) -> datetime:
-    """When a token ends: UTC, where the text names no zone. Raises ValueError, TypeError: it is no date or time."""
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    """When a token expires, in UTC unless the text has a zone. Raises ValueError, TypeError if it is not a date."""
+    expiry = datetime.fromisoformat(text)
+    return expiry if expiry.tzinfo is not None else expiry.replace(tzinfo=UTC)
 
 
 def _texts(value: object) -> list[str]:
-    """A list of texts. One text alone is none: its letters would be taken for prefixes. Raises TypeError."""
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise TypeError(f"scopes and prefixes are lists of texts, not {value!r:.100}")
+    """A list of strings; a single string is rejected. Raises TypeError."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise TypeError(f"scopes and prefixes are lists of strings, not {value!r:.100}")
     return value
 
 
 def mint(name: str) -> tuple[str, str]:
-    """A fresh token of that id, and the SHA-256 to keep of it."""
+    """A new token with that id, and its SHA-256 to store."""
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
         raise InvalidUsage(f"a token's id is 1 to 64 letters, digits and '-', not {name!r}")
     token = f"pt_{name}_{secrets.token_urlsafe(32)}"
     return token, hashlib.sha256(token.encode()).hexdigest()
 
 
-# Tokens that end, as the check sees them.
-
+# Tokens with an expiry, for `persist check`.
 
 _WIDEST_FIRST = (ADMIN, MANAGE, WRITE, MAINTAIN, READ)
 
 
 def tokens_seen(ending: Iterable[Principal]) -> list[TokenSeen]:
-    """What the check needs of them, in the order of their ids."""
-    found = []
-    for one in sorted(ending, key=lambda one: one.name):
-        assert one.expires_s is not None
-        scope = next(scope for scope in _WIDEST_FIRST if scope in one.scopes)
-        found.append(TokenSeen(one.name, int(one.expires_s * 1000), scope, one.prefixes))
-    return found
+    """The tokens for the check, sorted by id."""
+    tokens = []
+    for principal in sorted(ending, key=lambda principal: principal.name):
+        assert principal.expires_s is not None
+        scope = next(scope for scope in _WIDEST_FIRST if scope in principal.scopes)
+        tokens.append(TokenSeen(principal.name, int(principal.expires_s * 1000), scope, principal.prefixes))
+    return tokens
 
 
-# Requests, bytes and refusals by the id of the token that asked, for a bounded number of tokens.
+# Requests, bytes and refusals by token, for a bounded number of tokens.
 
-
-COUNTED_TOKENS_MAX = 100  # with series of their own; the rest are OTHER
-# The labels of who is no token of the file. No id has an underscore, so that nobody's token is counted with them.
+COUNTED_TOKENS_MAX = 100  # with their own series; the rest share OTHER
+# Labels of callers that are not a token of the file. Token ids have no underscore, so these cannot collide with one.
 OTHER = "_other"
-NOBODY = "_unknown"  # who gave no token that is known here
+NOBODY = "_unknown"
 _OWN = ((ANYBODY, "_anybody"), (STRANGER, "_anybody"), (MAINTENANCE, "_maintenance"))
 
 
 def label_of(principal: Principal | None) -> str:
-    """Under which label a caller is counted; None: nobody who is known here."""
+    """The label under which a caller is counted; None: an unknown caller."""
     if principal is None:
         return NOBODY
     return next((label for own, label in _OWN if principal is own), principal.name)
@@ -347,18 +347,18 @@ class TokenFigures:
         self._refused: Counter[tuple[str, str]] = Counter()
 
     def observe(self, token: str, received: int, sent: int) -> None:
-        """Count a request and the bytes of its body and of its answer's."""
+        """Count a request and the bytes of its body and of the response body."""
         token = self._known.get(token) or self._named(token)
         self._requests[token] += 1
         self._received[token] += received
         self._sent[token] += sent
 
     def refused(self, token: str, kind: str) -> None:
-        """Count a refusal, or a failure, by the kind of its error."""
+        """Count a refusal or a failure by the kind of its error."""
         self._refused[self._known.get(token) or self._named(token), kind] += 1
 
     def families(self, only: str | None) -> Iterator[Family]:
-        """All of it; `only`: of one token."""
+        """The metrics of all tokens, or of the token `only`."""
 
         def shown(token: str) -> bool:
             return only is None or token == only

@@ -1,4 +1,4 @@
-"""Listen streams: what is sent and when, and what a streamed response holds meanwhile."""
+"""Listen streams: their events, their leases, and streamed responses that hold resources."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from rpc.concurrency_limits import CALLER, CommandTurns, Work
 from rpc.listen_frames import EVENTS, HEARTBEAT_S, FrameSource, frame, heartbeat, sse
 from rpc.shard_watcher import ShardWatcher, is_past
 
-# Listen streams: what is sent, and when. Each is one task on the event loop; none has a thread.
+# Each listen stream is one task on the event loop, without a thread.
 #
-# A step is everything between a listener's frontier and the shard's upper. Small steps are made once for all listeners
-# that stand at the same frontier; large ones piece by piece for each, a bounded number at a time. A listener that does
-# not take what it is given is cut off after a while, and resumes from the last frontier that it has seen.
+# A step is everything between a listener's frontier and the shard's upper. Small steps are encoded once for all
+# listeners at the same frontier. Large ones are encoded piece by piece for each listener, a bounded number at a time. A
+# listener that reads too slowly is disconnected, and resumes from the last frontier that it received.
 
 
-LISTEN_MEMORY_BYTES = 16 * 1024 * 1024  # what a listener takes for one event
-SHARED_ROWS_MAX = 20_000  # a step with more updates is made for each listener by itself
-SHARED_STEP_BYTES_MAX = 32 * 1024 * 1024  # so is one with more bytes
-SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are kept for listeners that come a little later
-KEPT_MAX = 40 * 1024 * 1024  # bytes of row groups that a step reads together, once they are decoded
-LARGE_STEPS_MAX = 4  # made at a time, and taken by their listeners
-LARGE_STEPS_OF_ONE = 2  # of them, of one caller: a listener that takes nothing holds one until it is cut off
+LISTEN_MEMORY_BYTES = 16 * 1024 * 1024  # of a listener, for one event
+SHARED_ROWS_MAX = 20_000  # a step with more updates is not shared
+SHARED_STEP_BYTES_MAX = 32 * 1024 * 1024  # neither is one with more bytes
+SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are cached for listeners that arrive a little later
+KEPT_MAX = 40 * 1024 * 1024  # decoded bytes of row groups that a step reads together
+LARGE_STEPS_MAX = 4  # in progress at a time, until their listeners have read them
+LARGE_STEPS_OF_ONE = 2  # of them, for one caller: a stalled listener occupies one until it is disconnected
 _Encode = Callable[[ListenEvent], bytes]
 _Step = list[tuple[Antichain, bytes]]
-_Form = tuple[str, Selection, int]  # how events are written, of which updates, and by the names of which schema
-_Key = tuple[ShardId, _Form, Antichain, Antichain]  # of a step: the form, and the frontiers between which it lies
+_Form = tuple[str, Selection, int]  # the encoding, the selected updates, and the id of the schema for column names
+_Key = tuple[ShardId, _Form, Antichain, Antichain]  # of a step: the shard, the form, and the frontiers around it
 
 
 class Listeners:
@@ -79,9 +79,9 @@ class Listeners:
         form: str,
         selection: Selection = EVERYTHING,
     ) -> AsyncGenerator[bytes]:
-        """The frames of what is selected, from the frontier `start` on, until `until`, or the end of shard or server.
+        """The frames of the selected updates from the frontier `start` until `until` or the end of shard or server.
 
-        The first one comes at once: it tells the id by which to resume.
+        The first frame is sent at once; it contains the id by which to resume.
         """
         frontier, is_first, known = start, True, None
         with self._watcher.watch(name) as watch:
@@ -89,10 +89,7 @@ class Listeners:
                 state = watch.machine.cached
                 if state is None:
                     state = await self._work.run(watch.machine.refresh)
-                if state.shard_id != hold.shard:
-                    raise UnknownShard(outlived(name))
-                if state.is_closed:
-                    raise UnknownShard(dropped(name))
+                check_incarnation(state, name, hold.shard)
                 known = current_schema(state.schemas)[0] if known is None else known
                 if not is_past(state, frontier.element):
                     if is_first or not await watch.wait(HEARTBEAT_S):
@@ -124,60 +121,68 @@ class Listeners:
                 return
         async with self._large.turn():
             events = self._events(state, frontier, until, form)
-            while (made := await self._work.run(next, events, None)) is not None:
-                yield made
+            while (item := await self._work.run(next, events, None)) is not None:
+                yield item
 
     async def _shared_step(
         self, state: State, frontier: Antichain, until: Antichain, form: _Form, is_staged: bool
     ) -> _Step | None:
-        """A few bytes of what somebody has staged may be many rows (`is_staged`): such a step is made in turn."""
+        """Staged parts (`is_staged`) may hold many rows in few bytes, so such a step waits for its turn."""
 
-        async def made() -> _Step | None:
+        async def encode_step() -> _Step | None:
             async with self._large.turn() if is_staged else nullcontext():
                 return await self._work.run(lambda: _bounded(self._events(state, frontier, until, form)))
 
         key = (state.shard_id, form, frontier, until)
-        found = self._shared.get(key)
-        if found is None:
-            found = asyncio.ensure_future(made())
-            self._shared[key] = found
-            found.add_done_callback(lambda done: self._made(key, done))
-        return await asyncio.shield(found)
+        step = self._shared.get(key)
+        if step is None:
+            step = asyncio.ensure_future(encode_step())
+            self._shared[key] = step
+            step.add_done_callback(lambda finished: self._cache(key, finished))
+        return await asyncio.shield(step)
 
-    def _made(self, key: _Key, done: asyncio.Future[_Step | None]) -> None:
-        """A shared step is ready: keep it for a while, within bounds; a failed one is made anew by who asks next."""
-        if done.cancelled() or done.exception() is not None:
+    def _cache(self, key: _Key, finished: asyncio.Future[_Step | None]) -> None:
+        """Cache a finished shared step within bounds. A failed one is repeated by the next listener."""
+        if finished.cancelled() or finished.exception() is not None:
             self._shared.pop(key, None)
             return
-        self._shared_bytes += _size(done)
+        self._shared_bytes += _size(finished)
         while self._shared_bytes > SHARED_BYTES_MAX and self._shared:
-            oldest, made = next(iter(self._shared.items()))
-            if not made.done():
+            oldest, step = next(iter(self._shared.items()))
+            if not step.done():
                 return
             del self._shared[oldest]
-            self._shared_bytes -= _size(made)
+            self._shared_bytes -= _size(step)
 
     def _events(
         self, state: State, frontier: Antichain, until: Antichain, form: _Form
     ) -> Iterator[tuple[Antichain, bytes]]:
-        """Blocking: what the cached State has in `[frontier, until)`, as frames. It may be a later one by now."""
+        """Blocking: what the State in memory, which may be newer by now, holds in `[frontier, until)`, as frames."""
         encode: _Encode = partial(sse if form[0] == EVENTS else frame, source=_source(state))
         element = frontier.element
         assert element is not None
         as_of = None if element == 0 else element - 1
         name, transport = state.name, OneShard(self._transport, state.shard_id)
-        lease = _HeldElsewhere(transport, name, ReaderId("r" + "0" * 32), self._settings, SeqNo(1))
+        lease = _ExternalLease(transport, name, ReaderId("r" + "0" * 32), self._settings, SeqNo(1))
         listen = Listen(transport, name, lease, (as_of, until), self._settings, form[1])
         listen.known = form[2]
         for event in listen.next_events(0.0):
             yield event.upper, encode(event)
 
 
-class _HeldElsewhere(ReadLease):
-    """The lease of a step: the listener's hold does its work."""
+class _ExternalLease(ReadLease):
+    """The lease of a step; the listener's `StreamHold` protects what it reads, so it sends no commands."""
 
     def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
         return c.SinceDowngraded(self.since, self.since)
+
+
+def check_incarnation(state: State, name: str, shard: ShardId) -> None:
+    """Raises UnknownShard if the State is not of the incarnation `shard` of the name, or that was dropped."""
+    if state.shard_id != shard:
+        raise UnknownShard(outlived(name))
+    if state.is_closed:
+        raise UnknownShard(dropped(name))
 
 
 def _source(state: State) -> FrameSource:
@@ -185,7 +190,7 @@ def _source(state: State) -> FrameSource:
 
 
 def _bounded(events: Iterator[tuple[Antichain, bytes]]) -> _Step | None:
-    """All of a step, or None where that is too much to keep."""
+    """All items of a step, or None if they are too large to share."""
     step: _Step = []
     left = SHARED_STEP_BYTES_MAX
     for item in events:
@@ -196,20 +201,20 @@ def _bounded(events: Iterator[tuple[Antichain, bytes]]) -> _Step | None:
     return step
 
 
-def _size(made: asyncio.Future[_Step | None]) -> int:
-    return sum(len(data) for _, data in made.result() or ()) + 256
+def _size(step: asyncio.Future[_Step | None]) -> int:
+    return sum(len(data) for _, data in step.result() or ()) + 256
 
 
-# Streamed answers, and what they hold while they are sent.
+# Streamed responses.
 
 
-PIECE_BYTES = 256 * 1024  # what is given to a connection at a time
+PIECE_BYTES = 256 * 1024  # written to a connection at a time
 
 
 class HeldStream(StreamingResponse):
-    """Gives back everything on `held` when it ends: whole, broken off, or never begun.
+    """Releases everything on `held` when it ends: complete, aborted, or never started.
 
-    It goes out in pieces of PIECE_BYTES. The connection waits for its client, and cuts off who takes too long.
+    It is sent in pieces of PIECE_BYTES. The connection waits for its client, and disconnects one that is too slow.
     """
 
     def __init__(
@@ -239,7 +244,7 @@ class HeldStream(StreamingResponse):
 
 
 class Stepped:
-    """A generator of bytes that blocks, advanced on other threads. Closing it waits for the step under way."""
+    """A blocking generator of bytes, advanced on other threads. Closing it waits for the step in progress."""
 
     def __init__(self, work: Work, pieces: Generator[bytes]) -> None:
         self._work = work
@@ -251,7 +256,7 @@ class Stepped:
         return await self._work.run(self._next)
 
     async def rest(self, piece: bytes | None) -> AsyncIterator[bytes]:
-        """`piece`, and all that come after it."""
+        """`piece` and all pieces after it."""
         while piece is not None:
             if piece:
                 yield piece
@@ -269,10 +274,9 @@ class Stepped:
             self._pieces.close()
 
 
-# Holds of listen streams: one leased reader serves many listeners of a shard, and is moved seldom.
-#
-# So thousands of idle listeners cost next to nothing: a lease is renewed when a third of it has passed, and moves
-# forward at most `MOVES_PER_LEASE` times in its length, however often its listeners take updates.
+# Leases of listen streams: one leased reader serves many listeners of a shard, so that thousands of idle listeners cost
+# little. A lease is renewed after a third of its length and moves forward at most `MOVES_PER_LEASE` times in it,
+# however often its listeners receive updates.
 
 
 LEASE_MS = 3_600_000
@@ -282,9 +286,9 @@ RENEWALS_PER_LEASE = 3
 
 @dataclass
 class _Lease:
-    """One leased reader of a shard, the frontiers of its listeners, and the States that they read from now.
+    """A leased reader of a shard, the frontiers of its listeners, and the States that they are reading from.
 
-    `moves_since`: whether the shard's since follows it.
+    `moves_since`: the shard's since follows it.
     """
 
     shard: ShardId
@@ -298,7 +302,7 @@ class _Lease:
 
 
 class StreamHold:
-    """A listener's share of a lease: what lies at or beyond its frontier stays, whatever maintenance does."""
+    """A listener's share of a lease: maintenance keeps everything at or beyond its frontier."""
 
     def __init__(self, number: int, lease: _Lease) -> None:
         self._number = number
@@ -306,12 +310,12 @@ class StreamHold:
 
     @property
     def shard(self) -> ShardId:
-        """The life of the shard's name that it holds."""
+        """The incarnation of the shard that it holds."""
         return self._lease.shard
 
     @contextlib.contextmanager
     def reading(self, seqno: SeqNo) -> Iterator[None]:
-        """Hold the files of the State at `seqno` for the length of a `with`. Raises Expired: the lease has lapsed."""
+        """Protect the blobs of the State at `seqno` until the context ends. Raises Expired if the lease has lapsed."""
         if self._lease.lost is not None:
             raise self._lease.lost
         self._lease.reading[self._number] = seqno
@@ -321,7 +325,7 @@ class StreamHold:
             self._lease.reading.pop(self._number, None)
 
     def move(self, frontier: Antichain) -> None:
-        """The listener has been given everything before `frontier`."""
+        """Record that the listener has received everything before `frontier`."""
         self._lease.frontiers[self._number] = frontier
 
 
@@ -338,9 +342,9 @@ class StreamLeases:
 
     @contextlib.asynccontextmanager
     async def hold(self, name: str, frontier: Antichain, moves_since: bool = False) -> AsyncIterator[StreamHold]:
-        """Hold what a listener at `frontier` needs. `moves_since`: the shard's since follows it, if nothing else holds.
+        """Hold what a listener at `frontier` needs. `moves_since`: since follows it unless something else holds it.
 
-        Raises NotReadable when it is gone already, UnknownShard.
+        Raises NotReadable if that is already compacted, and UnknownShard.
         """
         number = next(self._numbers)
         lease = await self._lease_for(name, frontier, number, moves_since)
@@ -372,9 +376,9 @@ class StreamLeases:
             except UnknownShard:
                 if (known := machine.cached) is None or known.shard_id == shard:
                     raise
-                raise Unavailable(f"shard {name!r} was dropped and created anew just now; listen again") from None
-            except Indeterminate as error:  # a hold that was taken after all lapses by itself
-                raise Unavailable(f"shard {name!r} cannot be listened to now: no answer came; listen again") from error
+                raise Unavailable(f"shard {name!r} was dropped and recreated just now; listen again") from None
+            except Indeterminate as error:  # if the lease was registered, it lapses
+                raise Unavailable(f"cannot listen to shard {name!r} now: no answer came; listen again") from error
             lease = _Lease(shard, moves_since, reader, since, started, {number: frontier})
             self._by_name.setdefault(name, []).append(lease)
             if self._keeper is None:
@@ -382,7 +386,7 @@ class StreamLeases:
             return lease
 
     async def _expire(self, name: str, lease: _Lease) -> None:
-        """Give a lease up, unless somebody has joined it meanwhile."""
+        """Give up a lease, unless another listener has joined it."""
         async with self._locked(name):
             leases = self._by_name.get(name, [])
             if lease.frontiers or lease not in leases:
@@ -390,12 +394,12 @@ class StreamLeases:
             leases.remove(lease)
             if not leases:
                 del self._by_name[name]
-            with contextlib.suppress(PersistError):  # then it lapses by itself
+            with contextlib.suppress(PersistError):  # the lease lapses
                 await self._apply(name, c.ExpireReader(lease.reader, shard=lease.shard))
 
     @contextlib.asynccontextmanager
     async def _locked(self, name: str) -> AsyncIterator[None]:
-        """One at a time for each shard; the lock lives while anybody wants it."""
+        """A lock per shard, which exists while it is in use."""
         lock, users = self._locks.get(name, (asyncio.Lock(), 0))
         self._locks[name] = lock, users + 1
         try:
@@ -409,8 +413,8 @@ class StreamLeases:
                 self._locks[name] = lock, users - 1
 
     async def _keep(self) -> None:
-        """Renew and move leases for as long as there are any."""
-        CALLER.set("")  # this is for all who listen, not for the one who came first
+        """Renew and move the leases while there are any."""
+        CALLER.set("")  # it works for all listeners, not for the first one
         while self._by_name:
             await asyncio.sleep(LEASE_MS / 1000 / MOVES_PER_LEASE)
             for name, leases in list(self._by_name.items()):
@@ -426,10 +430,10 @@ class StreamLeases:
             return
         seqno = min([*lease.reading.values(), state.seqno])
         started, before = self._now(), lease.since
-        lease.since = max(since, before)  # a listener that joins meanwhile must not count on what is given up now
+        lease.since = max(since, before)  # a listener that joins now must not rely on what is given up here
         try:
-            moved = c.DowngradeSince(lease.reader, lease.since, seqno, lease.moves_since, shard=lease.shard)
-            await self._apply(name, moved)
+            command = c.DowngradeSince(lease.reader, lease.since, seqno, lease.moves_since, shard=lease.shard)
+            await self._apply(name, command)
             lease.renewed_s = started
         except (Expired, UnknownShard) as error:
             lease.lost = error
@@ -444,5 +448,5 @@ class StreamLeases:
 
 
 def _since(frontier: Antichain) -> Antichain:
-    """The hold by which everything at or beyond `frontier` can be told apart: the time just before it."""
+    """The since that keeps all times at or beyond `frontier` distinguishable: the time just before it."""
     return frontier if frontier.element is None else Antichain(max(frontier.element - 1, 0))

@@ -1,4 +1,4 @@
-"""Limits of concurrent work: slots of all and of each caller, bounded thread pools, and leases of each token."""
+"""Limits of concurrent work: slots in total and per caller, bounded thread pools, and leases per token."""
 
 from __future__ import annotations
 
@@ -25,36 +25,34 @@ from persist.core.state import State
 from persist.core.transitions.context import SOUND, Verdict
 from rpc.settings import Limits
 
-# Counting what is under way at once against limits: of all, and of each caller.
-#
-# What is taken is given back by a `with`, however it ends. All of it is used from the event loop's thread, except for
-# `SharedSlots`.
+# Slots are limited in total and per caller. What is taken is always given back by a `with` block. Only `SharedSlots`
+# may be used outside the event loop's thread.
 
 
 RETRY_AFTER_S = 0.1
-SHARE_PERCENT = 50  # of what is bounded, that one token or address may have
+SHARE_PERCENT = 50  # of a limit that one token or address may use
 CALLER: ContextVar[str] = ContextVar("persist.caller", default="")
-"""For whom the current task works: a token, or without tokens an address. Empty: the server, or this machine's own
-processes where nobody has a token; for these there is no share, only the whole."""
+"""For whom the current task works: a token or, without tokens, an address. Empty: the server itself, or a process of
+this machine at a server without tokens; only the total limits apply to these."""
 
 
 def share(most: int, percent: int = SHARE_PERCENT) -> int:
-    """How much of `most` one caller may have: always something."""
+    """The part of `most` that one caller may use, at least 1."""
     return max(1, most * percent // 100)
 
 
 class Slots:
-    """`taken` of `most` are in use, at most `share` by one caller; `what` is what there are too many of."""
+    """`taken` of `most` slots are in use, at most `share` by one caller; `what` names the work in errors."""
 
     def __init__(self, most: int, what: str, share: int | None = None) -> None:
         self.taken = 0
         self.most = most
         self._share = most if share is None else share
         self._what = what
-        self._by_caller: dict[str, int] = {}  # of those who have some
+        self._by_caller: dict[str, int] = {}  # callers with at least one slot
 
     def take(self, count: int = 1) -> None:
-        """Raises Overloaded beyond the limit; then nothing was taken."""
+        """Raises Overloaded beyond a limit; then nothing was taken."""
         caller = CALLER.get()
         if self.taken + count > self.most:
             raise Overloaded(f"the server has too {self._what}; slow down", retry_after_s=RETRY_AFTER_S)
@@ -62,7 +60,7 @@ class Slots:
             mine = self._by_caller.get(caller, 0) + count
             if mine > self._share and mine > count:
                 raise Overloaded(
-                    f"{caller} has too {self._what}: one caller gets {self._share} of {self.most}; slow down",
+                    f"{caller} has too {self._what}: one caller may use {self._share} of {self.most}; slow down",
                     retry_after_s=RETRY_AFTER_S,
                 )
             self._by_caller[caller] = mine
@@ -72,7 +70,7 @@ class Slots:
         self.taken -= count
         caller = CALLER.get()
         if caller:
-            _less(self._by_caller, caller, count)
+            decrease(self._by_caller, caller, count)
 
     def __enter__(self) -> None:
         self.take()
@@ -82,7 +80,7 @@ class Slots:
 
 
 class SharedSlots(Slots):
-    """The same, used from any thread."""
+    """Slots for use from any thread."""
 
     def __init__(self, most: int, what: str, share: int | None = None) -> None:
         super().__init__(most, what, share)
@@ -98,9 +96,9 @@ class SharedSlots(Slots):
 
 
 class CommandTurns:
-    """As Slots, but who finds no room waits: callers are served in turn, what one asks for in order.
+    """Slots that are waited for: callers are served round-robin, the requests of each in order.
 
-    More than `most`, or than a share, gets its turn when nothing else is held: of all, or by that caller.
+    A request for more than `most`, or than a share, is granted when nothing else is taken: in total, or by that caller.
     """
 
     def __init__(self, most: int, share: int) -> None:
@@ -126,7 +124,7 @@ class CommandTurns:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (count, waiter)
         self._waiting.setdefault(caller, deque()).append(entry)
-        self._admit()  # those who wait may all have their share, and this caller not
+        self._admit()  # the callers that wait may have used up their shares, and this one not
         try:
             await waiter
         except asyncio.CancelledError:
@@ -139,7 +137,7 @@ class CommandTurns:
 
     def give_back(self, count: int = 1) -> None:
         self.taken -= count
-        _less(self._by_caller, CALLER.get(), count)
+        decrease(self._by_caller, CALLER.get(), count)
         self._admit()
 
     def _is_full(self, count: int) -> bool:
@@ -156,12 +154,12 @@ class CommandTurns:
         self._by_caller[caller] = self._by_caller.get(caller, 0) + count
 
     def _admit(self) -> None:
-        """Let those go whose turn it is. Who needs more than there is holds up the rest, or would never get it."""
-        passed = 0  # callers in a row of whom nobody can go now
+        """Grant what is possible. A request that exceeds the free slots blocks those behind it, or it would starve."""
+        passed = 0  # consecutive callers that have used up their shares
         while passed < len(self._waiting):
             caller, queue = next(iter(self._waiting.items()))
             count, waiter = queue[0]
-            is_waiting = not waiter.done()  # else it is being cancelled
+            is_waiting = not waiter.done()  # else it is cancelled
             if is_waiting and not self._has_enough(caller, count) and self._is_full(count):
                 return
             self._waiting.move_to_end(caller)
@@ -182,29 +180,30 @@ class CommandTurns:
                 del self._waiting[caller]
 
 
-def _less(counts: dict[str, int], caller: str, count: int) -> None:
-    left = counts.get(caller, 0) - count
+def decrease(counts: dict[str, int], key: str, count: int = 1) -> None:
+    """Subtract from a count, and remove it at zero."""
+    left = counts.get(key, 0) - count
     if left > 0:
-        counts[caller] = left
+        counts[key] = left
     else:
-        counts.pop(caller, None)
+        counts.pop(key, None)
 
 
-# Where blocking work runs: bounded pools of threads, so that the event loop never waits for a store.
+# Bounded thread pools for blocking work, so that the event loop never waits for a store.
 
 
 T = TypeVar("T")
 IO_QUEUE_MAX = 2_000  # work that waits for a thread
-IO_SHARE_PERCENT = 25  # of these threads for one caller: each that works keeps the event loop waiting, too
-WORKED_BYTES_MAX = 128 * 1024 * 1024  # of bodies that are whole, in memory to be worked on; others wait
-DECODING_PERCENT = 133  # of what one body may decode to: what all those take that are worked on
+IO_SHARE_PERCENT = 25  # of the threads for one caller: each busy thread also delays the event loop
+WORKED_BYTES_MAX = 128 * 1024 * 1024  # of complete bodies in memory that are processed; others wait
+DECODING_PERCENT = 133  # of the decoded size of one body: the limit for all bodies together
 DOWNLOADS_BYTES_MAX = 64 * 1024 * 1024  # of parts that are sent; others wait
 
 
 class Work:
-    """Two pools: commits (`lead`) and everything else (`run`). Used from the event loop's thread.
+    """Two thread pools: commits (`lead`) and everything else (`run`). Used from the event loop's thread.
 
-    A commit waits `linger_s` for more commands; one that is begun while another is under way waits for that as well.
+    A commit waits `linger_s` for more commands; one that begins while another is in progress also waits for that.
     """
 
     def __init__(self, limits: Limits, linger_s: float = 0.0) -> None:
@@ -213,26 +212,26 @@ class Work:
         self._leads = ThreadPoolExecutor(self.lead_threads, thread_name_prefix="persist-commit")
         self._io = ThreadPoolExecutor(limits.io_threads, thread_name_prefix="persist-io")
         self._answers: _Answers | None = None
-        self.leads = 0  # commits that are queued or run now
+        self.leads = 0  # commits that are queued or running
         self._counting = threading.Lock()
         self.limits = limits
         self.io_queued = Slots(IO_QUEUE_MAX, "much work queued", share(IO_QUEUE_MAX))
-        # What all may have of the threads, the queue bounds.
+        # The queue bounds the total.
         self._io_turns = CommandTurns(IO_QUEUE_MAX, share(limits.io_threads, IO_SHARE_PERCENT))
         self.commands = Slots(limits.commands_max, "many commands queued", share(limits.commands_max))
         self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies", share(limits.bodies_bytes_max))
         self.spooled = Slots(limits.spool_bytes_max, "many large request bodies", share(limits.spool_bytes_max))
         self.worked = CommandTurns(WORKED_BYTES_MAX, share(WORKED_BYTES_MAX))
-        # Each has room for one whole body: its rows are counted bit by bit, and would never fit else.
+        # One whole body must always fit: its rows are counted in pieces.
         decoding = limits.decoded_bytes_max * DECODING_PERCENT // 100
         most = max(share(decoding), limits.decoded_bytes_max)
         self.decoded = SharedSlots(decoding, "many rows to work on", most)
         self.downloads = CommandTurns(DOWNLOADS_BYTES_MAX, share(DOWNLOADS_BYTES_MAX))
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Run blocking work on another thread, as a part of this request. Overloaded when too much is queued.
+        """Run blocking work on another thread, as a part of this request. Raises Overloaded if too much is queued.
 
-        One caller has a share of the threads: the rest of its work waits, while that of others goes on.
+        Each caller may use a share of the threads; the rest of its work waits while that of others proceeds.
         """
         with self.io_queued:
             await self._io_turns.take()
@@ -250,9 +249,9 @@ class Work:
         caller: Caller = NOBODY,
         admitted: Callable[[Verdict], None] | None = None,
     ) -> c.Result:
-        """Commit a command. The caller may go away meanwhile: the commit goes on.
+        """Commit a command. It is committed even if the caller disconnects.
 
-        `admitted` is called once its parts are what it says; the command is not committed where that raises.
+        `admitted` is called after its parts were validated; if it raises, the command is not committed.
         """
         with self.commands:
             verdict = SOUND
@@ -264,7 +263,7 @@ class Work:
             return await self._committed(machine, command, verdict, caller)
 
     async def commit(self, machine: Machine, command: c.Command, verdict: Verdict, caller: Caller = NOBODY) -> c.Result:
-        """As `apply`, of a command that was looked at."""
+        """Commit a command that was validated already."""
         with self.commands:
             return await self._committed(machine, command, verdict, caller)
 
@@ -279,22 +278,21 @@ class Work:
         return await waiter
 
     def close(self) -> None:
-        """Finish what runs, drop what is queued."""
+        """Finish running work and drop what is queued."""
         self._leads.shutdown(wait=True)
         self._io.shutdown(wait=True, cancel_futures=True)
 
     def _lead_soon(self, loop: asyncio.AbstractEventLoop, lead: Callable[[], None]) -> None:
-        """Have a commit run once the loop has looked at what has come meanwhile, which then is committed with it.
+        """Start a commit in the loop's next turn, or after `linger_s`, so that commands that arrived by then join it.
 
-        Called from any thread. A commit takes far longer than a turn of the loop, whatever it commits. It waits for
-        longer where the server is told to linger.
+        Called from any thread. One turn of the loop is short compared to any commit.
         """
         try:
             if self._linger_s:
                 loop.call_soon_threadsafe(loop.call_later, self._linger_s, self._lead, lead)
             else:
                 loop.call_soon_threadsafe(loop.call_soon, self._lead, lead)
-        except RuntimeError:  # the loop is closed: what is queued must still be answered
+        except RuntimeError:  # the loop is closed: queued commands must still be answered
             self._lead(lead)
 
     def _lead(self, lead: Callable[[], None]) -> None:
@@ -307,7 +305,7 @@ class Work:
         self._count(1)
         try:
             self._leads.submit(counted)
-        except RuntimeError:  # shutting down: what is queued must still be answered
+        except RuntimeError:  # shutting down: queued commands must still be answered
             counted()
 
     def _count(self, more: int) -> None:
@@ -316,52 +314,49 @@ class Work:
 
 
 class _Answers:
-    """Outcomes on their way to those who wait for them on an event loop. A group of them wakes it up once.
+    """Hands outcomes from commit threads to the event loop, with one wake-up per group of outcomes.
 
-    Each wake-up would have the thread that commits wait for the interpreter, which the loop takes at once.
+    At each wake-up the committing thread has to wait for the interpreter, which the loop takes at once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._given: deque[tuple[asyncio.Future[c.Result], Outcome]] = deque()
+        self._pending: deque[tuple[asyncio.Future[c.Result], Outcome]] = deque()
 
     def give(self, waiter: asyncio.Future[c.Result], outcome: Outcome) -> None:
-        """From any thread. `wake` follows."""
-        self._given.append((waiter, outcome))
+        """From any thread; call `wake` afterwards."""
+        self._pending.append((waiter, outcome))
 
     def wake(self) -> None:
-        """From any thread: have those told to whom something was given."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        """From any thread: deliver the pending outcomes."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for them
             self.loop.call_soon_threadsafe(self._settle_all)
 
     def _settle_all(self) -> None:
-        while self._given:
-            _settle(*self._given.popleft())
-
-
-def _settle(waiter: asyncio.Future[c.Result], outcome: Outcome) -> None:
-    if waiter.done():  # the asker has gone away
-        return
-    if isinstance(outcome, BaseException):
-        waiter.set_exception(outcome)
-    else:
-        waiter.set_result(outcome)
+        while self._pending:
+            waiter, outcome = self._pending.popleft()
+            if waiter.done():  # the request was cancelled
+                continue
+            if isinstance(outcome, BaseException):
+                waiter.set_exception(outcome)
+            else:
+                waiter.set_result(outcome)
 
 
 def _closing(error: RuntimeError) -> Exception:
     if "shutdown" in str(error):
-        return Unavailable("the server is shutting down; ask another one, or again")
+        return Unavailable("the server is shutting down; retry, or use another server")
     return error
 
 
-# How many leased readers each token has taken through this server: on one shard, and on all of them.
+# Leased readers of each token at this server: on one shard, and in total.
 #
-# A token that may only read holds back collection with every lease, and each costs every writer of the shard a little.
-# Another server counts for itself; one that has just started knows of no earlier leases until they are renewed.
+# Each lease of a read-only token holds back garbage collection and costs the writers of the shard a little. Each server
+# counts separately; after a restart it learns of earlier leases only when they are renewed.
 
 
 LEASE_RETRY_AFTER_S = 5.0
-RENEWED_S = 3600.0  # for so long a lease counts of which only the renewal was seen here
+RENEWED_S = 3600.0  # how long a lease counts of which only the renewal was seen here
 ABOUT = frozenset({c.RegisterReader, c.DowngradeSince, c.ExpireReader})
 
 
@@ -372,13 +367,13 @@ class _Lease(NamedTuple):
 
 @dataclass(slots=True)
 class _Taken:
-    """The leases of one token, and how many of them each shard has; also those that have lapsed since it was full."""
+    """The leases of one token, and their number per shard; lapsed ones are removed when it is full."""
 
     leases: dict[tuple[str, ReaderId], _Lease] = field(default_factory=dict)
     by_shard: Counter[str] = field(default_factory=Counter)
 
     def forget(self, shard: str, reader: ReaderId) -> None:
-        """A lease is not counted any more. Does nothing where it was not."""
+        """Stop counting a lease. Does nothing if it was not counted."""
         if self.leases.pop((shard, reader), None) is not None:
             self.by_shard[shard] -= 1
             if not self.by_shard[shard]:
@@ -395,18 +390,18 @@ class TokenLeases:
         self._taken: dict[str, _Taken] = {}
 
     def count(self, token: str) -> int:
-        """How many leases of a token are counted."""
-        found = self._taken.get(token)
-        return 0 if found is None else len(found.leases)
+        """The number of counted leases of a token."""
+        taken = self._taken.get(token)
+        return 0 if taken is None else len(taken.leases)
 
     @contextmanager
     def counted(
         self, token: str, shard: str, command: c.Command, known_state: Callable[[], State | None]
     ) -> Iterator[None]:
-        """Count what a command, one of `ABOUT`, takes, renews or gives back. Raises Overloaded where it takes too much.
+        """Count what a command in `ABOUT` takes, renews or gives back. Raises Overloaded beyond a limit.
 
-        A lease that was refused is not counted. One that is given up counts for as long as the shard's State, which
-        `known_state` tells once the command is done, has it: a command for another life of the shard ends nothing.
+        A refused lease is not counted. An expired one counts until it is gone from the shard's State, which
+        `known_state` returns after the command: a command for another incarnation of the shard ends nothing.
         """
         reader: ReaderId = command.reader  # type: ignore[attr-defined]
         known = self._taken.get(token)
@@ -429,7 +424,7 @@ class TokenLeases:
                 self._give_back(token, shard, reader)
 
     def _take(self, token: str, shard: str, reader: ReaderId, seconds: float) -> None:
-        """One that is taken again for less is not shortened: the shard may keep the longer."""
+        """Taking a lease again for a shorter time does not shorten it: the shard may keep the longer time."""
         taken = self._taken.setdefault(token, _Taken())
         known, lapses_s = taken.leases.get((shard, reader)), self._now_s() + seconds
         if known is None:
@@ -438,8 +433,8 @@ class TokenLeases:
             if self._is_full(taken, shard):
                 raise Overloaded(
                     f"the token {token!r} holds {taken.by_shard[shard]} leases on shard {shard!r} and "
-                    f"{len(taken.leases)} in all; close readers, or wait: it may hold {self._of_shard_max} on one "
-                    f"shard and {self._of_all_max} in all",
+                    f"{len(taken.leases)} in total; close readers, or wait: it may hold {self._of_shard_max} on one "
+                    f"shard and {self._of_all_max} in total",
                     retry_after_s=LEASE_RETRY_AFTER_S,
                 )
             taken.by_shard[shard] += 1
@@ -454,7 +449,7 @@ class TokenLeases:
         held = None if taken is None else taken.leases.get((shard, reader))
         if held is not None:
             self._take(token, shard, reader, held.lease_s)
-        elif taken is None or not self._is_full(taken, shard):  # of another server, or of before this one started
+        elif taken is None or not self._is_full(taken, shard):  # taken at another server, or before a restart
             self._take(token, shard, reader, RENEWED_S)
 
     def _give_back(self, token: str, shard: str, reader: ReaderId) -> None:

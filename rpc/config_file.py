@@ -1,6 +1,6 @@
-"""Loads the settings of `persist serve`: options before the file of `--config`, before variables, before defaults.
+"""Loads the settings of `persist serve`: options take precedence over the `--config` file, variables and defaults.
 
-The file is TOML. Every name, type and range is checked before anything starts.
+The file is TOML. All names, types and ranges are checked before anything starts.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from rpc.settings import DEFAULT_DIRECTORY, PREFIXES, SETTINGS, ServerSettings, 
 
 FILE_BYTES_MAX = 1 << 20
 STORES = ("directory", "blob", "consensus")
-CLOSE = 0.75  # how alike two names are, of which one may be meant for the other
+CLOSE = 0.75  # similarity from which a name is suggested for a misspelt one
 CLOSE_VARIABLES = 0.85
-# Variables that other parts of persist read; so they are no misspelt settings.
+# Variables that other parts of persist read.
 VARIABLES_OF_OTHERS = frozenset(("PERSIST_URL", "PERSIST_TOKEN"))
 OPTION, FILE, ENVIRONMENT = "an option", "the file", "the environment"
-_TABLES = {table: {one.name: one for one in SETTINGS if one.table == table} for table in PREFIXES}
-_VARIABLES = {one.variable: one for one in SETTINGS}
+_TABLES = {table: {setting.name: setting for setting in SETTINGS if setting.table == table} for table in PREFIXES}
+_VARIABLES = {setting.variable: setting for setting in SETTINGS}
 _BOOLS = {"0": False, "1": True, "false": False, "true": True}
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The settings, and where each that is no default comes from."""
+    """The settings, and the source of each one that is not a default."""
 
     settings: ServerSettings
     sources: Mapping[Setting, str]
 
 
 def load(options: Mapping[str, Value], environment: Mapping[str, str], path: str | None = None) -> Loaded:
-    """The settings of these options (by field of `ServerSettings`), variables, and file. They are not checked together.
+    """The settings from options (by field of `ServerSettings`), variables, and a file. Combinations are not checked.
 
-    The file's location takes the place of that of the environment. An option for one of the two stores takes the place
-    of that one alone, and `--dir` of both.
+    The location in the file replaces that in the environment. An option for one of the two stores replaces that store
+    alone, and `--dir` replaces both.
 
-    Raises InvalidUsage naming the variable, or the file with its line and key: it cannot be read, or is not allowed.
+    Raises InvalidUsage naming the variable, or the file with the line and key, that is unreadable or not allowed.
     """
-    given = {_TABLES[""].get(name) or _TABLES["levers"][name]: value for name, value in options.items()}
+    of_options = {_TABLES[""].get(name) or _TABLES["levers"][name]: value for name, value in options.items()}
     of_file, of_environment = {} if path is None else read_file(path), read_environment(environment)
     if any(setting.name in STORES for setting in of_file):
         of_environment = _without_stores(of_environment, STORES)
-    replaced = {setting.name for setting in given if setting.name in STORES}
+    replaced = {setting.name for setting in of_options if setting.name in STORES}
     if replaced:
-        gone = STORES if "directory" in replaced else ("directory",)
-        of_file, of_environment = _without_stores(of_file, gone), _without_stores(of_environment, gone)
+        dropped = STORES if "directory" in replaced else ("directory",)
+        of_file, of_environment = _without_stores(of_file, dropped), _without_stores(of_environment, dropped)
     values: dict[Setting, Value] = {}
     origins: dict[Setting, str] = {}
-    for source, of_source in ((ENVIRONMENT, of_environment), (FILE, of_file), (OPTION, given)):
+    for source, of_source in ((ENVIRONMENT, of_environment), (FILE, of_file), (OPTION, of_options)):
         values.update(of_source)
         origins.update(dict.fromkeys(of_source, source))
     return Loaded(server_settings(values), origins)
@@ -65,9 +65,9 @@ def _without_stores(values: Mapping[Setting, Value], names: tuple[str, ...]) -> 
 
 
 def read_environment(environment: Mapping[str, str]) -> dict[Setting, Value]:
-    """What variables say: PERSIST_PORT, PERSIST_LIMIT_SNAPSHOTS_MAX, PERSIST_LEVER_LINGER_MS, …
+    """The settings from variables: PERSIST_PORT, PERSIST_LIMIT_SNAPSHOTS_MAX, PERSIST_LEVER_LINGER_MS, …
 
-    Raises InvalidUsage naming a variable that cannot be read, and one of a limit or a lever that does not exist.
+    Raises InvalidUsage naming a variable with an invalid value, or of an unknown limit or lever.
     """
     values: dict[Setting, Value] = {}
     for name, text in environment.items():
@@ -77,9 +77,8 @@ def read_environment(environment: Mapping[str, str]) -> dict[Setting, Value]:
             continue
         for table, prefix in PREFIXES.items():
             if table and name.startswith(prefix):
-                meant = get_close_matches(name, [one for one in _VARIABLES if one.startswith(prefix)], 1, CLOSE)
-                said = f" (did you mean {meant[0]}?)" if meant else ""
-                raise InvalidUsage(f"nothing reads the variable {name}{said}; docs/settings.md names them all")
+                similar = _nearest(name, (variable for variable in _VARIABLES if variable.startswith(prefix)))
+                raise InvalidUsage(f"nothing reads the variable {name}{similar}; docs/settings.md lists all variables")
     return values
 
 
@@ -97,23 +96,23 @@ def _parsed(setting: Setting, text: str) -> Value:
 
 
 def read_file(path: str) -> dict[Setting, Value]:
-    """What a file says. Raises InvalidUsage with the file, its line and the key: it has what is not allowed."""
+    """The settings in a file. Raises InvalidUsage with the file, line and key of what is not allowed."""
     text = _text_of(path)
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidUsage(f"{path} is no TOML: {error}") from error
+        raise InvalidUsage(f"{path} is not TOML: {error}") from error
     except RecursionError as error:
         raise InvalidUsage(f"{path} is nested too deeply") from error
-    except ValueError as error:  # a number of thousands of digits, which Python does not read
-        raise InvalidUsage(f"{path} has a value that cannot be read: {error}") from error
+    except ValueError as error:  # an integer with too many digits for Python
+        raise InvalidUsage(f"{path} has an unreadable value: {error}") from error
     tables: dict[str, dict[str, object]] = {"": {}}
     for name, value in content.items():
         if (not isinstance(value, dict) or name in _TABLES[""]) and name not in _TABLES:
             tables[""][name] = value
         else:
             if name not in _TABLES or not name:
-                raise _refused(path, text, "", name, f"is no table that it may have{_nearest(name, _TABLES)}")
+                raise _refused(path, text, "", name, f"is not a known table{_nearest(name, _TABLES)}")
             if not isinstance(value, dict):
                 raise _refused(path, text, "", name, f"is {shown(value)} and must be a table")
             tables[name] = value
@@ -135,10 +134,10 @@ def read_file(path: str) -> dict[Setting, Value]:
 
 def _why_unknown(table: str, name: str, secret: Setting | None) -> str:
     if secret is not None:
-        return f"is a secret: give it by the variable {secret.variable}"
+        return f"is a secret: set the variable {secret.variable} instead"
     elsewhere = next((other for other, of in _TABLES.items() if name in of), None)
     where = "" if elsewhere is None else f"; it belongs to {_table(elsewhere)}"
-    return f"is no setting of {_table(table)}{where or _nearest(name, _TABLES[table])}"
+    return f"is not a setting of {_table(table)}{where or _nearest(name, _TABLES[table])}"
 
 
 def _table(name: str) -> str:
@@ -150,7 +149,7 @@ def _text_of(path: str) -> str:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
-            raise InvalidUsage(f"{path} is longer than {FILE_BYTES_MAX} bytes: it is no configuration")
+            raise InvalidUsage(f"{path} is longer than {FILE_BYTES_MAX} bytes: it is not a configuration file")
         return data.decode()
     except OSError as error:
         raise InvalidUsage(f"the configuration {path} cannot be read: {error.strerror or error}") from error
@@ -158,33 +157,33 @@ def _text_of(path: str) -> str:
         raise InvalidUsage(f"{path} is not UTF-8") from error
 
 
-def _refused(path: str, text: str, table: str, name: str, said: str) -> InvalidUsage:
+def _refused(path: str, text: str, table: str, name: str, problem: str) -> InvalidUsage:
     key = f"{table}.{name}" if table else name
     line = _line_of(text, table, name)
-    return InvalidUsage(f"{path}{f', line {line}' if line else ''}: {key} {said}")
+    return InvalidUsage(f"{path}{f', line {line}' if line else ''}: {key} {problem}")
 
 
 def _line_of(text: str, table: str, name: str) -> int | None:
-    """The line on which a key, or a table of that name, begins; None: it is written otherwise than on one line."""
-    at, quoted = "", rf"\s*[\"']?{re.escape(name)}[\"']?\s*[=.]"
+    """The line on which a key or table begins; None: it is not written on one line."""
+    current, quoted = "", rf"\s*[\"']?{re.escape(name)}[\"']?\s*[=.]"
     inline = rf"\s*{re.escape(table)}\s*(\.\s*{re.escape(name)}\s*)?="
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*\"?([^\]\"]+?)\"?\s*\]", line):
-            at = header[1]
-            if not table and at == name:
+            current = header[1]
+            if not table and current == name:
                 return number
-        elif (at == table and re.match(quoted, line)) or (table and re.match(inline, line)):
+        elif (current == table and re.match(quoted, line)) or (table and re.match(inline, line)):
             return number
     return None
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, [one for one in known if one], 1, CLOSE)
+    close = get_close_matches(name, [other for other in known if other], 1, CLOSE)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def misspelt(environment: Iterable[str]) -> list[tuple[str, str]]:
-    """The variables `PERSIST_…` that nothing reads, each with one that it may have been meant for."""
+    """The variables `PERSIST_…` that nothing reads, each with the one that was probably meant."""
     known = {*_VARIABLES, *VARIABLES_OF_OTHERS}
     return sorted(
         (name, close[0])
@@ -195,7 +194,7 @@ def misspelt(environment: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def in_force(loaded: Loaded) -> Iterator[str]:
-    """A line for each setting: what it is, and where that comes from. Together they are such a file again."""
+    """A line for each setting with its value and source; together they are a valid configuration file."""
     settings = loaded.settings
     for table, of_table in _TABLES.items():
         if table:

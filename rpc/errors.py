@@ -1,4 +1,4 @@
-"""Errors as HTTP: one table from the class of an error to its status, and problem+json for everything."""
+"""Errors as HTTP: the status of each error class, and problem+json responses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from persist.core import errors as e
 from persist.formats.http_messages import PROBLEM_JSON, BlobMissing, error_to_json
 from rpc.csrf import FormRefused
 
-CLIENT_GONE = 499  # for logs and counters only: nobody reads it
+CLIENT_GONE = 499  # for logs and counters only: the client has disconnected
 RETRY_AFTER_DEFAULT_S = 1.0
 TOLD = "persist.error"
-"""The key of a request's scope that holds the error which its answer tells of, for the log and the counters."""
+"""The key of a request's scope that holds the error of its response, for the log and the counters."""
 
 
 class TooSlow(e.Unavailable):
-    """A request that did not come in time. It goes out with its parent's kind, as the two below: clients know these."""
+    """A request that did not arrive in time. Its kind is that of its parent, as for the two classes below."""
 
 
 class RequestLineTooLong(e.InvalidUsage):
@@ -67,49 +67,49 @@ STATUS: Mapping[type[e.PersistError], int] = {
 
 
 def status_of(error: e.PersistError) -> int:
-    """The status of an error: that of its class or the nearest one above."""
+    """The status of an error: that of its class or its nearest base class."""
     return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
 
 
 def headers_of(error: e.PersistError) -> dict[str, str]:
-    """Retry-After where a retry helps (whole seconds, at least 1), WWW-Authenticate where a token would."""
+    """Retry-After (whole seconds, at least 1) if a retry may help, WWW-Authenticate if a token may."""
     if isinstance(error, (e.Overloaded, e.Unavailable)):
-        asked = error.details.get("retry_after_s", RETRY_AFTER_DEFAULT_S)
-        return {"retry-after": str(max(1, math.ceil(asked)))}
+        retry_after_s = error.details.get("retry_after_s", RETRY_AFTER_DEFAULT_S)
+        return {"retry-after": str(max(1, math.ceil(retry_after_s)))}
     if isinstance(error, e.Unauthorized):
         return {"www-authenticate": "Bearer"}
     return {}
 
 
 def problem(error: e.PersistError, status: int | None = None) -> Response:
-    """The response that tells of an error."""
+    """The problem+json response for an error."""
     status = status or status_of(error)
     body = json.dumps(error_to_json(error, status), ensure_ascii=False).encode("utf-8", "backslashreplace")
     return Response(body, status, headers_of(error), PROBLEM_JSON)
 
 
 def from_bug() -> e.PersistError:
-    """What a client may know of a bug: nothing but that it is one. The log has the rest."""
+    """The error that a client sees for a bug in the server; only the log has the details."""
     return e.PersistError("the server failed unexpectedly; its log has the details under this request's id")
 
 
 def from_http(error: HTTPException, method: str, path: str) -> e.PersistError:
     if error.status_code == 404:
-        return e.InvalidUsage(f"there is nothing at {path}; see /openapi.json for what there is")
+        return e.InvalidUsage(f"there is nothing at {path}; see /openapi.json for the available paths")
     if error.status_code == 405:
-        return e.InvalidUsage(f"{method} is not possible at {path}; see /openapi.json for what is")
+        return e.InvalidUsage(f"{method} is not supported at {path}; see /openapi.json for the supported methods")
     return e.InvalidUsage(str(error.detail))
 
 
 def from_validation(error: RequestValidationError) -> e.InvalidUsage:
-    """The first thing that is wrong with a request's parameters, as one sentence."""
+    """The first invalid parameter of a request, as one sentence."""
     first: dict[str, Any] = dict(error.errors()[0])
     place = [str(part) for part in first.get("loc", ()) if part not in ("query", "body", "header", "path")]
     return e.InvalidUsage(f"parameter {'.'.join(place) or 'body'} is not valid: {first.get('msg', 'unreadable')}")
 
 
 def _path(request: Request) -> str:
-    """The path as it was asked for: that of the scope is what the router is to see."""
+    """The path as requested; the path in the scope may be rewritten for the router."""
     raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
     return raw.partition(b"?")[0].decode("latin-1")
 
@@ -124,13 +124,13 @@ def install(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        request.scope[TOLD] = told = from_http(error, request.method, _path(request))
-        return problem(told, error.status_code)
+        request.scope[TOLD] = known = from_http(error, request.method, _path(request))
+        return problem(known, error.status_code)
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        request.scope[TOLD] = told = from_validation(error)
-        return problem(told, 422)
+        request.scope[TOLD] = known = from_validation(error)
+        return problem(known, 422)
 
     async def on_bug(_request: Request, error: Exception) -> Response:
         if isinstance(error, ClientDisconnect):

@@ -1,11 +1,10 @@
-"""uvicorn's protocol with two changes: answers go out in one piece, and what a client may take of us is bounded.
+"""uvicorn's protocol with two changes: each response is sent in one piece, and clients' use of resources is bounded.
 
-What is written to a connection in one turn of the event loop goes out in one send. uvicorn writes an answer's header
-and its body one after the other, and uvloop sends each at once: two system calls here and two wake-ups of the client,
-which is a good part of what a small call costs.
+All writes to a connection in one turn of the event loop become one send. uvicorn writes the header and the body of a
+response separately, and uvloop sends each at once: two system calls and two wake-ups of the client, which is a large
+part of the cost of a small call.
 
-uvicorn itself takes a request line and headers of any length, and waits for ever. `rpc.connection_limits` says what is
-bounded.
+uvicorn bounds neither the length of request lines and headers nor how long it waits. See `rpc.connection_limits`.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ from rpc.settings import Limits
 from rpc.tls import Peer, peer_of
 
 REFUSED = "persist.refused"
-"""The key of a request's scope that holds the error with which it is refused: of a connection beyond the limits."""
+"""The key of a request's scope that holds the error with which a connection beyond the limits is refused."""
 CONNECTION = "persist.connection"
 """The key of a request's scope that holds its connection."""
-LINGER_S = 1.0  # after a refusal: a client that still sends would otherwise lose the answer
-DISCARDED_BYTES_MAX = 1024 * 1024  # of what it sends then
+LINGER_S = 1.0  # after a refusal: closing at once could discard the response before the client reads it
+DISCARDED_BYTES_MAX = 1024 * 1024  # of what a client still sends then
 JOINED_BYTES_MAX = 64 * 1024
-IDLE_S = 120.0  # a connection without a request
+IDLE_S = 120.0  # of a connection without a request
 REQUEST_LINE_BYTES_MAX = 32 * 1024
-HEADERS_BYTES_MAX = 64 * 1024  # of one request, with its request line
+HEADERS_BYTES_MAX = 64 * 1024  # of one request, including its request line
 HEADERS_MAX = 128  # of one request
 HEADS_BYTES_MAX = 32 * 1024 * 1024  # of all requests whose headers are not complete
-PIPELINED_MAX = 64  # requests of one connection that wait for the answer before them
+PIPELINED_MAX = 64  # requests of one connection that wait for earlier responses
 BODY_BYTES_PER_S_MIN = 8 * 1024
-BODY_GRACE_S = 20.0  # for so long a body may come slower than that
-ANSWER_BYTES_PER_S_MIN = 8 * 1024  # a client may take an answer slower for `slow_reader_s`
-NOTHING, HEAD, BODY = range(3)  # what of a request is coming in
+BODY_GRACE_S = 20.0  # how long a body may be slower than that
+ANSWER_BYTES_PER_S_MIN = 8 * 1024  # a client may read a response slower for `slow_reader_s`
+NOTHING, HEAD, BODY = range(3)  # the part of a request that is being received
 
 
 def peer_in(scope: Mapping[str, Any]) -> Peer | None:
-    """Who has asked, by the certificate of the connection. None: it has shown none, or is gone."""
+    """The client's identity by the certificate of the connection. None: it has shown none, or has disconnected."""
     connection = scope.get(CONNECTION)
-    found: Peer | None = None if connection is None else connection.peer
-    return found
+    peer: Peer | None = None if connection is None else connection.peer
+    return peer
 
 
 class JoiningProtocol(HttpToolsProtocol):
@@ -54,35 +53,30 @@ class JoiningProtocol(HttpToolsProtocol):
 
     transport: Any
 
-    def __init__(
-        self,
-        *arguments: Any,
-        bounds: ConnectionBounds | None = None,
-        **named: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, bounds: ConnectionBounds | None = None, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.limit_concurrency = None  # uvicorn would answer 503 as plain text: no client knew that nothing happened
+        self.limit_concurrency = None  # uvicorn would answer 503 as plain text, which clients cannot interpret
         self.owner: str | None = None
         self.peer: Peer | None = None
         self._bounds = bounds or ConnectionBounds(Limits())
         self._limits = self._bounds.limits
-        self._refused: PersistError | None = None  # what all requests of this connection are answered
-        self._refusal: PersistError | None = None  # what a callback of the parser has found
+        self._refused: PersistError | None = None  # the response to all requests of this connection
+        self._refusal: PersistError | None = None  # raised in a callback of the parser
         self._part = NOTHING
-        self._since = 0.0  # when this part, or the quiet, began
+        self._since = 0.0  # when this part, or the idle time, began
         self._url: list[bytes] = []
-        self._head_left = 0  # bytes that this request's head may still have
-        self._held = 0  # bytes of an unfinished head, as counted for the whole server
-        self._unframed = 0  # bytes since a head was complete, or a piece of a body came
-        self._received = 0  # bytes of bodies since the last look
-        self._taken = 0  # bytes of answers that the client had taken at the last look
-        self._coming: Pace | None = None  # of a body that comes in
-        self._going: Pace | None = None  # of answers that the client has not taken
-        self._over = False  # it was refused, or answered before it was whole, and only closes
+        self._head_left = 0  # bytes that the head of this request may still have
+        self._held = 0  # bytes of an incomplete head, as counted for the whole server
+        self._unframed = 0  # bytes since the head was complete, or a piece of the body arrived
+        self._received = 0  # bytes of bodies since the last check
+        self._taken = 0  # bytes of responses that the client had read at the last check
+        self._coming: Pace | None = None  # of the body that is received
+        self._going: Pace | None = None  # of responses that the client has not read
+        self._over = False  # refused, or answered before the request was complete; it only closes
         self._discarded = 0  # bytes since then
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
+        super().connection_made(_JoinedTransport(transport, self.loop))  # type: ignore[arg-type]
         self.peer = peer_of(transport)
         self._refused = self._bounds.enter(self, self.client[0] if self.client else None, self.loop)
         self._since = self._bounds.now
@@ -106,11 +100,11 @@ class JoiningProtocol(HttpToolsProtocol):
         if self._part != NOTHING and not self._over:
             self._check_unframed(len(data))
 
-    # What the parser calls. What they raise ends the parsing, and uvicorn calls `send_400_response`.
+    # Called by the parser. An exception ends the parsing, and uvicorn calls `send_400_response`.
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= PIPELINED_MAX:
-            self._refuse(Overloaded("too many requests wait on this connection: read the answers first"))
+            self._refuse(Overloaded("too many requests wait on this connection: read the responses first"))
         super().on_message_begin()
         self._part, self._since = HEAD, self._bounds.now
         self._head_left = HEADERS_BYTES_MAX
@@ -150,12 +144,12 @@ class JoiningProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """As uvicorn does it, but without a timer for each request: the sweep closes connections that are idle."""
+        """As in uvicorn, but without a timer for each request: the sweep closes idle connections."""
         self._since = self._bounds.now
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        if self._part == BODY and not self.pipeline:  # nobody wants the rest: reading it would take time from others
+        if self._part == BODY and not self.pipeline:  # the rest of the body is not needed, and reading it costs time
             self._linger()
             return
         self.flow.resume_reading()
@@ -163,14 +157,14 @@ class JoiningProtocol(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
 
     def send_400_response(self, msg: str) -> None:
-        self._answer(self._refusal or InvalidUsage("this is no HTTP/1.1 request: is it meant for another port?"))
+        self._answer(self._refusal or InvalidUsage("this is not an HTTP/1.1 request: is it meant for another port?"))
 
-    # What `Bounds` calls.
+    # Called by `ConnectionBounds` and the middleware.
 
-    def belong(self, owner: str) -> None:
-        """The requests of this connection are this token's. Raises Overloaded."""
+    def assign_owner(self, owner: str) -> None:
+        """Assign this connection to a token. Raises Overloaded if the token has too many."""
         if owner != self.owner:
-            self._bounds.belong(self, owner)
+            self._bounds.assign_owner(self, owner)
 
     def quiet_since(self) -> float | None:
         return None if self._is_answering or self._part == BODY else self._since
@@ -179,7 +173,7 @@ class JoiningProtocol(HttpToolsProtocol):
         self._over = True
         self.transport.abort()
 
-    def look(self, now: float, passed_s: float) -> int:
+    def check(self, now: float, passed_s: float) -> int:
         pending: int = self.transport.pending()
         if pending:
             moved, self._taken = self.transport.written - pending - self._taken, self.transport.written - pending
@@ -196,13 +190,13 @@ class JoiningProtocol(HttpToolsProtocol):
         return pending
 
     def _late(self, now: float, passed_s: float) -> str | None:
-        """Why the client has taken too long, if it has."""
+        """Which limit the client exceeds now, if any."""
         limits, since_s = self._limits, now - self._since
         received, self._received = self._received, 0
         if self._over or self._refused is not None:
             return "refused" if since_s > (LINGER_S if self._over else limits.headers_s) else None
         if self._is_answering:
-            if self._part != BODY or self.flow.read_paused:  # else it is we who do not take it
+            if self._part != BODY or self.flow.read_paused:  # else the server is the slow one
                 return None
             self._coming = self._coming or Pace()
             slow = self._coming.is_too_slow(received, passed_s, BODY_BYTES_PER_S_MIN, BODY_GRACE_S)
@@ -214,15 +208,15 @@ class JoiningProtocol(HttpToolsProtocol):
     def _cut(self, why: str) -> None:
         self._bounds.cut[why] += 1
         if why == "head":
-            self._answer(TooSlow(f"the headers did not come within {self._limits.headers_s:g} s; send them at once"))
+            self._answer(TooSlow(f"the headers took longer than {self._limits.headers_s:g} s; send them at once"))
         elif why == "body" and self._is_answering:
             least, grace_s = BODY_BYTES_PER_S_MIN, BODY_GRACE_S
-            self._answer(TooSlow(f"the body came slower than {least} bytes a second for {grace_s:g} s; send it faster"))
+            self._answer(TooSlow(f"the body was slower than {least} bytes a second for {grace_s:g} s; send it faster"))
         else:
             if why == "answer" and self._is_answering:
                 least, grace_s = ANSWER_BYTES_PER_S_MIN, self._limits.slow_reader_s
-                text = f"the client took the answer slower than {least} bytes a second for {grace_s:g} s; it can resume"
-                self.cycle.scope[TOLD] = Unavailable(text)  # type: ignore[literal-required]  # for the log alone
+                text = f"the client read the response slower than {least} bytes/s for {grace_s:g} s; it can resume"
+                self.cycle.scope[TOLD] = Unavailable(text)  # type: ignore[literal-required]  # logged, not sent
             self.end()
 
     @property
@@ -230,13 +224,13 @@ class JoiningProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _check_unframed(self, received: int) -> None:
-        """After a read: bound what the parser has taken in and has told nobody of, which it keeps."""
+        """After a read: bound the bytes that the parser buffers without calling back."""
         if self._part == HEAD:
             self._held += received
             self._bounds.head_bytes += received
             if self._bounds.head_bytes > HEADS_BYTES_MAX:
                 self._bounds.cut["heads"] += 1
-                self._answer(Overloaded("the server has too many requests half received; send them at once"))
+                self._answer(Overloaded("the server has too many incomplete requests; send the headers at once"))
                 return
         if self._unframed > HEADERS_BYTES_MAX:
             self._bounds.cut["long"] += 1
@@ -249,17 +243,17 @@ class JoiningProtocol(HttpToolsProtocol):
     def _refuse(self, error: PersistError) -> None:
         self._bounds.cut["long"] += 1
         self._refusal = error
-        raise _Refused  # not the error: its frames, and what was read, would stay with this connection
+        raise _Refused  # not the error: its traceback would keep what was read alive with this connection
 
     def _line_too_long(self) -> PersistError:
-        return RequestLineTooLong(f"the URL is longer than {REQUEST_LINE_BYTES_MAX} bytes; send it in a body")
+        return RequestLineTooLong(f"the URL is longer than {REQUEST_LINE_BYTES_MAX} bytes; use a request body")
 
     def _headers_too_large(self) -> PersistError:
         count, nbytes = HEADERS_MAX, HEADERS_BYTES_MAX
         return HeadersTooLarge(f"there are more than {count} headers, or more than {nbytes} bytes of them; send fewer")
 
     def _answer(self, error: PersistError) -> None:
-        """Refuse what is coming in, and close. A client that still sends reads the answer before it notices."""
+        """Refuse the current request, and close. A client that is still sending reads the response first."""
         self._over = True
         self._since = self._bounds.now
         self._release_head()
@@ -267,25 +261,25 @@ class JoiningProtocol(HttpToolsProtocol):
             is_begun = self.cycle.response_started or bool(self.pipeline)
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-            if is_begun:  # another answer is under way: nothing can be said between
+            if is_begun:  # another response is in progress, so this one cannot be sent
                 self._hold()
                 return
         self.transport.write(_raw(error))
         self._linger()
 
     def _hold(self) -> None:
-        """Say and take no more until the sweep closes it: who is closed at once comes again at once."""
+        """Neither send nor read until the sweep closes it: a client that is closed at once reconnects at once."""
         self.pipeline.clear()
         self.cycle.body = bytearray()
         self.transport.pause_reading()
 
     def _linger(self) -> None:
-        """Say no more, and drop what comes, for as long as a client may need to see its answer."""
+        """Send no more, and discard input for as long as the client may need to read its response."""
         self._over = True
         if self.cycle is not None:
             self.cycle.body = bytearray()
         if self.transport.can_write_eof():
-            self.transport.write_eof()  # the sweep closes it, if the client does not
+            self.transport.write_eof()  # if the client does not close, the sweep does
         else:
             self.transport.close()
 
@@ -295,7 +289,7 @@ class _Refused(Exception):
 
 
 def _raw(error: PersistError) -> bytes:
-    """An answer that tells of an error, and that it is the last one."""
+    """The last response of a connection: an error."""
     answer = problem(error)
     headers = b"".join(b"%s: %s\r\n" % header for header in answer.raw_headers)
     phrase = HTTPStatus(answer.status_code).phrase.encode()
@@ -303,15 +297,15 @@ def _raw(error: PersistError) -> bytes:
     return head + bytes(answer.body)
 
 
-class _Joining:
-    """A transport whose writes are kept until the event loop's next turn."""
+class _JoinedTransport:
+    """A transport that collects writes until the event loop's next turn."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._pieces: list[bytes] = []
-        self._joined = 0  # bytes of them
-        self.written = 0  # bytes, of which `pending()` are still here
+        self._joined = 0  # bytes in them
+        self.written = 0  # bytes in total, of which `pending()` are still here
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -322,7 +316,7 @@ class _Joining:
         self.written += len(data)
         self._joined += len(data)
         self._pieces.append(data)
-        if self._joined > JOINED_BYTES_MAX:  # only what has been sent tells a stream to wait for its client
+        if self._joined > JOINED_BYTES_MAX:  # backpressure depends on what is passed to the transport
             self._flush()
 
     def write_eof(self) -> None:
@@ -334,11 +328,11 @@ class _Joining:
         self._transport.close()
 
     def pending(self) -> int:
-        """Bytes that the system has not taken, because the client does not take them."""
+        """Bytes that the client has not read and the system has not accepted."""
         return self._transport.get_write_buffer_size() + self._joined
 
     def _flush(self) -> None:
         if self._pieces:
             data, self._pieces, self._joined = b"".join(self._pieces), [], 0
-            if not self._transport.is_closing():  # else nobody is there any more
+            if not self._transport.is_closing():
                 self._transport.write(data)

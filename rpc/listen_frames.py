@@ -1,4 +1,4 @@
-"""Listen events as bytes, both ways, and commit information in headers."""
+"""Listen events as bytes, encoded and decoded, and headers with commit information."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
 
-# Listen events as bytes, both ways: frames for clients, server-sent events for browsers.
-
+# Listen events: frames for clients, server-sent events for browsers.
 
 FRAMES = "application/vnd.persist.listen"
 EVENTS = "text/event-stream"
@@ -38,20 +37,20 @@ ID_LENGTH_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class FrameSource:
-    """What an event was made from: the version that was read, and which shard of its name that is."""
+    """The origin of an event: the version that was read, and the incarnation of the shard."""
 
     seen: SeenVersion
     shard: ShardId
 
     def id_at(self, frontier: Antichain) -> str:
-        """By which a listener that has everything before `frontier` goes on, at this server or at another one."""
+        """The id by which a listener that has everything before `frontier` resumes, at any server."""
         time = "closed" if frontier.element is None else frontier.element
         return f"{time}.{int(self.seen.seqno)}.{self.seen.commit_id}.{self.shard}"
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame that was read: its event (None: a heartbeat), and the id by which to go on after it, if it has one."""
+    """A decoded frame: its event (None: a heartbeat), and the id by which to resume after it, if any."""
 
     event: ListenEvent | None
     id: str | None
@@ -72,20 +71,20 @@ def frame(event: ListenEvent, source: FrameSource) -> bytes:
 
 
 def sse(event: ListenEvent, source: FrameSource) -> bytes:
-    """A server-sent event: progress and the rows as JSON, and the id by which a browser resumes by itself."""
+    """A server-sent event: progress, the rows as JSON, and the id by which a browser resumes."""
     data = encode({**_progress(event.lower, event.upper), "rows": to_json_rows(event.updates)}).decode()
     return f"event: updates\nid: {source.id_at(event.upper)}\ndata: {data}\n\n".encode()
 
 
 def sse_error(error: PersistError, status: int) -> bytes:
-    """The last server-sent event of a stream that fails: the error, as a problem in JSON."""
+    """The last server-sent event of a failed stream: the error as a JSON problem."""
     return f"event: error\ndata: {json.dumps(error_to_json(error, status))}\n\n".encode()
 
 
 def heartbeat(frontier: Antichain, form: str, source: FrameSource) -> bytes:
-    """What is sent when nothing happens, so that both sides notice when the other is gone.
+    """A frame without rows, which lets both sides detect a lost connection.
 
-    It has an id too: who has been given nothing yet must not go on in another shard of the name either.
+    It has an id, so that a listener without events yet does not resume in another incarnation of the shard.
     """
     if form == EVENTS:
         return f": nothing yet\nid: {source.id_at(frontier)}\n\n".encode()
@@ -102,18 +101,22 @@ def _progress(lower: Antichain, upper: Antichain) -> dict[str, Any]:
 
 
 def _id_in(header: dict[str, Any]) -> str | None:
-    found = header.get("id")
-    if found is None:
+    frame_id = header.get("id")
+    if frame_id is None:
         return None
-    if not isinstance(found, str) or len(found) > ID_LENGTH_MAX or not (found.isascii() and found.isprintable()):
-        raise ValueError("an id that is none")
-    return found
+    if (
+        not isinstance(frame_id, str)
+        or len(frame_id) > ID_LENGTH_MAX
+        or not (frame_id.isascii() and frame_id.isprintable())
+    ):
+        raise ValueError("the id is invalid")
+    return frame_id
 
 
 def frames(pieces: Iterator[bytes]) -> Iterator[Frame]:
-    """The frames of a stream. One that is cut is not given.
+    """The complete frames of a stream.
 
-    Raises Unavailable where no frame comes: what was given before is good, so go on from there.
+    Raises Unavailable if the stream cannot be decoded: resume after the frames that were yielded.
     """
     buffer = bytearray()
 
@@ -128,7 +131,7 @@ def frames(pieces: Iterator[bytes]) -> Iterator[Frame]:
     while ready(4):
         size = int.from_bytes(buffer[:4], "big")
         if size > HEADER_BYTES_MAX:
-            raise Unavailable("the stream is not a stream of frames")
+            raise Unavailable("the stream does not consist of frames")
         if not ready(4 + size):
             return
         try:
@@ -141,7 +144,7 @@ def frames(pieces: Iterator[bytes]) -> Iterator[Frame]:
                 return
             body = bytes(buffer[4 + size : total])
             event = ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all()) if body else None
-            found = Frame(event, _id_in(header))
+            frame = Frame(event, _id_in(header))
         except (
             ValueError,
             LookupError,
@@ -152,55 +155,55 @@ def frames(pieces: Iterator[bytes]) -> Iterator[Frame]:
             pa.ArrowException,
             InvalidUsage,
         ) as error:
-            raise Unavailable(f"the stream holds a frame that cannot be read: {error}") from error
+            raise Unavailable(f"the stream contains an invalid frame: {error}") from error
         del buffer[:total]
-        yield found
+        yield frame
 
 
-# What a caller says for the commit history, in two headers, as clients write and servers read them.
+# Commit information in two request headers:
 #
 #     Persist-Info: {"ticket": 4711}
 #     Persist-Purpose: nightly load
 #
-# The first is a JSON object of at most 4 KiB, in UTF-8 or with escapes; the second is percent-encoded. Who the caller
-# is the server knows by the token.
+# The first is a JSON object of at most 4 KiB, in UTF-8 or escaped; the second is percent-encoded. The token identifies
+# the caller.
 
 
 INFO = "Persist-Info"
 PURPOSE = "Persist-Purpose"
 
 
-def said_headers(caller: Caller) -> Mapping[str, str]:
-    """The headers that tell what this caller says."""
-    found = {}
+def caller_headers(caller: Caller) -> Mapping[str, str]:
+    """The headers with the commit information of this caller."""
+    headers = {}
     if caller.info:
-        found[INFO] = json.dumps(json.loads(caller.info), separators=(",", ":"))
+        headers[INFO] = json.dumps(json.loads(caller.info), separators=(",", ":"))
     if caller.purpose:
-        found[PURPOSE] = quote(caller.purpose, safe="/:")
-    return found
+        headers[PURPOSE] = quote(caller.purpose, safe="/:")
+    return headers
 
 
-def said(principal: Principal, headers: Headers) -> Caller:
-    """Who asks, and what these headers say. Raises InvalidUsage naming the header."""
-    who = "" if principal is ANYBODY else principal.name
-    info, purpose = _one(headers, INFO), _one(headers, PURPOSE)
+def read_caller(principal: Principal, headers: Headers) -> Caller:
+    """The principal with the commit information in the headers. Raises InvalidUsage naming the header."""
+    name = "" if principal is ANYBODY else principal.name
+    info, purpose = _single(headers, INFO), _single(headers, PURPOSE)
     if info is None and purpose is None:
-        return Caller(who)
-    told = b"" if info is None else read_info(f"the header {INFO}", info)
+        return Caller(name)
+    data = b"" if info is None else read_info(f"the header {INFO}", info)
     try:
         plain = unquote(purpose or "", errors="strict")
     except UnicodeDecodeError as error:
-        raise InvalidUsage(f"the header {PURPOSE} is no UTF-8 once its percent signs are read") from error
-    return Caller(who, checked_purpose(f"the header {PURPOSE}", plain), told)
+        raise InvalidUsage(f"the header {PURPOSE} is not percent-encoded UTF-8") from error
+    return Caller(name, checked_purpose(f"the header {PURPOSE}", plain), data)
 
 
-def _one(headers: Headers, name: str) -> str | None:
-    given = headers.getlist(name)
-    if len(given) > 1:
-        raise InvalidUsage(f"the header {name} is given more than once; give it once")
-    if not given:
+def _single(headers: Headers, name: str) -> str | None:
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise InvalidUsage(f"the header {name} occurs more than once; send it once")
+    if not values:
         return None
     try:
-        return given[0].encode("latin-1").decode()
+        return values[0].encode("latin-1").decode()
     except UnicodeDecodeError as error:
-        raise InvalidUsage(f"the header {name} is no UTF-8") from error
+        raise InvalidUsage(f"the header {name} is not UTF-8") from error

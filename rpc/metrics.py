@@ -1,4 +1,4 @@
-"""What /metrics tells, in Prometheus' text format: requests, tokens, and the figures of the location and its shards."""
+"""The metrics of /metrics: requests, tokens, and those of the location and its shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rpc.auth import ANYBODY, Principal, TokenFigures, label_of
 
 __all__ = ["CONTENT_TYPE", "ServerMetrics"]
 
-Pools = Callable[[], Mapping[str, tuple[int, int]]]  # by name: what is in use at this moment, and how much there is
+Pools = Callable[[], Mapping[str, tuple[int, int]]]  # by name: the current use, and the limit
 
 
 class ServerMetrics:
@@ -37,21 +37,21 @@ class ServerMetrics:
         self._errors: dict[tuple[str, str], int] = {}
 
     def observe(self, verb: str, status: int, seconds: float) -> None:
-        """Count a request. `verb` comes from a fixed set, so that clients cannot make up series."""
+        """Count a request. `verb` comes from a fixed set, so that clients cannot create series."""
         self._requests[verb, status] = self._requests.get((verb, status), 0) + 1
         self._seconds.observe((verb,), seconds)
 
-    def asked(self, principal: Principal | None, received: int, sent: int) -> None:
-        """Count a request by who asked; None: nobody who is known here."""
+    def observe_caller(self, principal: Principal | None, received: int, sent: int) -> None:
+        """Count a request by its caller; None: unknown."""
         self.tokens.observe(label_of(principal), received, sent)
 
-    def failed(self, verb: str, kind: str, principal: Principal | None = None) -> None:
-        """Count what was refused, or went wrong."""
+    def count_error(self, verb: str, kind: str, principal: Principal | None = None) -> None:
+        """Count a refusal or a failure."""
         self._errors[verb, kind] = self._errors.get((verb, kind), 0) + 1
         self.tokens.refused(label_of(principal), kind)
 
     def text(self, principal: Principal = ANYBODY) -> bytes:
-        """All of the server, and the figures of those shards and tokens of which the caller sees the name."""
+        """All metrics of the server, and those of the shards and tokens that the principal may see."""
         return exposition(self.families(principal))
 
     def families(self, principal: Principal = ANYBODY) -> Iterator[Family]:
@@ -66,36 +66,38 @@ class ServerMetrics:
         yield from of_location(location)
         yield from pools({**self._pools(), **own_pools(location)})
         yield from of_process(persist.__version__)
-        machines = newest([one for one in location.machines() if principal.sees(one.name)], self._shards_max)
+        machines = newest(
+            [machine for machine in location.machines() if principal.sees(machine.name)], self._shards_max
+        )
         yield from of_shards(location, machines)
         if isinstance(location, ReplicaLocation):
-            yield from _region(location)
-            yield from _copied([machine.name for machine in machines], location)
+            yield from _of_replica(location)
+            yield from _of_followed([machine.name for machine in machines], location)
 
 
-def _copied(names: list[str], replica: ReplicaLocation) -> Iterator[Family]:
-    """How far a copy is, of each shard that somebody reads here."""
+def _of_followed(names: list[str], replica: ReplicaLocation) -> Iterator[Family]:
+    """The replication state of each shard that is read here."""
     lag: list[Labelled] = []
     lacking: list[Labelled] = []
     version: list[Labelled] = []
     for name in names:
-        found = replica.follower.followed(name)
-        if found is not None:
+        followed = replica.follower.followed(name)
+        if followed is not None:
             lag.append(((name,), replica.behind_s(name) or 0.0))
-            lacking.append(((name,), len(found.lacking)))
-            version.append(((name,), found.seqno))
-    text = "Blobs for which newer versions wait, the first 20"
-    yield Family("persist_region_lag_seconds", GAUGE, "For how long a copy may lack what home has", ("shard",), lag)
-    yield Family("persist_region_missing_blobs", GAUGE, text, ("shard",), lacking)
-    yield Family("persist_region_accepted_seqno", GAUGE, "The version that is shown", ("shard",), version)
+            lacking.append(((name,), len(followed.lacking)))
+            version.append(((name,), followed.seqno))
+    missing = "Blobs that newer versions wait for, the first 20"
+    yield Family("persist_region_lag_seconds", GAUGE, "Replication lag", ("shard",), lag)
+    yield Family("persist_region_missing_blobs", GAUGE, missing, ("shard",), lacking)
+    yield Family("persist_region_accepted_seqno", GAUGE, "The version that is served", ("shard",), version)
 
 
-def _region(replica: ReplicaLocation) -> Iterator[Family]:
-    """How far a copy is, as a whole."""
+def _of_replica(replica: ReplicaLocation) -> Iterator[Family]:
+    """The replication state of the location."""
     follower = replica.follower
     age_s = max(0.0, (replica.clock.now_ms() - follower.published_ms) / 1000)
     is_up = float(follower.failed is None)
     bad = follower.bad_blobs
-    yield one("persist_region_published_age_seconds", GAUGE, "Seconds since home said something", age_s)
-    yield one("persist_region_link_up", GAUGE, "Whether the last look at the copy succeeded", is_up)
+    yield one("persist_region_published_age_seconds", GAUGE, "Seconds since the last publication of the home", age_s)
+    yield one("persist_region_link_up", GAUGE, "Whether the last read of the copy succeeded", is_up)
     yield one("persist_region_bad_blobs_total", COUNTER, "Blobs of publications that could not be read", bad)

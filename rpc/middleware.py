@@ -1,6 +1,6 @@
-"""The outermost layer of every request: its id, who asks, the shard in its path, its errors, counters and log line.
+"""The outermost layer of every request: request id, authentication, shard name, errors, counters and log line.
 
-A plain ASGI layer. Plain requests for the hot routes (one command, a post of rows) go straight to their handlers,
+A plain ASGI layer. Simple requests for the hot routes (one command, a post of rows) go directly to their handlers,
 without FastAPI's routing and validation.
 """
 
@@ -33,37 +33,37 @@ from rpc.routes.parameters import check_scopes
 from rpc.routes.table import TABLE
 
 OPEN_PATHS = server_routes.PATHS | {route.path for route in TABLE.routes if route.scopes is None}
-REFUSAL_PAUSE_S = 1.0  # for so long a request beyond a quota a second waits for its refusal
+REFUSAL_PAUSE_S = 1.0  # before a request beyond a rate quota is refused
 REQUEST_ID_HEADER = b"x-request-id"
-LAG_HEADER = b"persist-lag-seconds"  # of a copy: for how long what it shows may lack what home has
+LAG_HEADER = b"persist-lag-seconds"  # of a copy: the replication lag
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
 _log = logging.getLogger("persist.rpc")
 _access = logging.getLogger("persist.access")
 
 
-class Edge:
-    """Wraps the app; `service` is what `create_app` made."""
+class RequestMiddleware:
+    """Wraps the app; `service` is that of `create_app`."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._pausing = 0  # requests that are to be told that they are too many
+        self._pausing = 0  # requests that wait for their refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tracer = self._service.location.sight.tracer
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif tracer is None or not scope["path"].startswith("/v1/"):
-            await self._answered(scope, receive, send)
+            await self._handle(scope, receive, send)
         else:
-            given = dict(scope["headers"]).get(TRACEPARENT.encode(), b"").decode("latin-1")
-            below = tracer.place_of(given) if given else None
-            with tracer.span("persist.server", {}, kind="server", below=below) as span:
-                await self._answered(scope, receive, send, span)
+            traceparent = dict(scope["headers"]).get(TRACEPARENT.encode(), b"").decode("latin-1")
+            parent = tracer.place_of(traceparent) if traceparent else None
+            with tracer.span("persist.server", {}, kind="server", below=parent) as span:
+                await self._handle(scope, receive, send, span)
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send, span: TraceSpan | None = None) -> None:
-        """Answer a request, whatever becomes of it, and tell of it."""
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, span: TraceSpan | None = None) -> None:
+        """Respond to a request, and record its outcome."""
         started = time.perf_counter()
         headers = dict(scope["headers"])
         request_id = self._request_id(headers)
@@ -73,62 +73,62 @@ class Edge:
         shard = table.resolve(scope)  # type: ignore[arg-type]
         scope[ROUTE] = route = TABLE.find(scope["method"], _pattern(scope, shard))
         verb = _verb(scope, shard)
-        status, answered = 0, False
+        status, is_complete = 0, False
 
-        async def answering(message: Message) -> None:
-            nonlocal status, answered, sent
+        async def sending(message: Message) -> None:
+            nonlocal status, is_complete, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._audit(scope, shard, status, request_id)
                 added = (REQUEST_ID_HEADER, request_id.encode())
                 message["headers"] = [*message.get("headers", ()), added, *_safe_headers(scope["path"])]
                 if shard is not None and (lag_s := self._service.location.behind_s(shard[0])) is not None:
-                    asking = scope.get("persist.principal")
-                    if asking is not None and asking.sees(shard[0]):
+                    principal = scope.get("persist.principal")
+                    if principal is not None and principal.sees(shard[0]):
                         message["headers"].append((LAG_HEADER, f"{lag_s:.3f}".encode()))
                 if REFUSED in scope:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
             if message["type"] == "http.response.body":
                 sent += len(message.get("body", b""))
-                answered = answered or not message.get("more_body", False)
+                is_complete = is_complete or not message.get("more_body", False)
 
-        charged: list[Callable[[], None]] = []
-        CHARGED.set(charged)
+        refunds: list[Callable[[], None]] = []
+        CHARGED.set(refunds)
         try:
             if REFUSED in scope:
                 raise scope[REFUSED]
             csrf.check_host(scope["http_version"], headers)
-            scope["persist.principal"] = principal = self._principal(scope, headers)
-            self._check_page(scope, headers, principal)
-            CALLER.set(self._caller(scope, principal))
-            await self._admit(scope, principal, writes=route is not None and route.writes)
-            await self._respond(route, scope, _counting(scope, receive), answering)
+            scope["persist.principal"] = caller = self._authenticate(scope, headers)
+            self._check_page(scope, headers, caller)
+            CALLER.set(self._caller(scope, caller))
+            await self._admit(scope, caller, writes=route is not None and route.writes)
+            await self._respond(route, scope, _counting(scope, receive), sending)
         except ClientDisconnect:
             status = status or CLIENT_GONE
         except Exception as raised:
             scope[TOLD] = error = _cause(raised)
             if not status:
                 known = error if isinstance(error, PersistError) else from_bug()
-                await problem(known)(scope, receive, answering)
-            # An answer that has begun is cut off, which is the only way to tell: who serves us closes the connection.
+                await problem(known)(scope, receive, sending)
+            # A response that has begun can only be cut off: uvicorn closes the connection.
         finally:
-            if status in (0, CLIENT_GONE):  # nobody was there to take the answer
+            if status in (0, CLIENT_GONE):  # the client disconnected before the response
                 self._audit(scope, shard, None, request_id)
-            refused = scope.get(TOLD)
-            is_refused = status >= 400  # what was done counts, also where its answer was cut off
-            if charged and is_refused and isinstance(refused, PersistError) and not isinstance(refused, Indeterminate):
-                for give_back in charged:
-                    give_back()
+            refusal = scope.get(TOLD)
+            is_refused = status >= 400  # work that was done counts, even if its response was cut off
+            if refunds and is_refused and isinstance(refusal, PersistError) and not isinstance(refusal, Indeterminate):
+                for refund in refunds:
+                    refund()
             fields = (scope, shard, verb, status, request_id)
-            self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
+            self._record(fields, time.perf_counter() - started, sent, is_complete=is_complete)
             if span is not None:
                 _describe(span, self._fields(*fields), scope.get(TOLD))
-            if TOLD in scope:  # its frames know the request, and its body, which would stay until garbage is collected
+            if TOLD in scope:  # its traceback refers to the request body, and would keep it until a garbage collection
                 scope.pop(TOLD).__traceback__ = None
 
     async def _respond(self, route: Route | None, scope: Scope, receive: Receive, send: Send) -> None:
-        """By the handler of the route itself where the request is a plain one, else by FastAPI."""
+        """Call the handler of the route directly for a simple request, else FastAPI."""
         arguments = None if route is None else route.arguments(scope["query_string"])
         if route is None or arguments is None:
             await self._app(scope, receive, send)
@@ -138,33 +138,38 @@ class Edge:
         response = await route.handler(request, **arguments)
         await response(scope, receive, send)
 
-    def _told(
-        self, asked: tuple[Scope, tuple[str, str] | None, str, int, str], seconds: float, sent: int, *, is_whole: bool
+    def _record(
+        self,
+        request: tuple[Scope, tuple[str, str] | None, str, int, str],
+        seconds: float,
+        sent: int,
+        *,
+        is_complete: bool,
     ) -> None:
-        """Count the request, and log what has to be."""
-        scope, _, verb, status, _ = asked
+        """Count the request, and log failures and accesses."""
+        scope, _, verb, status, _ = request
         metrics, principal = self._service.metrics, scope.get("persist.principal")
         metrics.observe(verb, status, seconds)
-        metrics.asked(principal, scope["persist.received"], sent)
+        metrics.observe_caller(principal, scope["persist.received"], sent)
         if TOLD in scope:
-            metrics.failed(verb, _kind(scope[TOLD]), principal)
+            metrics.count_error(verb, _kind(scope[TOLD]), principal)
             if isinstance(scope[TOLD], Corruption):
                 self._service.location.sight.storms.count_corruption()
-        if status >= 500 or (TOLD in scope and not is_whole):
-            _log_failure(scope.get(TOLD), self._fields(*asked))
+        if status >= 500 or (TOLD in scope and not is_complete):
+            _log_failure(scope.get(TOLD), self._fields(*request))
         if self._service.settings.access_log:
-            _access.info("request", extra={**self._fields(*asked), "ms": round(seconds * 1000, 3)})
+            _access.info("request", extra={**self._fields(*request), "ms": round(seconds * 1000, 3)})
 
     async def _admit(self, scope: Scope, principal: Principal, *, writes: bool) -> None:
-        """Raises QuotaFull, Forbidden. Who asks or writes too much is told after a pause: what is next waits, too."""
+        """Raises QuotaFull, Forbidden. Requests beyond a rate are refused after a pause, to slow the caller down."""
         quotas, limits = self._service.quotas, self._service.limits
-        if quotas.look():
-            _log.info("another file of quotas was read")
+        if quotas.reload():
+            _log.info("the quotas file was reloaded")
         if scope["path"] not in OPEN_PATHS:
             try:
-                quotas.request(principal, writes=writes)
+                quotas.count_request(principal, writes=writes)
             except QuotaFull:
-                if self._pausing < limits.connections_max:  # as many as there are, and some that have been closed
+                if self._pausing < limits.connections_max:
                     self._pausing += 1
                     try:
                         await asyncio.sleep(REFUSAL_PAUSE_S)
@@ -173,28 +178,28 @@ class Edge:
                 raise
 
     def _audit(self, scope: Scope, shard: tuple[str, str] | None, status: int | None, request_id: str) -> None:
-        """Write the audit's line, if this is a request of a token that changes something."""
+        """Write a line to the audit log if the request changes something and has a token."""
         audit, principal = self._service.audit, scope.get("persist.principal")
         if not audit.is_on or principal is None or principal is MAINTENANCE:
             return
-        found = did(scope, shard)
-        if found is None:
+        described = did(scope, shard)
+        if described is None:
             return
-        what, detail = found
+        what, detail = described
         address = scope["client"][0] if scope.get("client") else None
         name = None if shard is None else shard[0]
         audit.note(
             AuditEntry(label_of(principal), what, name, status, address, request_id, detail, tuple(scope.get(MANY, ())))
         )
 
-    def _principal(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal:
+    def _authenticate(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal:
         if self._service.tokens is not None:
-            given, is_open = headers.get(b"authorization"), scope["path"] in OPEN_PATHS
-            if is_open and given is None:
+            header, is_open = headers.get(b"authorization"), scope["path"] in OPEN_PATHS
+            if is_open and header is None:
                 return STRANGER
             peer = peer_in(scope)
             try:
-                return self._service.tokens.principal(None if given is None else given.decode("latin-1"), peer)
+                return self._service.tokens.principal(None if header is None else header.decode("latin-1"), peer)
             except Unauthorized:
                 if is_open:
                     return STRANGER
@@ -202,7 +207,7 @@ class Edge:
         return ANYBODY
 
     def _check_page(self, scope: Scope, headers: dict[bytes, bytes], principal: Principal) -> None:
-        """Raises Forbidden, FormRefused: it was sent by a web page, or could have been."""
+        """Raises Forbidden, FormRefused if a web page sent the request, or could have sent it."""
         if len(headers) != len(scope["headers"]):
             csrf.check_once(scope["headers"])
         takes_tokens = self._service.tokens is not None
@@ -212,22 +217,22 @@ class Edge:
         if is_of_page and not (takes_tokens and b"authorization" in headers):
             csrf.check_site(scope["method"], headers)
         if scope["method"] not in csrf.SAFE_METHODS:
-            # A browser shows a client certificate for whatever page asks; it sends no token by itself.
-            is_told = b"authorization" in headers and has_token(principal)
-            csrf.check_type(scope["method"], headers, has_token=is_told)
+            # A browser presents a client certificate for any page, but it never adds a token.
+            has_header_token = b"authorization" in headers and has_token(principal)
+            csrf.check_type(scope["method"], headers, has_token=has_header_token)
             csrf.check_encoding(headers)
 
     def _caller(self, scope: Scope, principal: Principal) -> str:
-        """Whose share of the server a request takes: its token's, or its address's where it needs none.
+        """Whose share of the server a request uses: that of its token, or of its address if it needs none.
 
-        Without tokens all processes of this machine are one: what listens on loopback has no strangers.
+        Without tokens, all processes of this machine are unlimited: the server listens on loopback only.
         """
         if has_token(principal):
             owner = label_of(principal)
             connection = scope.get(CONNECTION)
             if connection is not None:
                 try:
-                    connection.belong(owner)
+                    connection.assign_owner(owner)
                 except PersistError as error:
                     scope[REFUSED] = error
                     raise
@@ -238,8 +243,8 @@ class Edge:
         return network_of(host)
 
     def _request_id(self, headers: dict[bytes, bytes]) -> str:
-        given = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
-        return given if _REQUEST_ID.match(given) else self._service.location.ids.uuid7()
+        request_id = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
+        return request_id if _REQUEST_ID.match(request_id) else self._service.location.ids.uuid7()
 
     def _fields(
         self, scope: Scope, shard: tuple[str, str] | None, verb: str, status: int, request_id: str
@@ -255,18 +260,18 @@ class Edge:
 
 
 def _safe_headers(path: str) -> Sequence[tuple[bytes, bytes]]:
-    """Those of an answer: a file of the console says by itself what a browser may do with it."""
+    """The security headers of a response; the console's files have a content security policy of their own."""
     return csrf.SAFE_HEADERS_OF_PAGES if path in server_routes.PATHS else csrf.SAFE_HEADERS
 
 
 def _cause(error: Exception) -> Exception:
-    """What went wrong. Starlette wraps what a handler could have told, had the answer not begun already."""
+    """The original error. Starlette wraps an error for which a handler exists if the response has begun already."""
     cause = error.__cause__
     return cause if isinstance(error, RuntimeError) and isinstance(cause, PersistError) else error
 
 
 def _counting(scope: Scope, receive: Receive) -> Receive:
-    """`receive`, which counts the bytes of the body."""
+    """`receive` that counts the bytes of the body."""
 
     async def receiving() -> Message:
         message = await receive()
@@ -281,7 +286,7 @@ def _kind(error: Exception | None) -> str:
 
 
 def _describe(span: TraceSpan, fields: dict[str, object], error: Exception | None) -> None:
-    """Tell a span what became of the request. A refusal of 4xx is no failure of ours."""
+    """Record the outcome of a request in a span. A refusal (4xx) is not a failure of the server."""
     for name in ("verb", "shard", "request_id"):
         span.tell(f"persist.{name}", str(fields[name] or ""))
     status = int(str(fields["status"]))
@@ -291,21 +296,21 @@ def _describe(span: TraceSpan, fields: dict[str, object], error: Exception | Non
 
 
 def _log_failure(error: Exception | None, fields: dict[str, object]) -> None:
-    """The line by which a 5xx, or an answer that was cut off, is found by its request id. With the place of a bug."""
+    """Log a 5xx or aborted response with its request id, and with the traceback of a bug."""
     bug = None if error is None or isinstance(error, PersistError) else error
-    reason = f"{type(error).__name__}: {error}" if bug else str(error or "the answer tells no error")
+    reason = f"{type(error).__name__}: {error}" if bug else str(error or "the response contains no error")
     _log.error("request failed", exc_info=bug, extra={**fields, "kind": _kind(error), "reason": reason[:REASON_MAX]})
 
 
 def _pattern(scope: Scope, shard: tuple[str, str] | None) -> str:
-    """The path of a request as the table of routes has it."""
+    """The path of a request as in the table of routes."""
     if shard is None:
         return str(scope["path"])
     return f"{SHARD}/{shard[1]}" if shard[1] else SHARD
 
 
 def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
-    """What a request is counted as; one of few, whatever is asked for."""
+    """The label of a request for metrics, from a fixed set."""
     route: Route | None = scope[ROUTE]
     if route is not None:
         return route.label

@@ -1,8 +1,8 @@
-"""Inserts of rows that wait for one shard are prepared together: read, checked, encoded and described at once.
+"""Prepares inserts of rows that wait for the same shard together: read, checked, encoded and described at once.
 
-What is prepared is one part for each post, as if it had come alone, so each is committed, counted, remembered and
-answered by itself. Posts that come while those before them are committed form the next group; none waits for more of
-them. A post that cannot be prepared so is left to its own try, which says what is wrong with it.
+The result is one part for each post, as if it had come alone, so each is committed, counted and answered separately.
+Posts that arrive while a group is committed form the next group; no post waits for a group to fill up. A post that
+cannot be prepared in a group is handled alone, which reports its error.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rpc.concurrency_limits import CALLER
 
 GROUP_POSTS_MAX = 128
 GROUP_BYTES_MAX = 256 * 1024  # of bodies
-GROUP_ROWS_BYTES_MAX = 1024 * 1024  # that their rows take in memory: nothing else runs meanwhile
+GROUP_ROWS_BYTES_MAX = 1024 * 1024  # of their rows in memory: preparing blocks the event loop
 
 _Key: TypeAlias = tuple[str, ShardId, int, int]
 
 
 @dataclass(slots=True)
 class PreparedPost:
-    """The staged rows of a post, and how many it brought."""
+    """The staged rows of a post, and their number."""
 
     runs: tuple[Run, ...]
     rows: int
     _ended: Callable[[], None] | None = None
 
     def end(self) -> None:
-        """It is committed, or will not be at once: the next group is prepared once all of this one have ended."""
+        """The post is committed, or retried: the next group is prepared when all posts of this one have ended."""
         ended, self._ended = self._ended, None
         if ended is not None:
             ended()
@@ -51,7 +51,7 @@ class _Waiting:
 
 
 class Writers(Protocol):
-    """Writers that nobody else uses meanwhile; `rpc.app_state.ThinWriters` are such."""
+    """A pool of writers, such as `rpc.app_state.ThinWriters`."""
 
     def take(self, name: str, names: Names) -> ThinWriter: ...
 
@@ -59,79 +59,79 @@ class Writers(Protocol):
 
 
 class PostGroups:
-    """The posts that wait in one server. For one event loop. `rows_max` is for each of them."""
+    """The waiting posts of one server. For one event loop. `rows_max` limits each post."""
 
     def __init__(self, writers: Writers, allowance: Callable[[], Allowance], rows_max: int) -> None:
         self._writers = writers
         self._allowance = allowance
         self._rows_max = rows_max
-        self._waiting: dict[_Key, deque[_Waiting]] = {}  # of each shard with posts that wait or are committed
-        self._under_way: dict[_Key, int] = {}
+        self._waiting: dict[_Key, deque[_Waiting]] = {}  # of each shard with posts that wait or are being committed
+        self._running: dict[_Key, int] = {}
 
     async def prepared(self, name: str, names: Names, data: bytes, rows_bytes: int) -> PreparedPost | None:
-        """The rows of a body for an insert without a token, staged; None: it takes a try of its own.
+        """The staged rows of a body for an insert without a token; None: handle the post alone.
 
-        `rows_bytes` is what they take in memory. Who is given rows calls `PreparedPost.end`.
+        `rows_bytes` is their size in memory. The caller must call `PreparedPost.end`.
         """
         loop = asyncio.get_running_loop()
         key = (name, names.shard, names.id, names.newest)
-        one = _Waiting(data, rows_bytes, loop.create_future())
+        post = _Waiting(data, rows_bytes, loop.create_future())
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = deque()
             loop.call_soon(self._prepare, key, names)
-        waiting.append(one)
+        waiting.append(post)
         try:
-            return await one.prepared
+            return await post.prepared
         except asyncio.CancelledError:
-            given = one.prepared.result() if one.prepared.done() and not one.prepared.cancelled() else None
-            if given is not None:
-                given.end()
+            prepared = post.prepared.result() if post.prepared.done() and not post.prepared.cancelled() else None
+            if prepared is not None:
+                prepared.end()
             raise
 
     def _end(self, key: _Key, names: Names) -> None:
-        self._under_way[key] -= 1
-        if not self._under_way[key]:
-            del self._under_way[key]
-            self._go_on(key, names)
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
+            self._start_next(key, names)
 
-    def _go_on(self, key: _Key, names: Names) -> None:
+    def _start_next(self, key: _Key, names: Names) -> None:
         if self._waiting[key]:
             asyncio.get_running_loop().call_soon(self._prepare, key, names)
         else:
             del self._waiting[key]
 
     def _prepare(self, key: _Key, names: Names) -> None:
-        CALLER.set("")  # this is for all of the group, not for the one who came first
+        CALLER.set("")  # it works for the whole group, not for the first caller
         group: list[_Waiting] = []
         waiting, size, rows_bytes = self._waiting[key], 0, 0
         while waiting and len(group) < GROUP_POSTS_MAX:
-            one = waiting[0]
-            if not one.prepared.done():  # else nobody waits for it any more
-                size, rows_bytes = size + len(one.data), rows_bytes + one.rows_bytes
+            post = waiting[0]
+            if not post.prepared.done():  # else it was cancelled
+                size, rows_bytes = size + len(post.data), rows_bytes + post.rows_bytes
                 if group and (size > GROUP_BYTES_MAX or rows_bytes > GROUP_ROWS_BYTES_MAX):
                     break
-                group.append(one)
+                group.append(post)
             waiting.popleft()
-        found = self._found(key[0], names, [one.data for one in group])
-        under_way = [prepared for prepared in found if prepared is not None]
-        for prepared in under_way:
+        results = self._stage_all(key[0], names, [post.data for post in group])
+        running = [prepared for prepared in results if prepared is not None]
+        for prepared in running:
             prepared._ended = partial(self._end, key, names)
-        if under_way:
-            self._under_way[key] = len(under_way)
+        if running:
+            self._running[key] = len(running)
         else:
-            self._go_on(key, names)
-        for one, given in zip(group, found, strict=True):
-            one.prepared.set_result(given)
+            self._start_next(key, names)
+        for post, result in zip(group, results, strict=True):
+            post.prepared.set_result(result)
 
-    def _found(self, name: str, names: Names, bodies: list[bytes]) -> list[PreparedPost | None]:
+    def _stage_all(self, name: str, names: Names, bodies: list[bytes]) -> list[PreparedPost | None]:
         try:
-            return self._together(name, names, bodies)
-        except Exception:  # of one of them, which is told of it by its own try, as it would be of a bug
-            return [None] if len(bodies) == 1 else [self._found(name, names, [body])[0] for body in bodies]
+            return self._stage(name, names, bodies)
+        except Exception:  # of one post, which then reports it when it is handled alone
+            return [None] if len(bodies) == 1 else [self._stage_all(name, names, [body])[0] for body in bodies]
 
-    def _together(self, name: str, names: Names, bodies: list[bytes]) -> list[PreparedPost | None]:
-        """Raises the error of a post, and tells not of which; and Overloaded."""
+    def _stage(self, name: str, names: Names, bodies: list[bytes]) -> list[PreparedPost | None]:
+        """Raises the error of any of the posts, and Overloaded."""
         handle = self._writers.take(name, names)
         try:
             with self._allowance() as allowed:

@@ -1,4 +1,4 @@
-"""Request bodies: counted while they arrive, on disk when large, bounded in MessagePack items."""
+"""Request bodies: counted while they arrive, spooled to disk when large, bounded in MessagePack items."""
 
 from __future__ import annotations
 
@@ -16,24 +16,21 @@ if TYPE_CHECKING:
     from rpc.concurrency_limits import Work
 
 
-# Bodies of requests: counted while they come in, on disk when they are large, in memory in turn.
-#
-# A body is in memory as a whole only once all of it is there. So a client that stops half way holds a small piece of
-# memory, and some room in a temporary file (`TMPDIR` says where these are).
+# A body is in memory as a whole only once it is complete. So a client that stops half way occupies little memory, and
+# some space in a temporary file (in `TMPDIR`).
 
 
-BODY_MEMORY_BYTES = 256 * 1024  # a body with more is in a temporary file until it is whole
+BODY_MEMORY_BYTES = 256 * 1024  # a larger body is in a temporary file until it is complete
 
 
-def check_declared(declared: str | bytes, bytes_max: int) -> None:
-    """Raises BodyTooLarge where the header Content-Length says so already."""
+def check_declared(declared: str, bytes_max: int) -> None:
+    """Raises BodyTooLarge if the header Content-Length exceeds the limit."""
     if declared.isdigit() and int(declared[:20]) > bytes_max:
-        said = declared.decode("latin-1") if isinstance(declared, bytes) else declared
-        raise BodyTooLarge(f"the body has {said[:20]} bytes; send at most {bytes_max}", bytes_max=bytes_max)
+        raise BodyTooLarge(f"the body has {declared[:20]} bytes; send at most {bytes_max}", bytes_max=bytes_max)
 
 
 class Body:
-    """A request's body, counted against all bodies, and against those of its caller, until it is released."""
+    """A request's body, counted in total and for its caller until it is released."""
 
     __slots__ = ("_file", "_held", "_memory_max", "_spooled", "_work", "_worked")
 
@@ -42,11 +39,11 @@ class Body:
         self._memory_max = BODY_MEMORY_BYTES
         self._held = 0  # bytes in memory
         self._spooled = 0  # bytes in the file
-        self._worked = 0  # bytes of the file that were read to be worked on
+        self._worked = 0  # bytes of the file that are in memory again
         self._file: IO[bytes] | None = None
 
     async def read(self, receive: Receive, bytes_max: int) -> bytes:
-        """All of it. Raises BodyTooLarge, Overloaded, ClientDisconnect, and Unavailable: the disk takes no more."""
+        """The whole body. Raises BodyTooLarge, Overloaded, ClientDisconnect, and Unavailable if the disk is full."""
         work = self._work
         chunks: list[bytes] = []
         while True:
@@ -59,17 +56,17 @@ class Body:
             if self._spooled + self._held > bytes_max:
                 raise BodyTooLarge(f"the body is longer than {bytes_max} bytes; send less", bytes_max=bytes_max)
             chunks.append(chunk)
-            is_whole = not message.get("more_body", False)
-            if is_whole and self._file is None:
+            is_complete = not message.get("more_body", False)
+            if is_complete and self._file is None:
                 return b"".join(chunks) if len(chunks) > 1 else chunk
-            if is_whole or self._held > self._memory_max:
+            if is_complete or self._held > self._memory_max:
                 await self._spool(b"".join(chunks))
                 chunks = []
-            if is_whole:
+            if is_complete:
                 return await self._unspooled()
 
     def release(self) -> None:
-        """Give back what is held. Does nothing the second time."""
+        """Release everything. Idempotent."""
         work, file = self._work, self._file
         work.body_bytes.give_back(self._held)
         self._held = 0
@@ -83,7 +80,7 @@ class Body:
                 self._worked = 0
 
     async def _spool(self, data: bytes) -> None:
-        """Write what is in memory to the file, so that memory is free for others."""
+        """Write what is in memory to the file."""
         self._work.spooled.take(len(data))
         self._spooled += len(data)
         try:
@@ -91,8 +88,8 @@ class Body:
                 self._file = tempfile.TemporaryFile(prefix="persist-body-", buffering=0)  # noqa: SIM115 - see release
             await self._work.run(_write, self._file, data)
         except OSError as error:
-            where = tempfile.gettempdir()
-            raise Unavailable(f"the server has no room for the body in {where}: {error.strerror}") from error
+            directory = tempfile.gettempdir()
+            raise Unavailable(f"the server has no room for the body in {directory}: {error.strerror}") from error
         self._work.body_bytes.give_back(self._held)
         self._held = 0
 
@@ -114,23 +111,22 @@ def _read(file: IO[bytes]) -> bytes:
     return file.read()
 
 
-# How many items a record in MessagePack has. They are counted before it is decoded, since each becomes an object.
-#
-# A command of 16 MiB may consist of eight million empty runs, which take half a gigabyte.
+# The number of items of a MessagePack record is checked before it is decoded, since each item becomes an object: a
+# command of 16 MiB may consist of eight million empty runs, which take half a gigabyte.
 
 
 T = TypeVar("T")
 ITEMS_MAX = 500_000  # of one record: about 20,000 parts
-ITEM_BYTES = 64  # of what an item becomes at most, besides its own bytes
+ITEM_BYTES = 64  # of a decoded item at most, without its own bytes
 ITEMS_AT_ONCE_MAX = 500  # of a record that is decoded on the event loop
 BYTES_AT_ONCE_MAX = 128 * 1024  # of such a record
-BYTES_FEW = 16 * 1024  # of a record that is decoded without a count
+BYTES_FEW = 16 * 1024  # of a record that is decoded without counting
 
 
-async def decoded(work: Work, data: bytes, decode: Callable[[bytes], T], allowed: Allowance) -> T:
-    """The record that `decode` makes of a body: on another thread where it may have many items, counted in `allowed`.
+async def decode_body(work: Work, data: bytes, decode: Callable[[bytes], T], allowed: Allowance) -> T:
+    """The record that `decode` reads from a body, on another thread if it may have many items, counted in `allowed`.
 
-    Raises BodyTooLarge, Overloaded, and as `decode` does.
+    Raises BodyTooLarge, Overloaded, and what `decode` raises.
     """
     if len(data) <= BYTES_FEW or (len(data) <= BYTES_AT_ONCE_MAX and count(data, ITEMS_AT_ONCE_MAX) is not None):
         return decode(data)
@@ -146,31 +142,30 @@ def _counted(data: bytes, decode: Callable[[bytes], T], allowed: Allowance) -> T
 
 
 def count(data: bytes, most: int) -> int | None:
-    """The items of the first MessagePack value of `data` at every depth; None: they are more than `most`.
+    """The items at every depth of the first MessagePack value of `data`; None: more than `most`.
 
-    Of data that is cut short it is the number up to the end. See https://github.com/msgpack/msgpack/blob/master/spec.md
+    Counts up to the end of truncated data. See https://github.com/msgpack/msgpack/blob/master/spec.md
     """
-    found, awaited, at, end = 0, 1, 0, len(data)
-    while awaited and at < end:
-        if found + awaited > most:
+    items, open_items, position, end = 0, 1, 0, len(data)
+    while open_items and position < end:
+        if items + open_items > most:
             return None
-        kind = data[at]
-        head, length_bytes, fixed, children = _KINDS[kind]
-        length = int.from_bytes(data[at + 1 : at + 1 + length_bytes], "big") if length_bytes else fixed
-        at += head
-        found, awaited = found + 1, awaited - 1
+        head, length_bytes, fixed, children = _KINDS[data[position]]
+        length = int.from_bytes(data[position + 1 : position + 1 + length_bytes], "big") if length_bytes else fixed
+        position += head
+        items, open_items = items + 1, open_items - 1
         if children:
-            awaited += children * length
+            open_items += children * length
         else:
-            at += length
-    return found
+            position += length
+    return items
 
 
 def _kind(first: int) -> tuple[int, int, int, int]:
-    """Of a value that begins with this byte: the bytes before its contents, of which so many tell the length; else the
-    length; and how many items one of its elements is, where these are items and not bytes.
+    """For a value with this first byte: the bytes before its content, how many of these give the length or the fixed
+    length, and the items per element (0: the length is in bytes).
     """
-    if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC1, 0xC2, 0xC3):  # small numbers, nil, booleans
+    if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC1, 0xC2, 0xC3):  # small integers, nil, booleans
         return 1, 0, 0, 0
     if first < 0x90:
         return 1, 0, first & 15, 2  # map
@@ -183,9 +178,10 @@ def _kind(first: int) -> tuple[int, int, int, int]:
         return 1, 0, numbers[first], 0
     if 0xD4 <= first <= 0xD8:  # extensions of a fixed length
         return 2, 0, 1 << (first - 0xD4), 0
-    told = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-    if first in told:  # bytes, extensions, texts
-        return 1 + told[first] + (0xC7 <= first <= 0xC9), told[first], 0, 0
+    lengths = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+    if first in lengths:  # bytes, extensions, texts
+        return 1 + lengths[first] + (0xC7 <= first <= 0xC9), lengths[first], 0, 0
+
     wide = 2 if first in (0xDC, 0xDE) else 4
     return 1 + wide, wide, 0, 1 if first <= 0xDD else 2  # arrays, maps
 

@@ -1,4 +1,4 @@
-"""One route as a value: method, path, scopes, audit action, quotas and handler; and the OpenAPI document."""
+"""Routes as values: method, path, scopes, audit action, quotas and handler; and completion of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
 
-# Rows of the table of routes (`rpc.routes.table`), and the router by which a handler is declared beside its row.
-#
-# What paths mean, who is let in, what the audit says, what quotas count, the labels of metrics and the OpenAPI document
-# follow from these rows.
+from persist.core.commands import WRITE
+
+# The table of routes (`rpc.routes.table`) determines the meaning of paths, required scopes, audit lines, quotas, labels
+# of metrics and the OpenAPI document. Handlers are declared together with their routes.
 
 
 Handler = Callable[..., Awaitable[Any]]
 SHARD = "/v1/shards/{name}"
 BY_COMMAND: tuple[str, ...] = ()
-"""The scopes of a route where the command in the body says who may send it."""
+"""The scopes of a route for which the command in the body determines the required scopes."""
 ROUTE = "persist.route"
 """The key of a request's scope that holds its route; None: there is none."""
-PLAIN_CHARS_MAX = 32  # of a parameter that FastAPI need not look at: no bound of one is lower
-_PARAMETERS = {"form": "format"}  # arguments of handlers whose parameters have another name
+PLAIN_CHARS_MAX = 32  # of a parameter that bypasses FastAPI; no parameter has a lower limit
+_PARAMETERS = {"form": "format"}  # arguments of handlers and the names of their parameters, if these differ
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """One kind of request.
 
-    `scopes`: each of them is enough; BY_COMMAND; or None, open to everybody without a token. `label`: what metrics and
-    logs call it. `audit`: what the audit calls it; None: it has no line there. `audits_body`: the line has its body,
-    which has no rows. `closes_by`: the parameter by which it may close the shard. `writes`: it writes rows, so that its
-    body is not read where the caller's quota of rows is used up. `frees`: it deletes rows, which is possible where no
-    quota of bytes is left. `direct`: its parameters and the handler's arguments for them, of which the required ones
-    are in `required`; None: FastAPI reads the parameters.
+    `scopes`: one of them is required; BY_COMMAND; or None: public. `label`: its name in metrics and logs. `audit`: its
+    name in the audit log; None: it is not audited. `audits_body`: the line contains its body, which has no rows.
+    `closes_by`: the parameter that may close the shard. `writes`: it writes rows, so its body is not read if the
+    caller's quota of rows is used up. `frees`: it deletes rows, which is allowed when the quota of bytes is used up.
+    `direct`: its parameters and the handler's arguments for them, of which those in `required` are mandatory; None:
+    FastAPI reads the parameters.
     """
 
     method: str
@@ -54,30 +54,30 @@ class Route:
 
     @property
     def key(self) -> str:
-        """Method and path as documents show them."""
+        """Method and path as in the documentation."""
         return f"{self.method} {self.path.replace(':path}', '}')}"
 
     def arguments(self, query: bytes) -> dict[str, str] | None:
-        """The handler's arguments for a plain query. None: FastAPI has to read it, and may refuse it."""
+        """The handler's arguments for a simple query. None: FastAPI has to read it, and may refuse it."""
         if not self.direct:
             return None if self.direct is None else {}
-        given = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-        found = dict(given)
-        if len(found) < len(given) or not self.required <= found.keys() <= self.direct.keys():
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        values = dict(pairs)
+        if len(values) < len(pairs) or not self.required <= values.keys() <= self.direct.keys():
             return None
-        if any(not 0 < len(text) <= PLAIN_CHARS_MAX for text in found.values()):
+        if any(not 0 < len(text) <= PLAIN_CHARS_MAX for text in values.values()):
             return None
-        return {self.direct[name]: text for name, text in found.items()}
+        return {self.direct[name]: text for name, text in values.items()}
 
 
 class Router(APIRouter):
-    """Declares handlers, and keeps a row for each."""
+    """Declares handlers, and collects their routes."""
 
     def __init__(self, **declared: Any) -> None:
         super().__init__(**declared)
         self.table: list[Route] = []
 
-    def on(  # noqa: PLR0913 - a column of the table each
+    def on(  # noqa: PLR0913 - a field of `Route` each
         self,
         method: str,
         path: str,
@@ -91,21 +91,25 @@ class Router(APIRouter):
         direct: bool = False,
         **declared: Any,
     ) -> Callable[[Handler], Handler]:
-        """Declare a handler; `Route` says what the row has.
+        """Declare a handler with the fields of its `Route`.
 
-        `direct`: all its parameters are texts, and it answers with a Response: plain requests go straight to it.
-        `declared`: what FastAPI takes, such as a summary.
+        `direct`: all its parameters are strings, and it returns a Response: simple requests bypass FastAPI. `declared`:
+        arguments for FastAPI, such as `summary`.
         """
 
-        def keep(handler: Handler) -> Handler:
+        def declare(handler: Handler) -> Handler:
             names, required = _arguments(handler) if direct else (None, frozenset[str]())
-            whole = f"{self.prefix}{path}"
-            label = _label(method, whole)
-            marks = (audit, audits_body, closes_by, writes, frees)
-            self.table.append(Route(method, whole, handler, scopes, label, *marks, names, required))
+            full_path = f"{self.prefix}{path}"
+            label = _label(method, full_path)
+            flags = (audit, audits_body, closes_by, writes, frees)
+            self.table.append(Route(method, full_path, handler, scopes, label, *flags, names, required))
             return self.api_route(path, methods=[method], **declared)(handler)
 
-        return keep
+        return declare
+
+    def write(self, verb: str, summary: str, **declared: Any) -> Callable[[Handler], Handler]:
+        """Declare a handler of `POST /{name}/verb` that writes rows and is audited under its verb."""
+        return self.on("POST", f"/{{name}}/{verb}", (WRITE,), audit=verb, writes=True, summary=summary, **declared)
 
 
 class Table:
@@ -121,29 +125,29 @@ class Table:
         ]
 
     def find(self, method: str, path: str) -> Route | None:
-        """The route of a request; its path has `{name}` in the place of a shard's name."""
-        found = self._exact.get((method, path))
-        if found is not None:
-            return found
-        return next((route for has, start, route in self._below if has == method and path.startswith(start)), None)
+        """The route of a request; its path has `{name}` instead of a shard's name."""
+        exact = self._exact.get((method, path))
+        if exact is not None:
+            return exact
+        return next((route for m, start, route in self._below if m == method and path.startswith(start)), None)
 
 
 def route_of(request: Request) -> Route:
-    """The route of a request that a handler answers."""
-    found: Any = request.scope[ROUTE]
-    assert isinstance(found, Route)
-    return found
+    """The route of a request with a handler."""
+    route: Any = request.scope[ROUTE]
+    assert isinstance(route, Route)
+    return route
 
 
 def _arguments(handler: Handler) -> tuple[dict[str, str], frozenset[str]]:
-    """The parameters of a handler, each with its argument, and those that a request must have."""
-    found = [one for one in inspect.signature(handler).parameters.values() if one.name != "request"]
-    names = {_PARAMETERS.get(one.name, one.name): one.name for one in found}
-    return names, frozenset(name for name, one in zip(names, found, strict=True) if one.default is one.empty)
+    """The query parameters of a handler with their arguments, and those that are mandatory."""
+    arguments = [p for p in inspect.signature(handler).parameters.values() if p.name != "request"]
+    names = {_PARAMETERS.get(p.name, p.name): p.name for p in arguments}
+    return names, frozenset(name for name, p in zip(names, arguments, strict=True) if p.default is p.empty)
 
 
 def _label(method: str, path: str) -> str:
-    """One of few words: `insert`, `get-shard`, `put-blob`, `location`, `console`."""
+    """A label from a small set: `insert`, `get-shard`, `put-blob`, `location`, `console`."""
     if path == SHARD:
         return f"{method.lower()}-shard"
     if path.startswith("/v1/blobs/"):
@@ -153,7 +157,7 @@ def _label(method: str, path: str) -> str:
     return path.removeprefix("/v1").strip("/").partition("/")[0]
 
 
-# What FastAPI cannot see for the OpenAPI document: path parameters that routes read from the request themselves.
+# Path parameters that handlers read from the request, so that FastAPI does not document them.
 
 
 _PARAMETER = re.compile(r"\{([a-z_]+)(?::[a-z]+)?\}")
@@ -173,7 +177,7 @@ _KNOWN: dict[str, dict[str, Any]] = {
 
 
 def declare_path_parameters(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with every `{parameter}` of its paths declared, as OpenAPI demands. Changes it; idempotent."""
+    """Declare every `{parameter}` of the paths in the document, as OpenAPI requires. Idempotent."""
     for path, operations in document.get("paths", {}).items():
         for method in _METHODS:
             operation = operations.get(method)

@@ -1,7 +1,7 @@
-"""What a State tells of a shard's structure, as JSON: its batches, merges under way, who holds since, recent commits.
+"""The structure of a shard by its State, as JSON: batches, merges in progress, holds on since, recent commits.
 
-It tells sizes, times and counts, and no row, key of a row, or id by which a lease or a merge could be taken from
-somebody. Everything is bounded, whatever the State holds.
+It contains sizes, times and counts, but no rows, no keys of rows, and no ids that authorise a command. All lists are
+bounded.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
 from persist.core.state import Claim, State
 
-BATCHES_MAX = 512  # that are told one by one: of a longer trace neighbours are told together
+BATCHES_MAX = 512  # entries for batches: in a longer trace an entry covers several neighbours
 MERGES_MAX = 64
 HOLDS_MAX = 100  # the earliest ones
-NAMES_MAX = 3  # of those that hold the same time
+NAMES_MAX = 3  # of holds on the same time
 RECENT_MAX = 64  # commands, the newest
-ACTIVITY_MAX = 32  # commits that wrote, the newest
+ACTIVITY_MAX = 32  # commits with rows, the newest
 NAME_CHARS_MAX = 200
 
 
 class ShardHold(NamedTuple):
-    """What keeps `since` where it is, or one time readable. `lapses_in_s` None: it does not lapse."""
+    """What holds `since`, or keeps one time readable. `lapses_in_s` None: it does not lapse."""
 
     kind: str
     since: Antichain
@@ -38,15 +38,16 @@ class ShardHold(NamedTuple):
 
 
 def trace_json(state: State, *, tells_names: bool) -> dict[str, Any]:
-    """One version of a shard. `tells_names`: also what readers and cursors are called, which others have chosen."""
-    batches, claims = state.trace.batches, _merges(state)
+    """One version of a shard. `tells_names`: include the names of readers and cursors, which other users chose."""
+    batches = state.trace.batches
+    claims = [claim for _, claim in sorted(state.claims.items())]
     claimed = frozenset(part for claim in claims for part in claim.inputs)
     return {
         "shard": state.name,
         **_size_json(state),
         "inline_bytes": state.trace.inline_bytes,
         "batch_count": len(batches),
-        "batches": [_stretch_json(some, claimed) for some in _stretches(batches)],
+        "batches": [_stretch_json(stretch, claimed) for stretch in _stretches(batches)],
         "merges": [_merge_json(state, claim) for claim in islice(claims, MERGES_MAX)],
         "holds": _holds_json(state, tells_names),
         "readers": len(state.leased_readers),
@@ -54,12 +55,12 @@ def trace_json(state: State, *, tells_names: bool) -> dict[str, Any]:
         "writers": len(state.writers),
         "tags": len(state.tags),
         "history_ms": state.settings.history_ms,
-        "recent": [_entry_json(*one) for one in _recent(state, RECENT_MAX)],
+        "recent": [_entry_json(*entry) for entry in _recent(state, RECENT_MAX)],
     }
 
 
 def _size_json(state: State) -> dict[str, Any]:
-    """Which version it is, its frontiers, and how much it holds."""
+    """The version, its frontiers, and its size."""
     return {
         "seqno": int(state.seqno),
         "at": instant_text(state.walltime_ms),
@@ -71,8 +72,8 @@ def _size_json(state: State) -> dict[str, Any]:
 
 
 def activity_json(state: State) -> dict[str, Any]:
-    """A shard in a line: how large it is, and what was written last, `[milliseconds since 1970, rows, bytes]` each."""
-    written = [one for one in _recent(state, ACTIVITY_MAX, maintenance=False) if one[2].rows]
+    """A short summary of a shard: its size, and its latest writes, each `[milliseconds since 1970, rows, bytes]`."""
+    written = [commit for commit in _recent(state, ACTIVITY_MAX, maintenance=False) if commit[2].rows]
     return {
         "name": state.name,
         **_size_json(state),
@@ -82,12 +83,12 @@ def activity_json(state: State) -> dict[str, Any]:
 
 
 def level_of(rows: int) -> int:
-    """The tier of a batch: level k holds from 4^k to less than 4^(k+1) updates, since four of a kind are merged."""
+    """The tier of a batch: level k holds 4^k to 4^(k+1) - 1 updates, since four batches of a tier are merged."""
     return max(rows.bit_length() - 1, 0) // 2
 
 
 def _stretches(batches: Sequence[HollowBatch]) -> Iterator[Sequence[HollowBatch]]:
-    """The batches, as many neighbours together as it takes to have few."""
+    """The batches in at most BATCHES_MAX groups of neighbours."""
     size = -(-len(batches) // BATCHES_MAX) or 1
     for first in range(0, len(batches), size):
         yield batches[first : first + size]
@@ -110,28 +111,24 @@ def _stretch_json(batches: Sequence[HollowBatch], claimed: frozenset[str]) -> di
     }
 
 
-def _merges(state: State) -> list[Claim]:
-    return [claim for _, claim in sorted(state.claims.items())]
-
-
 def _merge_json(state: State, claim: Claim) -> dict[str, Any]:
-    """A merge under way. `lower` and `upper` None: its inputs are not in the trace any more."""
+    """A merge in progress. `lower` and `upper` None: its inputs are no longer in the trace."""
     inputs = frozenset(claim.inputs)
     place = state.trace.covering(inputs)
-    found = [] if place is None else state.trace.batches[place[0] : place[0] + place[1]]
+    batches = [] if place is None else state.trace.batches[place[0] : place[0] + place[1]]
     return {
-        "lower": found[0].desc.lower.to_json() if found else None,
-        "upper": found[-1].desc.upper.to_json() if found else None,
-        "batches": len(found),
+        "lower": batches[0].desc.lower.to_json() if batches else None,
+        "upper": batches[-1].desc.upper.to_json() if batches else None,
+        "batches": len(batches),
         "inputs": len(inputs),
-        "rows": sum(batch.rows for batch in found),
+        "rows": sum(batch.rows for batch in batches),
         "done_parts": len(claim.done),
         "done_rows": sum(part.rows for part in claim.done),
         "done_bytes": sum(part.size for part in claim.done),
     }
 
 
-# --- who holds since
+# --- holds on since
 
 
 def _holds(state: State) -> Iterator[ShardHold]:
@@ -148,18 +145,18 @@ def _holds(state: State) -> Iterator[ShardHold]:
 
 
 def _holds_json(state: State, tells_names: bool) -> list[dict[str, Any]]:
-    """Those that hold the same time in the same way are told together, the earliest times first."""
-    found: dict[tuple[str, Antichain], list[ShardHold]] = defaultdict(list)
+    """Holds of the same kind on the same time share an entry; the earliest times come first."""
+    grouped: dict[tuple[str, Antichain], list[ShardHold]] = defaultdict(list)
     for hold in _holds(state):
-        found[hold.kind, hold.since].append(hold)
-    ordered = sorted(found.items(), key=lambda item: (item[0][1].is_empty, item[0][1].element or 0, item[0][0]))
+        grouped[hold.kind, hold.since].append(hold)
+    ordered = sorted(grouped.items(), key=lambda item: (item[0][1].is_empty, item[0][1].element or 0, item[0][0]))
     return [_hold_json(kind, since, holds, tells_names) for (kind, since), holds in ordered[:HOLDS_MAX]]
 
 
 def _hold_json(kind: str, since: Antichain, holds: list[ShardHold], tells_names: bool) -> dict[str, Any]:
     lapsing = [hold.lapses_in_s for hold in holds if hold.lapses_in_s is not None]
-    is_told = tells_names or kind == "tag"
-    names = sorted({hold.name[:NAME_CHARS_MAX] for hold in holds if hold.name})[:NAMES_MAX] if is_told else []
+    is_named = tells_names or kind == "tag"
+    names = sorted({hold.name[:NAME_CHARS_MAX] for hold in holds if hold.name})[:NAMES_MAX] if is_named else []
     return {
         "kind": kind,
         "since": since.to_json(),
@@ -169,23 +166,19 @@ def _hold_json(kind: str, since: Antichain, holds: list[ShardHold], tells_names:
     }
 
 
-# --- what was done
+# --- recent commands
 
 
 def _recent(state: State, most: int, *, maintenance: bool = True) -> list[tuple[SeqNo, int, CommandEntry]]:
-    """The newest commands that the State itself tells of, the newest first."""
-    newest: Iterable[tuple[SeqNo, Committed]] = nlargest(most, state.entries.items(), key=_seqno)
-    found = (
+    """The newest commands in the State itself, newest first."""
+    newest: Iterable[tuple[SeqNo, Committed]] = nlargest(most, state.entries.items(), key=lambda item: int(item[0]))
+    commands = (
         (seqno, commit.at_ms, entry)
         for seqno, commit in newest
         for entry in reversed(commit.entries)
         if maintenance or entry.operation not in MAINTENANCE
     )
-    return list(islice(found, most))
-
-
-def _seqno(item: tuple[SeqNo, Committed]) -> int:
-    return int(item[0])
+    return list(islice(commands, most))
 
 
 def _entry_json(seqno: SeqNo, at_ms: int, entry: CommandEntry) -> dict[str, Any]:

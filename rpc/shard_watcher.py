@@ -1,8 +1,8 @@
-"""Waiting for shards to move, without a thread each: thousands of waiters on the event loop.
+"""Waits for shards to advance, for thousands of waiters on the event loop without a thread each.
 
-A shard that somebody waits for is watched once. Local commits wake its waiters at once, the store's push channel soon
-(through `Location`), and polling finds the rest: one round-robin over all watched shards, so that idle shards together
-cost a fixed number of reads a second where the store pushes.
+Each shard with waiters is watched once. Local commits wake its waiters at once, the store's push channel soon (through
+`Location`), and polling covers the rest: one round-robin over all watched shards, so that idle shards together cost a
+fixed rate of reads if the store pushes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from persist.core.shard_view import ViewRequest
 from persist.core.state import State
 from rpc.concurrency_limits import CALLER, Work
 
-WAITS_MAX = 20_000  # requests that wait for a shard to move
-POLLS_PER_S_WITH_PUSH = 2.0  # of all watched shards together: a safety net under a push channel
+WAITS_MAX = 20_000  # requests that wait for a shard to advance
+POLLS_PER_S_WITH_PUSH = 2.0  # of all watched shards together, in case the push channel misses something
 POLLS_PER_S_WITHOUT_PUSH = 500.0
 
 
 class _Watched:
-    """One shard that somebody waits for."""
+    """One shard with waiters."""
 
     def __init__(self, machine: Machine, stop: Callable[[], None]) -> None:
         self.machine = machine
         self.stop = stop
         self.users = 0
         self.moved = asyncio.Event()
-        self.woken = False  # a wake-up is on its way to the loop
+        self.woken = False  # a wake-up is queued on the loop
 
 
 class ShardWatcher:
@@ -46,11 +46,11 @@ class ShardWatcher:
 
     @property
     def waiting(self) -> int:
-        """How many waits are under way."""
+        """The number of waits in progress."""
         return sum(watched.users for watched in self._watched.values())
 
     async def state(self, name: str, request: ViewRequest) -> State:
-        """As `persist.client.embedded.view_state`: the State that a view request asks for."""
+        """The State that a view request asks for, as `persist.client.embedded.view_state` does."""
         machine = self._location.machine(name)
         self._location.identity.refuse_copy()
         cached = machine.cached
@@ -68,11 +68,11 @@ class ShardWatcher:
                 await watch.wait(left)
 
     def watch(self, name: str) -> Watch:
-        """Watch a shard for the length of a `with`."""
+        """A context manager that watches a shard."""
         return Watch(self, name)
 
     def stop(self) -> None:
-        """Let every wait end at once, with what there is."""
+        """End all waits at once, with the current State."""
         self.stopping.set()
         for watched in self._watched.values():
             watched.moved.set()
@@ -104,7 +104,7 @@ class ShardWatcher:
             if watched is None or watched.woken:
                 return
             watched.woken = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
                 loop.call_soon_threadsafe(self._wake, watched)
 
         return moved
@@ -113,11 +113,11 @@ class ShardWatcher:
     def _wake(watched: _Watched) -> None:
         watched.woken = False
         watched.moved.set()
-        watched.moved = asyncio.Event()  # those who wait hold the old one
+        watched.moved = asyncio.Event()  # the current waiters hold the old one
 
     async def _poll(self) -> None:
-        """Read the watched shards in turn for as long as there are any."""
-        CALLER.set("")  # this is for all who wait, not for the one who came first
+        """Read the watched shards in turn while there are any."""
+        CALLER.set("")  # it works for all waiters, not for the first one
         pushed = self._location.poll_s > POLL_WITHOUT_PUSH_S
         rate = POLLS_PER_S_WITH_PUSH if pushed else POLLS_PER_S_WITHOUT_PUSH
         while self._watched:
@@ -129,17 +129,17 @@ class ShardWatcher:
                 if watched is None:
                     continue
                 machine = self._location.machine(name)
-                if machine is not watched.machine:  # the cache has dropped the one that we watched
+                if machine is not watched.machine:  # the cache has dropped the watched machine
                     watched.stop()
                     watched.machine, watched.stop = machine, machine.watch(self._waker(name))
                     self._wake(watched)
-                with contextlib.suppress(PersistError):  # too much else to do: the next round finds out
+                with contextlib.suppress(PersistError):  # overloaded: the next round reads it
                     await self._work.run(machine.refresh_quietly)
         self._poller = None
 
 
 class Watch:
-    """A shard being watched."""
+    """A watched shard."""
 
     def __init__(self, watcher: ShardWatcher, name: str) -> None:
         self._watcher = watcher
@@ -155,11 +155,11 @@ class Watch:
 
     @property
     def machine(self) -> Machine:
-        """The machine that news reach: another one than before where the cache has dropped that."""
+        """The machine that receives updates. It changes if the cache drops the previous one."""
         return self._watched.machine
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether the shard moved since the last call (or since it is watched) within `timeout_s`."""
+        """Whether the shard advanced within `timeout_s` since the last call (or since it is watched)."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._moved.wait()

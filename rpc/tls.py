@@ -1,4 +1,4 @@
-"""TLS of a server: certificate files that are read again when they change, and the client's identity."""
+"""TLS of a server: certificate files that are reloaded when they change, and the client's identity."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ from typing import Any
 from persist.client.server_address import said_of
 from persist.core.errors import InvalidUsage
 
-# Files that are read again when they change: how that is seen.
-
-
 LOOK_AGAIN_S = 0.5
 
 
 class ChangedFiles:
-    """Whether files were changed. Make it before they are read, so that no change is missed. Not thread-safe."""
+    """Detects changes of files. Construct it before reading them, so that no change is missed. Not thread-safe."""
 
     def __init__(self, paths: Iterable[str], now_s: Callable[[], float]) -> None:
         self._paths = tuple(paths)
@@ -32,11 +29,11 @@ class ChangedFiles:
         self._stamps = self._stamped()
 
     def is_due(self) -> bool:
-        """Whether the last look is LOOK_AGAIN_S old."""
+        """Whether the last check is at least LOOK_AGAIN_S old."""
         return abs(self._now_s() - self._looked_s) >= LOOK_AGAIN_S
 
     def look(self) -> bool:
-        """Whether one of them is another file than at the last look, or has other bytes or rights. False: not due."""
+        """Whether a file's identity, content or mode changed since the last check. False: the check is not due."""
         if not self.is_due():
             return False
         self._looked_s = self._now_s()
@@ -44,7 +41,7 @@ class ChangedFiles:
         return self._stamps != before
 
     def again(self) -> None:
-        """They could not be read for now: the next look tells that they have changed."""
+        """Treat the files as changed at the next check, because they could not be read now."""
         self._stamps = []
 
     def _stamped(self) -> list[tuple[int, int, int, int] | None]:
@@ -53,16 +50,14 @@ class ChangedFiles:
 
 def _stamp(path: str) -> tuple[int, int, int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
 
 
-# TLS of a server: files that are read again when they change, and who a client is by its certificate.
-#
-# A connection keeps the certificate with which it began. A new one has what the files hold by then. Files that cannot
-# be used, such as a certificate whose key has not come yet, leave the last good ones in place.
+# A connection keeps the certificate with which it began; a new one uses the current files. If these cannot be used, for
+# example while only the certificate has been rotated, the last valid ones stay in use.
 
 
 MINIMUM = ssl.TLSVersion.TLSv1_2
@@ -78,7 +73,7 @@ _log = logging.getLogger("persist.rpc")
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: our certificate with those that signed it, its key, and those that sign certificates of clients."""
+    """PEM files: our certificate chain, its key, and the CA certificates for clients."""
 
     certificate: str
     key: str
@@ -87,14 +82,14 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who a client is by its certificate: all its names, and until when it is (seconds since 1970)."""
+    """A client's identity by its certificate: all names in it, and its expiry (seconds since 1970)."""
 
     names: frozenset[str]
     until_s: float
 
 
 class TlsContext(ssl.SSLContext):
-    """What servers hand each new connection to. Raises InvalidUsage where the files cannot be used at the start."""
+    """Creates the TLS state of each new connection. Raises InvalidUsage if the files are invalid at the start."""
 
     _current: ssl.SSLContext
 
@@ -105,10 +100,10 @@ class TlsContext(ssl.SSLContext):
         self._files = files
         self._changed = ChangedFiles(filter(None, (files.certificate, files.key, files.client_ca)), now_s)
         self._current = context_of(files)
-        self._said = ""  # what is wrong with them now
+        self._problem = ""  # why the files are invalid now
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """What asyncio and uvloop call for each connection, on the event loop alone."""
+        """Called by asyncio and uvloop for each connection, on the event loop only."""
         if self._changed.look():
             self._reload()
         return self._current.wrap_bio(*arguments, **named)
@@ -117,32 +112,32 @@ class TlsContext(ssl.SSLContext):
         try:
             self._current = context_of(self._files)
         except InvalidUsage as error:
-            self._changed.again()  # they may have been out of reach for now
-            if error.message != self._said:
-                _log.warning("new connections still get the last good certificate: %s", error.message)
-            self._said = error.message
+            self._changed.again()  # the cause may be temporary
+            if error.message != self._problem:
+                _log.warning("new connections still use the last valid certificate: %s", error.message)
+            self._problem = error.message
         else:
-            self._said = ""
-            _log.info("the TLS files were read again: new connections get the new certificate")
+            self._problem = ""
+            _log.info("the TLS files were reloaded: new connections use the new certificate")
 
 
 def context_of(files: TlsFiles) -> ssl.SSLContext:
-    """What these files make. A client may leave its certificate out, and is asked for a token then.
+    """An SSL context from these files. Client certificates are optional; a client without one needs a token.
 
-    Raises InvalidUsage: one of them cannot be used.
+    Raises InvalidUsage if a file is invalid.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = MINIMUM
     try:
         for path in filter(None, (files.certificate, files.key, files.client_ca)):
-            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for who writes to it
-                raise OSError(f"{path} is no regular file")
-        # A key with a passphrase is refused: without this OpenSSL would ask for it on the terminal.
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
+                raise OSError(f"{path} is not a regular file")
+        # Without this callback OpenSSL would ask for the passphrase of an encrypted key on the terminal.
         context.load_cert_chain(files.certificate, files.key, lambda: b"")
         if files.client_ca is not None:
             context.load_verify_locations(files.client_ca)
             if not context.get_ca_certs():
-                raise OSError(f"{files.client_ca} holds no certificate of who signs others")
+                raise OSError(f"{files.client_ca} contains no CA certificate")
             context.verify_mode = ssl.CERT_OPTIONAL
     except (OSError, ValueError) as error:
         names = " and ".join(filter(None, (files.certificate, files.key, files.client_ca)))
@@ -151,27 +146,27 @@ def context_of(files: TlsFiles) -> ssl.SSLContext:
 
 
 def peer_of(transport: Any) -> Peer | None:
-    """Who is at the other end; None: it has shown no certificate. That it is good was seen as the connection began."""
-    found = transport.get_extra_info("peercert")
-    if not found:
+    """The client's identity; None: it has shown no certificate. The handshake has validated the certificate."""
+    certificate = transport.get_extra_info("peercert")
+    if not certificate:
         return None
-    return Peer(frozenset(names_in(found)), float(ssl.cert_time_to_seconds(found["notAfter"])))
+    return Peer(frozenset(names_in(certificate)), float(ssl.cert_time_to_seconds(certificate["notAfter"])))
 
 
 def names_in(certificate: Mapping[str, Any]) -> list[str]:
-    """The names of a certificate as `ssl` tells it: `DNS:…`, `URI:…`, `email:…`, `IP:…`, and `subject:CN=…,O=…`."""
-    found = [f"{_KINDS[kind]}:{value}" for kind, value in certificate.get("subjectAltName", ()) if kind in _KINDS]
+    """The names in a certificate as `ssl` returns it: `DNS:…`, `URI:…`, `email:…`, `IP:…`, and `subject:CN=…,O=…`."""
+    names = [f"{_KINDS[kind]}:{value}" for kind, value in certificate.get("subjectAltName", ()) if kind in _KINDS]
     subject = [
-        "+".join(f"{_SHORT.get(name, name)}={_escaped(value)}" for name, value in together)
-        for together in certificate.get("subject", ())
+        "+".join(f"{_SHORT.get(name, name)}={_escaped(value)}" for name, value in attributes)
+        for attributes in certificate.get("subject", ())
     ]
     if subject:
-        found.append(f"subject:{','.join(subject)}")
-    return [plain_name(one) for one in found]
+        names.append(f"subject:{','.join(subject)}")
+    return [plain_name(name) for name in names]
 
 
 def plain_name(name: str) -> str:
-    """One spelling of a name: that of a host has no case, and an address is written in many ways."""
+    """The canonical spelling of a name: lower case for host names, one form for IP addresses."""
     if name.startswith("DNS:"):
         return name.lower().replace("dns:", "DNS:", 1)
     if name.startswith("IP:"):
@@ -181,12 +176,12 @@ def plain_name(name: str) -> str:
 
 
 def checked_name(name: object) -> str:
-    """A name as an entry of a tokens file has it. Raises ValueError: it is none."""
+    """A name from an entry of a tokens file. Raises ValueError if it is invalid."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise ValueError(f"certificate is DNS:…, URI:…, email:…, IP:… or subject:CN=…, not {name!r:.200}")
     return plain_name(name)
 
 
 def _escaped(value: str) -> str:
-    """So that no value can be read as another attribute: a name that a client chose must not be somebody else's."""
+    """Escape separators, so that a value that a client chose cannot be read as another attribute."""
     return re.sub(r'([,+="\\<>;])', r"\\\1", value)

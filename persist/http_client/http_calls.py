@@ -1,4 +1,4 @@
-"""HTTP calls: pooled connections, choice of a server by rendezvous hashing, fail-over, and errors of the tree."""
+"""HTTP calls: choice of a server by rendezvous hashing, fail-over, retries, and errors by their kinds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import msgspec
@@ -34,20 +34,18 @@ from persist.http_client.http_connection import ANSWER_BYTES_MAX, Broken, Connec
 from persist.telemetry.metrics import Durations, Storms
 from persist.telemetry.tracing import TRACEPARENT, Requesting, Tracer, open_tracer
 
-# Which server to ask: rendezvous hashing over those that answer.
-#
-# Every client with the same list sends a shard to the same server, so that its commits meet in one queue. A server that
-# does not answer is passed over, and tried again by one request at a time until it answers; then its shards come back.
+# Every client with the same list of servers sends a shard to the same server, so that its commits meet in one queue. A
+# server that does not answer is passed over, and probed by one request at a time until it answers again.
 
 
 RETRY_DOWN_S = 0.5
-TRY_S = 30.0  # a try that has told nothing for so long is given up, and another one begins
+TRY_S = 30.0  # after so long without an outcome, another request probes the server
 ORDERS_KEPT_MAX = 20_000
 SERVERS_MAX = 256
 
 
 class Servers:
-    """The servers of one client, by their base URLs. Thread-safe."""
+    """The servers of one client by their base URLs. Thread-safe."""
 
     def __init__(self, urls: Sequence[str], clock: Clock) -> None:
         self.urls = tuple(dict.fromkeys(normal(url) for url in urls))
@@ -55,11 +53,11 @@ class Servers:
             raise InvalidUsage(f"give 1 to {SERVERS_MAX} servers, not {len(self.urls)}")
         self._clock = clock
         self._lock = threading.Lock()
-        self._down: dict[str, float] = {}  # server -> when to try it again
-        self._ordered = lru_cache(ORDERS_KEPT_MAX)(self._rendezvous)
+        self._down: dict[str, float] = {}  # by server: when to probe it again
+        self._ordered = lru_cache(ORDERS_KEPT_MAX)(partial(rendezvous, self.urls))
 
     def order(self, name: str) -> tuple[str, ...]:
-        """The servers to ask about a shard, best first; those that are down come last."""
+        """The servers for a shard, best first; those that are down come last."""
         ordered = self._ordered(name)
         if not self._down:
             return ordered
@@ -72,40 +70,37 @@ class Servers:
                 if until is None:
                     up.append(server)
                 elif now >= until and not up:
-                    self._down[server] = now + TRY_S  # this request tries it, others pass it over
+                    self._down[server] = now + TRY_S  # this request probes it, others pass it over
                     up.append(server)
                 else:
                     down.append(server)
         return (*up, *down)
 
     def failed(self, server: str) -> None:
-        """It did not answer."""
+        """Mark a server that did not answer."""
         with self._lock:
             self._down[server] = self._clock.monotonic() + RETRY_DOWN_S
 
     def worked(self, server: str) -> None:
-        """It answered."""
+        """Mark a server that answered."""
         if server in self._down:
             with self._lock:
                 self._down.pop(server, None)
 
-    def _rendezvous(self, name: str) -> tuple[str, ...]:
-        return rendezvous(self.urls, name)
-
 
 def rendezvous(urls: Sequence[str], name: str) -> tuple[str, ...]:
-    """The servers by descending weight for `name`: taking one away moves only its own shards."""
+    """The servers by descending weight for `name`: removing one moves only its own shards."""
     return tuple(sorted(urls, key=lambda url: hashlib.sha256(f"{url}\0{name}".encode()).digest(), reverse=True))
 
 
-# HTTP calls of a client: pooled connections, fail-over, and errors of the tree.
+# Calls.
 
 
 T = TypeVar("T")
 REQUEST_ID_HEADER = "x-request-id"
 CONNECT_S = 0.8
 BACKOFF_FIRST_S = 0.02
-LEAST_S = 0.01  # with less time left no other server is asked
+LEAST_S = 0.01  # with less time left no other server is tried
 BACKOFF_MAX_S = 0.5
 
 
@@ -113,10 +108,9 @@ BACKOFF_MAX_S = 0.5
 class Call:
     """One request. It goes to the server of `shard` first.
 
-    `safe` calls may happen twice: they are repeated until a server answers or the connection's timeout has passed. It
-    bounds all tries at all servers together. An answer may take `wait_s` longer, because it waits for something. No
-    call takes longer than the deadline of the call of the handle that it is made for (`persist.client.deadlines`). An
-    answer of more than `bytes_max` bytes is not taken.
+    `safe` calls may be repeated: they are retried until a server answers or the connection's timeout has passed, which
+    bounds all attempts together. An answer may take `wait_s` longer, because the server waits. The deadline of the
+    handle's call (`persist.client.deadlines`) always applies. An answer of more than `bytes_max` bytes is rejected.
     """
 
     method: str
@@ -142,7 +136,7 @@ class HttpCalls:
         timeout_s: float,
         connect_s: float | None = None,
     ) -> None:
-        """`connect_s` bounds a call as long as no server has ever answered; None: `timeout_s` does."""
+        """`connect_s` bounds a call while no server has ever answered; None: `timeout_s` does."""
         self.servers = servers
         self._connect_s = timeout_s if connect_s is None else min(connect_s, timeout_s)
         self._was_answered = False
@@ -150,37 +144,32 @@ class HttpCalls:
         self._clock = clock
         self._ids = SystemIds()  # of requests
         self.storms = Storms(clock.monotonic)
-        self.durations = Durations()  # by method and what came of it, with the bytes that were sent
+        self.durations = Durations()  # by method and outcome, with the bytes sent
         self.received = 0  # bytes of answers
         self.tracer: Tracer | None = None
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s  # of one call
         self._tls = tls_of(servers.urls, trust)
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._pools = {url: ConnectionPool(url, connect_s=CONNECT_S, tls=self._tls) for url in servers.urls}
-
-    @property
-    def timeout_s(self) -> float:
-        """What bounds one call."""
-        return self._timeout_s
 
     @property
     def has_token(self) -> bool:
         return bool(self._headers)
 
     def call(self, call: Call) -> Reply:
-        """Ask the shard's server, then the others.
+        """Send a request to the shard's server, and if that fails to the others.
 
-        A call that is not safe raises Unavailable (it did not happen) or Indeterminate at once.
+        A call that is not safe raises Unavailable (it did not happen) or Indeterminate without a retry.
         """
         self._process.check()
         with Requesting() as request:
-            asked = request.named(self._ids)
-            return self._call(call, asked) if self.tracer is None else self._traced(call, asked, self.tracer)
+            request_id = request.named(self._ids)
+            return self._call(call, request_id) if self.tracer is None else self._traced(call, request_id, self.tracer)
 
     def _traced(self, call: Call, request_id: str, tracer: Tracer) -> Reply:
-        """As `_call`, below a span of which the server is told."""
-        told = {"persist.request_id": request_id, "persist.shard": call.shard}
-        with tracer.span(f"persist.client {call.method}", told, kind="client") as span:
+        """As `_call`, in a span that is the parent of the server's."""
+        attributes = {"persist.request_id": request_id, "persist.shard": call.shard}
+        with tracer.span(f"persist.client {call.method}", attributes, kind="client") as span:
             headers = {**call.headers, TRACEPARENT: tracer.traceparent()}
             try:
                 reply = self._call(replace(call, headers=headers), request_id)
@@ -193,19 +182,19 @@ class HttpCalls:
     def _call(self, call: Call, request_id: str) -> Reply:
         deadlines.check(f"the request to {self.servers.urls[0]}")
         begun = self._clock.monotonic()
-        ends = begun + deadlines.at_most(math.inf)  # whatever it waits for
+        ends = begun + deadlines.at_most(math.inf)
         tries = 0
         while True:
-            deadline = min(begun + (self._timeout_s if self._was_answered else self._connect_s), ends)
+            deadline = min(begun + (self.timeout_s if self._was_answered else self._connect_s), ends)
             late = min(deadline + call.wait_s, ends)
             for server in self.servers.order(call.shard):
                 try:
                     return self._ask(server, call, late - self._clock.monotonic(), request_id)
-                except NotComplete:  # the server has waited for it
+                except NotComplete:  # the server has waited already
                     raise
                 except (Unavailable, Overloaded) as error:
                     last: PersistError = error
-                    # Where one is overloaded, the others are as busy, and would only fight over the shard.
+                    # If one is overloaded, so are the others, and they would only compete for the shard.
                     if isinstance(error, Overloaded) or self._clock.monotonic() > late - LEAST_S:
                         break
             if not call.safe:
@@ -213,31 +202,31 @@ class HttpCalls:
             tries += 1
             pause = min(BACKOFF_FIRST_S * 2**tries, BACKOFF_MAX_S)
             if self._clock.monotonic() + pause > deadline:
-                raise last if self._was_answered else self._nobody(last)
+                raise last if self._was_answered else self._unreachable(last)
             self.storms.again("client", call.shard, tries, last, request_id)
             self._clock.sleep(pause)
 
-    def _nobody(self, last: PersistError) -> Unavailable:
+    def _unreachable(self, last: PersistError) -> Unavailable:
         urls = ", ".join(self.servers.urls)
         return Unavailable(
-            f"no server has answered at {urls} within {self._connect_s:g} s, and nothing happened: is it started, and "
-            f"is this its URL? ({last.message})"
+            f"no server answered at {urls} within {self._connect_s:g} s, and nothing happened: check that it is "
+            f"running at this URL ({last.message})"
         )
 
     def stream(
         self, server: str, path: str, headers: Mapping[str, str], silence_s: float
     ) -> AbstractContextManager[tuple[Reply, Iterator[bytes]]]:
-        """A GET from one server whose body is read as it comes. Raises NotSent, Broken, InvalidUsage."""
+        """A GET from one server whose body is read as it arrives. Raises NotSent, Broken, InvalidUsage."""
         self._process.check()
         return self._pools[server].stream(path, {**self._headers, **headers}, silence_s)
 
-    def still(self, deadline: float | None, name: str) -> float:
-        """Pause before the servers are asked again. Unavailable once the timeout has passed since the first pause."""
+    def pause_before_retry(self, deadline: float | None, name: str) -> float:
+        """Pause, and return the deadline of the retries. Raises Unavailable once it has passed."""
         now = self._clock.monotonic()
         if deadline is not None and now > deadline:
             raise Unavailable(f"no server answers for shard {name!r}; resume later")
         self._clock.sleep(BACKOFF_MAX_S / 2)
-        return now + self._timeout_s if deadline is None else deadline
+        return now + self.timeout_s if deadline is None else deadline
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -246,7 +235,7 @@ class HttpCalls:
     def _ask(self, server: str, call: Call, timeout_s: float, request_id: str) -> Reply:
         headers = {**self._headers, **call.headers, REQUEST_ID_HEADER: request_id}
         if call.body is not None:
-            headers.setdefault("content-type", "application/octet-stream")  # servers refuse a body without a type
+            headers.setdefault("content-type", "application/octet-stream")  # servers reject a body without a type
         begun, outcome = self._clock.monotonic(), "broken"
         try:
             reply = self._pools[server].request(call.method, call.path, headers, call.body, timeout_s, call.bytes_max)
@@ -257,10 +246,10 @@ class HttpCalls:
             raise Unavailable(f"the server {server} cannot be reached: {error}") from error
         except Broken as error:
             self.servers.failed(server)
-            said = f"the server {server} went away during the request: {error}"
+            reason = f"the server {server} disconnected during the request: {error}"
             if call.safe:
-                raise Unavailable(said) from error
-            raise Indeterminate(f"{said}; it may have happened, retry with the same token") from error
+                raise Unavailable(reason) from error
+            raise Indeterminate(f"{reason}; it may have happened, retry with the same token") from error
         finally:
             sent = 0 if call.body is None else len(call.body)
             self.durations.observe((call.method, outcome), self._clock.monotonic() - begun, sent)
@@ -273,7 +262,7 @@ class HttpCalls:
 
 
 def calls_of(connection: Connection, clock: Clock) -> HttpCalls:
-    """Calls to the servers of a connection that has a `url`, by its token and deadlines. Asks nobody."""
+    """Calls to the servers of a connection that has a `url`. Sends nothing."""
     calls = HttpCalls(
         Servers((connection.url or "").split(","), clock),
         clock,
@@ -287,26 +276,26 @@ def calls_of(connection: Connection, clock: Clock) -> HttpCalls:
 
 
 def decoded_json(reply: Reply, kind: type[T]) -> T:
-    """What an answer says. Raises Corruption on anything that is no JSON of this kind."""
+    """The content of an answer. Raises Corruption if it is not JSON of this type."""
     try:
         return msgspec.json.decode(reply.data, type=kind)
     except (ValueError, RecursionError) as error:
-        raise Corruption(f"the server's answer is not what was asked for: {error}; is it a persist server?") from error
+        raise Corruption(f"the server's answer is malformed: {error}; is it a persist server?") from error
 
 
 def error_of(server: str, reply: Reply, *, safe: bool) -> PersistError:
-    """The error that an answer of 400 or more tells of. `safe`: the request changes nothing, or may happen twice.
+    """The error in an answer of 400 or more. `safe`: the request changes nothing, or may be repeated.
 
-    Only a persist server knows whether something happened. A proxy may answer any 5xx after it has forwarded a request.
+    Only a persist server knows whether something happened. A proxy may answer 5xx after it has forwarded the request.
     """
     if reply.headers.get("content-type", "").partition(";")[0].strip() == PROBLEM_JSON:
         with contextlib.suppress(ValueError, RecursionError):
-            told = json.loads(reply.data)
-            if isinstance(told, dict) and isinstance(told.get("kind"), str):
-                return error_from_json(told)
-    said = f"{server} answered {reply.status}, which is no answer of persist: {reply.data[:100]!r}"
+            document = json.loads(reply.data)
+            if isinstance(document, dict) and isinstance(document.get("kind"), str):
+                return error_from_json(document)
+    text = f"{server} answered {reply.status} without an error of persist: {reply.data[:100]!r}"
     if reply.status < 500:
-        return PersistError(f"{said}; is it a persist server?")
+        return PersistError(f"{text}; is it a persist server?")
     if safe:
-        return Unavailable(said)
-    return Indeterminate(f"{said}; it may have happened, retry with the same token")
+        return Unavailable(text)
+    return Indeterminate(f"{text}; it may have happened, retry with the same token")

@@ -1,4 +1,4 @@
-"""HTTP/1.1 over pooled sockets, and one response parsed from its bytes."""
+"""HTTP/1.1 over pooled sockets, and the parser of responses."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 from persist.client.server_address import Trust
 from persist.core.errors import InvalidUsage
 
-# One HTTP/1.1 answer from its bytes, without a socket: bytes in, status, headers and body out.
+# One response from its bytes, without a socket.
 #
-# httptools (llhttp) reads the grammar. This class adds what a client must not take for an answer: one without a length,
-# one that is cut, one with bytes after its end, and one that goes on without end. Every such answer is one error,
-# Broken: the request may have happened.
+# httptools (llhttp) reads the grammar. This class adds what a client must reject: a response without a length, a
+# truncated one, one with bytes after its end, and an endless one. All raise Broken: the request may have happened.
 
 
-HEADER_BYTES_MAX = 64 * 1024  # of a header, interim answers before it included; and of trailers
-PARSED_BYTES = 4 * 1024  # at a time, so that the length of a trailer is known about as well
-INTERIM_MAX = 16  # interim answers (100 to 199) before the real one
+HEADER_BYTES_MAX = 64 * 1024  # of a header, including interim responses before it; and of trailers
+PARSED_BYTES = 4 * 1024  # at a time, so that the length of a trailer is bounded as well
+INTERIM_MAX = 16  # interim responses (100 to 199) before the final one
 
 
 class Broken(Exception):
-    """The connection ended, nothing came in time, or no HTTP came, after the request had begun to go out."""
+    """The connection ended, nothing came in time, or the response was not HTTP, after the request was partly sent."""
 
 
 class TimedOut(Broken):
-    """Nothing, or not all, came in time."""
+    """The response, or the rest of it, did not come in time."""
 
 
 class Reply:
@@ -48,10 +47,10 @@ class Reply:
 
 
 class Answer:
-    """Feed it what arrives until `is_whole`. However the bytes are cut, the outcome is the same, but for trailers that
-    are at most PARSED_BYTES longer than they may be.
+    """A response that is fed with received bytes until `is_whole`. The outcome does not depend on how they are split,
+    except that trailers may exceed their limit by PARSED_BYTES.
 
-    `reply` is None until the header is complete; `take` gives the body as it comes.
+    `reply` is None until the header is complete; `take` returns the body as it arrives.
     """
 
     def __init__(self, is_head: bool = False) -> None:
@@ -63,16 +62,16 @@ class Answer:
         self._headers: dict[str, str] = {}
         self._pieces: list[bytes] = []
         self._interim = 0
-        self._left = 0  # bytes of a body of known length that are to come
-        self._idle_bytes = 0  # received since the header was complete or a piece of the body came
+        self._left = 0  # missing bytes of a body of known length
+        self._idle_bytes = 0  # received since the header was complete or a piece of the body arrived
 
     @property
-    def bytes_told(self) -> int:
-        """How many bytes the body has, as its header tells; 0: it does not."""
+    def content_length(self) -> int:
+        """The Content-Length of the body; 0: unknown."""
         return 0 if self._is_head else int(self._headers.get("content-length", 0))
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived; no bytes mean that the connection has ended. Raises Broken."""
+        """Process received bytes; no bytes mean that the connection has ended. Raises Broken."""
         if not data and not self.is_whole:
             raise Broken("the server closed the connection")
         start = 0
@@ -81,7 +80,7 @@ class Answer:
             self._parse(data[start : start + room])
             start += room
         data = data[start:]
-        if self._left and data:  # nothing but body is to come: the parser would only copy it
+        if self._left and data:  # only body follows, which the parser would copy
             piece, data = data[: self._left], data[self._left :]
             self._left -= len(piece)
             self._pieces.append(piece)
@@ -90,7 +89,7 @@ class Answer:
             self._check_end(data)
 
     def take(self) -> bytes:
-        """What has come of the body since the last call."""
+        """The part of the body that arrived since the last call."""
         pieces, self._pieces = self._pieces, []
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -100,26 +99,26 @@ class Answer:
             self._idle_bytes += len(data)
             self._parser.feed_data(data)
             if self._idle_bytes >= HEADER_BYTES_MAX:
-                raise Broken(f"the answer's header or trailer is longer than {HEADER_BYTES_MAX} bytes")
+                raise Broken(f"the response's header or trailer is longer than {HEADER_BYTES_MAX} bytes")
         except HttpParserCallbackError as error:
             raise Broken(str(error.__context__)) from error
         except (HttpParserError, HttpParserUpgrade) as error:
-            raise Broken(f"the answer is not HTTP: {error}") from error
+            raise Broken(f"the response is not HTTP: {error}") from error
         if self.reply is not None and not self.is_whole and "content-length" in self._headers:
-            self._left = int(self._headers["content-length"]) - sum(map(len, self._pieces))  # the parser checked it
+            self._left = int(self._headers["content-length"]) - sum(map(len, self._pieces))  # validated by the parser
         if self.is_whole or self._left:
-            self._parser = None  # it refers back to this answer: without the circle both are freed at once
+            self._parser = None  # breaks the reference cycle, so that both are freed at once
 
     def _check_end(self, data: bytes) -> None:
-        """Whatever comes after the end is refused, but for line breaks: the parser lets them pass, too."""
+        """Rejects bytes after the end except line breaks, which the parser accepts, too."""
         if data.strip(b"\r\n"):
-            raise Broken("the answer goes on after its end")
+            raise Broken("the response continues after its end")
 
-    # What the parser calls. It turns whatever they raise into an HttpParserCallbackError.
+    # Called by the parser, which wraps exceptions in an HttpParserCallbackError.
 
     def on_message_begin(self) -> None:
         if self.is_whole:
-            raise Broken("another answer follows after its end")
+            raise Broken("another response follows after its end")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.reply is None:
@@ -130,24 +129,24 @@ class Answer:
         assert self._parser is not None
         status = self._parser.get_status_code()
         if not self._parser.get_http_version().startswith("1."):
-            raise Broken("the answer is not HTTP/1")
+            raise Broken("the response is not HTTP/1")
         if 100 <= status < 200:
             self._interim += 1
             self._headers.clear()
             if status == 101 or self._interim > INTERIM_MAX:
-                raise Broken(f"the server sends {status} instead of an answer")
+                raise Broken(f"the server sends {status} instead of a response")
             return
         if not 200 <= status < 600:
-            raise Broken(f"the answer's status is {status}")
+            raise Broken(f"the response's status is {status}")
         is_empty = self._is_head or status in (204, 304)
         if not is_empty and "content-length" not in self._headers:
             coding = self._headers.get("transfer-encoding")
             if coding is None or coding.lower() != "chunked":
-                raise Broken("the answer does not say how long it is")
+                raise Broken("the response has no length")
         self.reply = Reply(status, self._headers, b"")
-        # The parser looks for chunks even after HEAD, and would swallow what looks like the beginning of one.
-        is_sure = not self._is_head or "transfer-encoding" not in self._headers
-        self.keeps_alive = is_sure and self._parser.should_keep_alive()
+        # The parser expects chunks even after HEAD, and would swallow what looks like the beginning of one.
+        is_framed = not self._is_head or "transfer-encoding" not in self._headers
+        self.keeps_alive = is_framed and self._parser.should_keep_alive()
         self.is_whole = is_empty
         self._idle_bytes = 0
 
@@ -162,31 +161,30 @@ class Answer:
         self.is_whole = self.reply is not None
 
 
-# HTTP/1.1 over pooled sockets, and nothing more: what one small call costs is mostly its client.
+# Connections. A small HTTP client of our own, because the client dominates the cost of small calls.
 #
-# Measured beside `urllib3` and `http.client` on a call of 11 kB: 0.04 ms of CPU instead of 0.24 and 0.16. It speaks
-# what our own server speaks: keep-alive, bodies by Content-Length or chunks, TLS. No redirects, no cookies, no
-# encodings. `answers.py` reads the answers; here are the sockets.
+# A call of 11 kB takes 0.04 ms of CPU, compared with 0.24 by `urllib3` and 0.16 by `http.client`. It supports what our
+# server uses: keep-alive, bodies by Content-Length or chunks, TLS. No redirects, cookies or encodings.
 
 
-IDLE_MAX = 256  # connections kept open to one server; more are opened and closed again
+IDLE_MAX = 256  # idle connections kept to one server
 RECEIVE_BYTES = 256 * 1024
-ANSWER_BYTES_MAX = 256 * 1024**2  # of a body that is read as a whole, where the call says nothing else
-ERROR_BYTES_MAX = 1024**2  # of the body of an answer of 400 or more
-JOINED_BYTES_MAX = 64 * 1024  # a body up to this goes out in one piece with its header
-PROBE_AFTER_S = 1.0  # without an answer for so long, the server is asked whether it is there; then after twice that
-PROBE_S = 2.0  # how long it may take to say so
-PROBES_PER_WAIT = 4  # a probe begins, and ends, within such a part of the time that the request has
-LEAST_WAIT_S = 0.001  # a socket takes no time below zero, and zero for "do not wait"
+ANSWER_BYTES_MAX = 256 * 1024**2  # of a body that is read as a whole, by default
+ERROR_BYTES_MAX = 1024**2  # of the body of a response of 400 or more
+JOINED_BYTES_MAX = 64 * 1024  # a body up to this size is sent together with its header
+PROBE_AFTER_S = 1.0  # without a response for so long, the server is probed; then after twice that, and so on
+PROBE_S = 2.0  # for the response to a probe
+PROBES_PER_WAIT = 4  # a probe begins, and ends, within this fraction of the request's time
+LEAST_WAIT_S = 0.001  # a socket accepts no negative timeout, and zero means non-blocking
 PROBE_PATH = "/healthz"
 
 
 class NotSent(Exception):
-    """The server was not reached; nothing was asked of it."""
+    """The server was not reached, so the request was not sent."""
 
 
 def tls_of(urls: Iterable[str], trust: Trust | None) -> ssl.SSLContext | None:
-    """What certificates are checked with; None: none of the servers speaks TLS. Raises InvalidUsage: a bad PEM file."""
+    """The TLS context for these URLs; None: none of them uses TLS. Raises InvalidUsage if a PEM file is invalid."""
     is_secure = any(url.lower().startswith("https:") for url in urls)
     return (trust or Trust()).context() if is_secure else None
 
@@ -194,7 +192,7 @@ def tls_of(urls: Iterable[str], trust: Trust | None) -> ssl.SSLContext | None:
 class ConnectionPool:
     """Connections to one server. Thread-safe; a connection serves one request at a time.
 
-    `probes`: a server that takes long to answer is asked whether it is there, as servers of persist can be.
+    `probes`: a slow server is probed at PROBE_PATH, which servers of persist have.
     """
 
     def __init__(self, url: str, *, connect_s: float, tls: ssl.SSLContext | None, probes: bool = True) -> None:
@@ -218,9 +216,9 @@ class ConnectionPool:
         timeout_s: float,
         bytes_max: int = ANSWER_BYTES_MAX,
     ) -> Reply:
-        """One request and its whole answer, within `timeout_s`, whose body has at most `bytes_max` bytes.
+        """One request and its whole response within `timeout_s`, with a body of at most `bytes_max` bytes.
 
-        Raises NotSent, InvalidUsage, TimedOut, and Broken: also where the answer is longer.
+        Raises NotSent, InvalidUsage, TimedOut, and Broken, also for a longer response.
         """
         head = self._head(method, path, headers, body)
         connection = self._take(timeout_s)
@@ -238,7 +236,7 @@ class ConnectionPool:
     def stream(
         self, path: str, headers: Mapping[str, str], timeout_s: float
     ) -> Iterator[tuple[Reply, Iterator[bytes]]]:
-        """A GET whose body is read piece by piece; `timeout_s` is the longest silence."""
+        """A GET whose body is read in pieces; `timeout_s` is the longest silence."""
         connection = self._take()
         try:
             connection.send(self._head("GET", path, headers, None), None, timeout_s)
@@ -258,7 +256,7 @@ class ConnectionPool:
             connection.close()
 
     def _is_there(self, timeout_s: float) -> bool:
-        """Whether the server answers at all: one that hangs keeps its connections open but does nothing."""
+        """Whether the server responds to a probe: one that hangs keeps its connections open."""
         try:
             connection = self._connect()
         except (NotSent, InvalidUsage):
@@ -278,7 +276,7 @@ class ConnectionPool:
         head = f"{method} {path} HTTP/1.1\r\n{self._host_line}{lines}{length}\r\n"
         breaks = 3 + len(headers) + (body is not None)
         if head.count("\r") != breaks or head.count("\n") != breaks:
-            raise ValueError("a header holds a line break")
+            raise ValueError("a header contains a line break")
         return head.encode("latin-1")
 
     def _take(self, timeout_s: float | None = None) -> _Connection:
@@ -289,7 +287,7 @@ class ConnectionPool:
                 return self._connect(timeout_s)
             if connection.is_quiet():
                 return connection
-            connection.close()  # the server has closed it meanwhile
+            connection.close()  # the server has closed it
 
     def _give(self, connection: _Connection) -> None:
         with self._lock:
@@ -299,7 +297,7 @@ class ConnectionPool:
         connection.close()
 
     def _connect(self, timeout_s: float | None = None) -> _Connection:
-        """A new connection, within `timeout_s` seconds if these are fewer than one always has. Raises NotSent."""
+        """A new connection, within `timeout_s` seconds but at most `connect_s`. Raises NotSent."""
         connect_s = self._connect_s if timeout_s is None else max(min(self._connect_s, timeout_s), LEAST_WAIT_S)
         try:
             plain = socket.create_connection((self._host, self._port), connect_s)
@@ -312,47 +310,47 @@ class ConnectionPool:
             return _Connection(self._tls.wrap_socket(plain, server_hostname=self._host))
         except ssl.SSLCertVerificationError as error:
             plain.close()
-            said = f"the certificate of {self._host}:{self._port} is not trusted here: {error.verify_message}"
-            raise InvalidUsage(f"{said}; give ca_file") from error
+            reason = f"the certificate of {self._host}:{self._port} is not trusted: {error.verify_message}"
+            raise InvalidUsage(f"{reason}; give ca_file") from error
         except OSError as error:
             plain.close()
             raise NotSent(str(error) or type(error).__name__) from error
 
 
 class _Connection:
-    """One socket: requests out, the bytes of their answers in."""
+    """One socket."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
         self.reusable = False
-        self.ends: float | None = None  # when the answer has to be whole; None: only silence has a bound
+        self.ends: float | None = None  # the deadline of the response; None: only silence is bounded
 
     def is_quiet(self) -> bool:
-        """Whether nothing has arrived since the last answer: not even the end of the connection."""
+        """Whether nothing has arrived since the last response, not even the end of the connection."""
         return not self._poll.poll(0)
 
     def close(self) -> None:
         self._socket.close()
 
     def wait(self, is_there: Callable[[float], bool] | None) -> None:
-        """Wait for the answer to begin, asking ever less often whether the server is still there. Raises Broken.
+        """Wait for the response to begin, probing the server less and less often. Raises Broken.
 
-        `is_there` None: only wait.
+        `is_there` None: without probes.
         """
-        # Of a request that has little time, enough is left to ask another server.
+        # Short waits are probed early enough to leave time for another server.
         pause = self._left() if is_there is None else min(PROBE_AFTER_S, self._left() / PROBES_PER_WAIT)
         while not self._poll.poll(max(min(pause, self._left()), 0) * 1000):
             left = self._left()
             if left <= 0:
-                raise TimedOut("no answer came in time")
+                raise TimedOut("no response came in time")
             if is_there is not None and not is_there(min(PROBE_S, left / PROBES_PER_WAIT)):
                 raise Broken("the server hangs")
             pause *= 2
 
     def answer(self, is_head: bool, bytes_max: int) -> Reply:
-        """The whole answer. Raises Broken."""
+        """The whole response. Raises Broken."""
         answer, reply = self.begin(is_head)
         reply.data = self.body(answer, bytes_max if reply.status < 400 else ERROR_BYTES_MAX)
         self.reusable = answer.keeps_alive
@@ -371,33 +369,33 @@ class _Connection:
                 self._socket.sendall(head)
                 self._socket.sendall(body)
         except ConnectionError as error:
-            # The server may have answered (that the body is too large, say) before it had read everything.
+            # The server may have responded (that the body is too large, say) before it read everything.
             if not self._poll.poll(0):
                 raise Broken(type(error).__name__) from error
         except OSError as error:
             raise Broken(type(error).__name__) from error
 
     def begin(self, is_head: bool) -> tuple[Answer, Reply]:
-        """The answer up to its header. Raises Broken."""
+        """The response up to its header. Raises Broken."""
         answer = Answer(is_head)
         while answer.reply is None:
             answer.feed(self._receive())
         return answer, answer.reply
 
     def body(self, answer: Answer, bytes_max: int) -> bytes:
-        """The rest of an answer. Raises Broken when it ends before it is whole, or has more bytes than that."""
-        if answer.bytes_told > bytes_max:
-            raise Broken(f"the answer has {answer.bytes_told} bytes, and what was asked for has at most {bytes_max}")
+        """The rest of a response. Raises Broken if it is truncated or longer than `bytes_max`."""
+        if answer.content_length > bytes_max:
+            raise Broken(f"the response has {answer.content_length} bytes; at most {bytes_max} are accepted")
         pieces, size = [], 0
         for piece in self.pieces(answer):
             pieces.append(piece)
             size += len(piece)
             if size > bytes_max:
-                raise Broken(f"the answer is longer than {bytes_max} bytes, which what was asked for has at most")
+                raise Broken(f"the response is longer than {bytes_max} bytes, the most that is accepted")
         return b"".join(pieces)
 
     def pieces(self, answer: Answer) -> Iterator[bytes]:
-        """The body as it arrives. Raises Broken when it ends before it is whole."""
+        """The body as it arrives. Raises Broken if it is truncated."""
         while True:
             if piece := answer.take():
                 yield piece
@@ -406,7 +404,8 @@ class _Connection:
             answer.feed(self._receive())
 
     def _receive(self) -> bytes:
-        """What has arrived; nothing when the server has closed the connection."""
+        """Received bytes; empty if the server has closed the connection."""
+
         try:
             if self.ends is not None:
                 self._socket.settimeout(max(self._left(), LEAST_WAIT_S))

@@ -1,6 +1,6 @@
-"""`persist check [PATTERN]`: what is wrong with a location, why, and what to do about it; with --repair it repairs.
+"""`persist check [PATTERN]`: find faults of a location, their causes and remedies; with --repair, repair them.
 
-Without --repair it writes nothing. It is beside the service because it reads the service's file of tokens.
+Without --repair it writes nothing. It belongs to the service because it reads the tokens file.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from persist.copies.verify import QUICK, Depth
 from persist.core.errors import InvalidUsage, PersistError
 from rpc.auth import read_ending, tokens_seen
 
-SERVER_S = 600.0  # that a server may take to check all shards
+SERVER_S = 600.0  # for a server to check all shards
 LINE_CHARS = 100
 LIMITS = (*AGES, "free")
-OF_HERE = ("backup_age",)  # of these a server knows nothing
+LOCAL_LIMITS = ("backup_age",)  # not known to a server
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", default="", metavar="PATTERN", help="a name, or eu/*; without it all")
+    parser.add_argument("name", nargs="?", default="", metavar="PATTERN", help="a name, or eu/*; by default all shards")
     add_client_arguments(parser)
     depth = parser.add_mutually_exclusive_group()
-    depth.add_argument("--quick", action="store_true", help="read rollups and bundles alone, as --url does")
+    depth.add_argument("--quick", action="store_true", help="read only rollups and bundles, as --url does")
     depth.add_argument("--deep", action="store_true", help="read every byte, decode every row")
-    parser.add_argument("--rate", metavar="BYTES", help="with --deep: at most so many bytes a second, such as 50MiB")
-    parser.add_argument("--backup", metavar="URL", help="a store of backups, to find whether the newest one is old")
-    parser.add_argument("--tokens", metavar="FILE", help="a file of tokens, to find which of them end soon")
+    parser.add_argument("--rate", metavar="BYTES", help="with --deep: the maximum bytes per second, such as 50MiB")
+    parser.add_argument("--backup", metavar="URL", help="a store of backups, to check the age of the newest one")
+    parser.add_argument("--tokens", metavar="FILE", help="a tokens file, to find tokens that expire soon")
     for name, what in AGES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", metavar="AGE", help=what)
     parser.add_argument("--free", metavar="PERCENT", help=FREE)
@@ -53,45 +53,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: nothing is wrong. 1: there are findings. 2: wrong usage. 3: a store, or the server, cannot be reached."""
+    """0: no findings. 1: there are findings. 2: wrong usage. 3: a store, or the server, cannot be reached."""
     try:
         check_given(arguments, "backup", "tokens", "rate", "source", "excise", *LIMITS)
         repair.check_arguments(arguments)
         if arguments.repair:
             return repair.repair(arguments)
-        given = {name: getattr(arguments, name) or "" for name in LIMITS}
-        found = _checked(arguments, given, read_limits(**given))
+        limits = {name: getattr(arguments, name) or "" for name in LIMITS}
+        result = _check(arguments, limits, read_limits(**limits))
     except PersistError as error:
         complain("persist check", error.message, texts_of(arguments))
         return exit_of(error)
     if arguments.json:
-        sys.stdout.write(found.text())
+        sys.stdout.write(result.text())
     else:
-        for line in _lines(found):
+        for line in _lines(result):
             print(plain(line))
-    return FOUND if found.findings else HEALTHY
+    return FOUND if result.findings else HEALTHY
 
 
-def _checked(arguments: argparse.Namespace, given: dict[str, str], limits: CheckThresholds) -> Report:
-    how = Depth(arguments.deep, read_rate(arguments.rate))
-    how.check()
+def _check(arguments: argparse.Namespace, limits: dict[str, str], thresholds: CheckThresholds) -> Report:
+    wanted = Depth(arguments.deep, read_rate(arguments.rate))
+    wanted.check()
     clock = SystemClock()
     backups = None if arguments.backup is None else location_checks.look_at_backups(arguments.backup, clock)
     tokens = None if arguments.tokens is None else tokens_seen(read_ending(arguments.tokens))
     server = server_of(arguments)
     if server is not None:
         if arguments.deep:
-            raise InvalidUsage("--deep reads the stores themselves: give --dir, or --blob and --consensus")
-        return _with(_of_server(server, {"pattern": arguments.name, **given}), backups, tokens, clock.now_ms(), limits)
-    with closing(look_of(arguments)) as look, _ending() as stop:
-        read = PacedBlob(look.blob, how.rate, look.clock, stop)
-        depth = QUICK if arguments.quick else Depth(how.deep)
-        return examined(look, arguments.name or None, limits, Beside(backups, tokens), depth, read)
+            raise InvalidUsage("--deep reads the stores directly: give --dir, or --blob and --consensus")
+        server_report = _of_server(server, {"pattern": arguments.name, **limits})
+        return _extended(server_report, backups, tokens, clock.now_ms(), thresholds)
+    with closing(look_of(arguments)) as look, _stop_at_interrupt() as stop:
+        read = PacedBlob(look.blob, wanted.rate, look.clock, stop)
+        depth = QUICK if arguments.quick else Depth(wanted.deep)
+        return examined(look, arguments.name or None, thresholds, Beside(backups, tokens), depth, read)
 
 
 @contextmanager
-def _ending() -> Iterator[threading.Event]:
-    """Set by ctrl-C: threads that read, or wait for the rate, then end, and so does the command."""
+def _stop_at_interrupt() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, so that threads that read, or wait for the rate, end before the command does."""
     stop, before = threading.Event(), signal.getsignal(signal.SIGINT)
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -108,46 +109,51 @@ def _ending() -> Iterator[threading.Event]:
             signal.signal(signal.SIGINT, before)
 
 
-def _of_server(server: Server, asked: dict[str, str]) -> Report:
-    query = urlencode({name: value for name, value in asked.items() if value and name not in OF_HERE})
+def _of_server(server: Server, parameters: dict[str, str]) -> Report:
+    query = urlencode({name: value for name, value in parameters.items() if value and name not in LOCAL_LIMITS})
     path = f"/v1/check?{query}" if query else "/v1/check"
     with understood(server.url):
         return report_of(server.document(path, SERVER_S))
 
 
-def _with(
-    told: Report, backups: BackupsSeen | None, tokens: list[TokenSeen] | None, now_ms: int, limits: CheckThresholds
+def _extended(
+    server_report: Report,
+    backups: BackupsSeen | None,
+    tokens: list[TokenSeen] | None,
+    now_ms: int,
+    thresholds: CheckThresholds,
 ) -> Report:
-    """The report of a server, with what is seen from here."""
-    more = list(told.findings)
+    """The report of a server, extended with the local findings."""
+    findings = list(server_report.findings)
     if backups is not None:
-        location_checks.check_location(backups, told.location.id)
-        more += location_checks.backups(backups, now_ms, limits)
+        location_checks.check_location(backups, server_report.location.id)
+        findings += location_checks.backups(backups, now_ms, thresholds)
     if tokens is not None:
-        more += location_checks.tokens(tokens, now_ms, limits)
-    if len(more) == len(told.findings):
-        return told
-    return report(told.pattern, told.location, told.shards, more, now_ms, told.left_out)
+        findings += location_checks.tokens(tokens, now_ms, thresholds)
+    if len(findings) == len(server_report.findings):
+        return server_report
+    shards, left_out = server_report.shards, server_report.left_out
+    return report(server_report.pattern, server_report.location, shards, findings, now_ms, left_out)
 
 
 def _wrapped(text: str) -> list[str]:
-    """In lines of a good length; a key or a name is never broken."""
+    """Wrapped lines; keys and names are not broken."""
     return wrap(text, LINE_CHARS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
-def _lines(found: Report) -> Iterator[str]:
-    """For people: a paragraph for each finding."""
-    for one in found.findings:
-        where = "" if one.shard is None else f" {one.shard}"
-        yield from _wrapped(f"{one.severity.upper()} {one.id}{where}: {one.what}.")
-        yield from _wrapped(f"  cause: {one.cause}.")
-        yield from _wrapped(f"  remedy: {one.remedy}.")
-        if one.command is not None:
-            yield f"  command: {one.command}"
-        yield f"  more: {one.page}"
+def _lines(result: Report) -> Iterator[str]:
+    """A paragraph for each finding."""
+    for finding in result.findings:
+        shard = "" if finding.shard is None else f" {finding.shard}"
+        yield from _wrapped(f"{finding.severity.upper()} {finding.id}{shard}: {finding.what}.")
+        yield from _wrapped(f"  cause: {finding.cause}.")
+        yield from _wrapped(f"  remedy: {finding.remedy}.")
+        if finding.command is not None:
+            yield f"  command: {finding.command}"
+        yield f"  more: {finding.page}"
         yield ""
-    looked = f"{found.shards:,} shard{'' if found.shards == 1 else 's'} looked at"
-    count = len(found.findings) + found.left_out
-    yield f"{looked}, nothing is wrong" if not count else f"{looked}, {count:,} finding{'' if count == 1 else 's'}"
-    if found.left_out:
-        yield f"{found.left_out:,} of them are not shown: the others come first"
+    checked = f"{result.shards:,} shard{'' if result.shards == 1 else 's'} checked"
+    count = len(result.findings) + result.left_out
+    yield f"{checked}, no findings" if not count else f"{checked}, {count:,} finding{'' if count == 1 else 's'}"
+    if result.left_out:
+        yield f"{result.left_out:,} of them, the least severe, are not shown"

@@ -1,7 +1,7 @@
 """`persist completion bash|zsh|fish`: a script by which a shell completes commands, options, values and shard names.
 
-The script asks this command with `--line` for what may come next. Shard names are those of the location that the line
-names. If nothing is known to come next, the shell completes file names.
+The script calls this command with `--line` for the candidates. Shard names are those of the location in the line. If
+there are no candidates, the shell completes file names.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ complete -c persist -a '(persist completion fish --line (commandline -cp) 2>/dev
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=_SCRIPTS, help="the shell; its script goes to standard output")
-    parser.add_argument("--line", metavar="TEXT", help="print what may come next on this command line instead")
+    parser.add_argument("shell", choices=_SCRIPTS, help="the shell; its script is printed")
+    parser.add_argument("--line", metavar="TEXT", help="print the candidates for the end of this command line instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def candidates(line: str) -> list[str]:
-    """What may stand at the end of a command line, by the parsers of the commands."""
+    """The candidates for the end of a command line, by the parsers of the commands."""
     _, *words = line.split()
     current = "" if line[-1:].isspace() or not words else words.pop()
     parser = parser_for(words[0] if words and words[0] in COMMANDS else None)
@@ -63,7 +63,7 @@ def candidates(line: str) -> list[str]:
 
 def _following(parser: argparse.ArgumentParser, words: Sequence[str], current: str) -> Iterable[str]:
     positionals = [action for action in parser._actions if not action.option_strings]
-    option: argparse.Action | None = None  # which takes the next word
+    option: argparse.Action | None = None  # that takes the next word
     count = 0
     for number, word in enumerate(words):
         if option is not None:
@@ -73,7 +73,9 @@ def _following(parser: argparse.ArgumentParser, words: Sequence[str], current: s
             if option is not None and option.nargs == 0:
                 option = None
         else:
-            subcommands = next((one for one in positionals if isinstance(one, argparse._SubParsersAction)), None)
+            subcommands = next(
+                (action for action in positionals if isinstance(action, argparse._SubParsersAction)), None
+            )
             if subcommands is not None:
                 inner = subcommands.choices.get(word)
                 return [] if inner is None else _following(inner, words[number + 1 :], current)

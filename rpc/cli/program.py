@@ -1,8 +1,8 @@
 """`persist COMMAND`: the program, and the table of its commands.
 
 A command is a module with `add_arguments(parser)` and, unless its subcommands set another default for `run`,
-`run(arguments) -> int`; in a module of several commands these are `add_NAME` and `run_NAME`. A module is loaded when
-its command is asked for: `persist cat` needs no FastAPI.
+`run(arguments) -> int`; in a module of several commands these are `add_NAME` and `run_NAME`. A module is imported only
+for its command: `persist cat` needs no FastAPI.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-FOUND_IS_1 = frozenset({"inspect", "check"})  # their exit code 1 means that something is wrong there
-# Arrow reads it once, when it is loaded. Its own allocators keep what is freed, each thread by itself, and what writes
-# Parquet takes this one whatever `pyarrow.set_memory_pool` says: servers would stay as large as their largest rows.
+FOUND_IS_1 = frozenset({"inspect", "check"})  # their exit code 1 means that there are findings
+# Arrow reads this when it is loaded. Its own allocators keep freed memory per thread, and the Parquet writer uses the
+# default allocator whatever `pyarrow.set_memory_pool` sets: a server would keep the memory of its largest rows.
 ARROW_ALLOCATOR = ("ARROW_DEFAULT_MEMORY_POOL", "system")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors do not show the secrets of the URLs among the words."""
+    """A parser whose errors do not show the secrets in URLs."""
 
     _words: tuple[str, ...] = ()
 
@@ -80,24 +80,24 @@ def module_of(command: str) -> ModuleType:
 
 
 def parser_for(command: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the program, which knows the arguments of this command alone."""
+    """The parser of the program, with the arguments of this command only."""
     parser = _Parser(prog="persist", description="Shards: tables that change, each of their times readable.")
     parser.add_argument("--version", action="version", version=f"persist {persist.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for name, (_, _, what) in COMMANDS.items():
-        one = commands.add_parser(name, help=what, description=what)
+        subparser = commands.add_parser(name, help=what, description=what)
         if name == command:
             module = module_of(name)
-            of_many = hasattr(module, f"add_{name}")
-            one.set_defaults(run=getattr(module, f"run_{name}" if of_many else "run", None))
-            getattr(module, f"add_{name}" if of_many else "add_arguments")(one)
+            is_shared = hasattr(module, f"add_{name}")
+            subparser.set_defaults(run=getattr(module, f"run_{name}" if is_shared else "run", None))
+            getattr(module, f"add_{name}" if is_shared else "add_arguments")(subparser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code: 0, 1 after an error of persist, 2 for a command line that cannot be understood.
+    """Run one command and return its exit code: 0, 1 for an error of persist, 2 for an invalid command line.
 
-    Errors of persist are one line on standard error. Without `argv` this is the process of the command.
+    Errors of persist are one line on standard error. Without `argv` the arguments of the process are used.
     """
     if argv is None:
         take_streams()
@@ -108,19 +108,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(words)
         finally:
-            sys.stdout.flush()  # here, where it is told what is wrong with it
+            sys.stdout.flush()  # here, where its errors are handled
     except PersistError as error:
         complain(name, error.message, words)
         return EXIT_ERROR
-    except BrokenPipeError:  # who reads the output has seen enough, as `head` has
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
         drop_output(sys.stdout)
         return EXIT_ERROR
     except OutputLost as error:
         drop_output(sys.stdout)
         complain(name, f"standard output cannot be written: {error.strerror}", words)
         return EXIT_ERROR
-    except UnicodeEncodeError as error:  # of the working directory, or of a name that was found
-        complain(name, f"{error.object!r:.200} is no Unicode text", words)
+    except UnicodeEncodeError as error:  # of the working directory, or of a name in the stores
+        complain(name, f"{error.object!r:.200} is not valid Unicode text", words)
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -139,15 +139,15 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _check_texts(arguments: Sequence[str]) -> None:
-    """Raises InvalidUsage where an argument or a variable is no text in the encoding of the system, which is UTF-8.
+    """Raises InvalidUsage if an argument or a variable is not in the encoding of the system, UTF-8.
 
-    Python has half a surrogate pair for each such byte, which no store and no server takes.
+    Python represents each invalid byte by a lone surrogate, which no store and no server accepts.
     """
     for word in arguments:
         if _SURROGATE.search(word):
             raise InvalidUsage(
-                f"an argument is {without_secrets(word)!r:.200}, which is no Unicode text: write it as UTF-8"
+                f"an argument is {without_secrets(word)!r:.200}, which is not valid Unicode text: write it as UTF-8"
             )
     for name, value in os.environ.items():
-        if name.startswith("PERSIST_") and _SURROGATE.search(value):  # which may be a token, so it is not shown
-            raise InvalidUsage(f"the variable {name} holds no Unicode text: write it as UTF-8")
+        if name.startswith("PERSIST_") and _SURROGATE.search(value):  # not shown, as it may be a token
+            raise InvalidUsage(f"the variable {name} is not valid Unicode text: write it as UTF-8")

@@ -1,4 +1,4 @@
-"""`persist serve`: shards over HTTP, with maintenance beside it."""
+"""`persist serve`: serve shards over HTTP, with maintenance in a child process."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from persist.maintenance.publication_writer import PublishSettings
 from persist.regions.failover import HomeWatch
 from persist.regions.replica import Home, open_replica
 from persist.telemetry.tracing import open_tracer
+from rpc.app import bind, local_url_of, serve, url_of
 from rpc.auth import Tokens, maintenance_token
 from rpc.config_file import in_force, load, misspelt
 from rpc.quota_file import quota_file_of
-from rpc.server import bind, local_url_of, serve, url_of
 from rpc.settings import DEFAULT_DIRECTORY, SETTINGS, ServerSettings, Setting, Value
 
-# Maintenance beside a server goes on: a process of it that ended, or was killed, is started again.
+# The maintenance process of a server is restarted when it ends.
 
 
 LOOK_S = 0.5
-PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 60.0  # before it is started again; each time in a row twice as long
-STOP_EXTRA_S = 5.0  # that a process may take to end, beyond the server's own shutdown time
+PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 60.0  # before a restart; doubled at each consecutive one
+STOP_EXTRA_S = 5.0  # for a process to end, beyond the server's own shutdown time
 Children = list[subprocess.Popen[bytes]]
 
 
 class ChildKeeper:
-    """Keeps the processes that `start` gives; `children` are those of now."""
+    """Restarts the processes that `start` returns; `children` are the current ones."""
 
     def __init__(self, start: Callable[[], Children]) -> None:
         self.children: Children = []
@@ -56,13 +56,13 @@ class ChildKeeper:
             self._thread.start()
 
     def end(self) -> None:
-        """Start nothing any more. Also where it has not begun."""
+        """Stop restarting. Also possible before `begin`."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def stop(self, shutdown_s: float) -> None:
-        """End what was started: each process may take so long, and `STOP_EXTRA_S`, before it is killed."""
+        """End the processes; after `shutdown_s` and `STOP_EXTRA_S` they are killed."""
         self.end()
         for child in self.children:
             if child.poll() is None:
@@ -76,25 +76,25 @@ class ChildKeeper:
                 child.wait()
 
     def _keep(self) -> None:
-        pause_s, well_s = PAUSE_FIRST_S, 0.0
+        pause_s, running_s = PAUSE_FIRST_S, 0.0
         while not self._ending.wait(LOOK_S):
             ended = [child.returncode for child in self.children if child.poll() is not None]
             if not ended:
-                well_s += LOOK_S
-                if well_s > PAUSE_MAX_S:
+                running_s += LOOK_S
+                if running_s > PAUSE_MAX_S:
                     pause_s = PAUSE_FIRST_S
                 continue
-            announce("maintenance ended; it is started again", exit_code=ended[0])
+            announce("maintenance ended; it is restarted", exit_code=ended[0])
             if self._ending.wait(pause_s):
                 return
-            pause_s, well_s = min(2 * pause_s, PAUSE_MAX_S), 0.0
+            pause_s, running_s = min(2 * pause_s, PAUSE_MAX_S), 0.0
             try:
                 self.children = self._start()
-            except OSError as error:  # no process, or no memory, for now
-                announce("maintenance cannot be started; it is tried again", why=str(error))
+            except OSError as error:  # not enough processes or memory at the moment
+                announce("maintenance cannot be started; it is retried", why=str(error))
 
 
-# `persist serve`: shards over HTTP.
+# The command.
 
 
 NICENESS = 10  # of maintenance
@@ -108,7 +108,7 @@ _log = logging.getLogger("persist.rpc")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_where(parser)
     parser.add_argument("--config", metavar="FILE", help="TOML file of settings; see docs/settings.md")
-    parser.add_argument("--check", action="store_true", help="show what is in force, from where, and end")
+    parser.add_argument("--check", action="store_true", help="show the settings in effect with their sources, and exit")
     for setting in SETTINGS:
         if setting.flag is not None:
             _add_flag(parser, setting)
@@ -116,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
-    """The option of a setting. One that is not given is None."""
+    """The option of a setting. Its default is None."""
     flag, _, metavar = (setting.flag or "").partition(" ")
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)|`", r"\1", setting.text).replace("%", "%%")
     if setting.kind is bool:
@@ -135,22 +135,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check:
         _check(settings)
         print("\n".join(in_force(loaded)))
-        print("".join(f"# {_misspelt(name, meant)}\n" for name, meant in misspelt(os.environ)), end="")
+        print("".join(f"# {_unknown(name, meant)}\n" for name, meant in misspelt(os.environ)), end="")
         return 0
     if settings.maintenance and settings.tokens_file and settings.maintenance_token is None:
         settings = replace(settings, maintenance_token=maintenance_token())
     _check(settings)
     configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
     for name, meant in misspelt(os.environ):
-        _log.warning("%s", _misspelt(name, meant))
+        _log.warning("%s", _unknown(name, meant))
     listener = bind(settings.host, settings.port)
     return _serve(settings, listener)
 
 
 def _check(settings: ServerSettings) -> None:
-    """Raises InvalidUsage: what the settings say cannot be served, or a file that they name cannot be used.
+    """Raises InvalidUsage if the settings, or a file that they name, are invalid.
 
-    No store is opened and no directory made: a start that fails here leaves none.
+    It opens no store and creates no directory.
     """
     settings.check()
     if settings.tokens_file is not None:
@@ -158,23 +158,24 @@ def _check(settings: ServerSettings) -> None:
     quota_file_of(settings, time.monotonic)
 
 
-def _misspelt(name: str, meant: str) -> str:
+def _unknown(name: str, meant: str) -> str:
     return f"nothing reads the variable {name}: did you mean {meant}?"
 
 
 def given_by(arguments: argparse.Namespace) -> dict[str, Value]:
-    """The settings that options give, by their names. Raises InvalidUsage: one of them is empty."""
+    """The settings of the options, by name. Raises InvalidUsage if one of them is empty."""
     check_given(arguments, "region", "of", "home", "index")
     stores: dict[str, Value] = {"directory": arguments.dir, "blob": arguments.blob, "consensus": arguments.consensus}
     flags = {setting.name: getattr(arguments, setting.name) for setting in SETTINGS if setting.flag is not None}
-    given = {name: value for name, value in stores.items() if value}
-    return given | {name: value for name, value in flags.items() if value is not None}
+    return {name: value for name, value in stores.items() if value} | {
+        name: value for name, value in flags.items() if value is not None
+    }
 
 
 def _serve(settings: ServerSettings, listener: socket.socket) -> int:
-    """Serve until a signal comes. Its URL goes to standard output once it answers."""
+    """Serve until a signal comes. The URL is printed when the server is ready."""
     publish = PublishSettings(float(settings.publish_every)) if settings.publish_every else None
-    served = LocationSettings(
+    location_settings = LocationSettings(
         policy=settings.policy,
         history=settings.history,
         metered=True,
@@ -183,12 +184,12 @@ def _serve(settings: ServerSettings, listener: socket.socket) -> int:
         tracer=open_tracer("persist") if settings.traces else None,
     )
     try:
-        location = _opened(settings, served)
+        location = _opened(settings, location_settings)
     except BaseException:
         listener.close()
         raise
     for path in open_places(location.blob.url, location.consensus.url):
-        _log.warning("every user of this machine may read %s, whatever tokens say: run chmod -R o-rwx on it", path)
+        _log.warning("%s is readable for every user of this machine: run chmod -R o-rwx on it", path)
     watch = _watch(location, settings)
     keeper = ChildKeeper(lambda: _maintenance(settings, listener))
 
@@ -209,22 +210,22 @@ def _serve(settings: ServerSettings, listener: socket.socket) -> int:
 
 
 def _watch(location: Location, settings: ServerSettings) -> HomeWatch | None:
-    """What looks whether another home has taken over, besides who commits; None: it is a copy itself."""
+    """Watches for another region that has become home; None for a copy."""
     if settings.read_only:
         return None
     index = settings.open_index(location.clock)
     return HomeWatch(location.identity, settings.region, index, float(settings.self_fence))
 
 
-def _opened(settings: ServerSettings, served: LocationSettings) -> Location:
-    """What is served: a location, or a copy of one that is looked at for news."""
+def _opened(settings: ServerSettings, location_settings: LocationSettings) -> Location:
+    """The location, or a copy that follows the publications of one."""
     where = Where(settings.directory, settings.blob, settings.consensus)
     if not settings.read_only:
-        return where.open(served)
+        return where.open(location_settings)
     if where.blob and where.directory:
         raise InvalidUsage("give either --dir or --blob, not both")
     url = where.blob or f"persist://{quote(os.path.abspath(where.directory or DEFAULT_DIRECTORY))}"
-    replica = open_replica(url, Home(settings.of, settings.home_urls), served)
+    replica = open_replica(url, Home(settings.of, settings.home_urls), location_settings)
     if settings.holds and settings.home_urls:
         home = Connection(
             ",".join(settings.home_urls),
@@ -239,11 +240,10 @@ def _opened(settings: ServerSettings, served: LocationSettings) -> Location:
 
 
 def maintenance_command(settings: ServerSettings, url: str | None) -> list[str]:
-    """The command line of maintenance: a process of low priority that ends when this one does, which has to start it.
+    """The command line of maintenance: a process of low priority that ends with this one.
 
-    It commits through the server at `url`; None: itself. The URLs of stores and the server's token are not among the
-    words, because they may be secret and every user may read a command line: the caller puts them into the environment
-    (PERSIST_BLOB, PERSIST_CONSENSUS, PERSIST_TOKEN).
+    It commits through the server at `url`; None: directly. The command line is visible to every user, so the URLs of
+    stores and the server's token are passed in the environment (PERSIST_BLOB, PERSIST_CONSENSUS, PERSIST_TOKEN).
     """
     command = [sys.executable, "-m", "rpc.cli", "maintain", "run", "--nice", str(NICENESS)]
     command += ["--end-with-parent", str(os.getpid())]
@@ -259,17 +259,17 @@ def maintenance_command(settings: ServerSettings, url: str | None) -> list[str]:
 
 
 def _maintenance(settings: ServerSettings, listener: socket.socket) -> list[subprocess.Popen[bytes]]:
-    """Start maintenance as a process of low priority, unless it is switched off.
+    """Start maintenance as a process of low priority, unless it is disabled.
 
-    It commits through the server. If that takes TLS, it does not know whom to trust, and commits itself.
+    It commits through the server. With TLS, maintenance bypasses the server and commits directly.
     """
     if settings.read_only or not settings.maintenance:
         return []
-    if settings.in_memory:  # another process would find other stores there
+    if settings.in_memory:  # another process could not open these stores
         return []
     command = maintenance_command(settings, None if settings.tls_certificate else local_url_of(listener, settings))
     environment = dict(os.environ)
-    for setting in SETTINGS:  # what maintenance reads of them; anybody may read a command line
+    for setting in SETTINGS:
         value = setting.value_in(settings)
         if setting.name in _OF_MAINTENANCE:
             environment.pop(setting.variable, None)
@@ -277,5 +277,6 @@ def _maintenance(settings: ServerSettings, listener: socket.socket) -> list[subp
                 environment[setting.variable] = str(value)
     if settings.maintenance_token is not None:
         environment["PERSIST_TOKEN"] = settings.maintenance_token
-    # Our own output is the URL alone: what maintenance says goes to standard error.
+    # Standard output is for the URL alone, so the output of maintenance is redirected to standard error.
+
     return [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)]

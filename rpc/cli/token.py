@@ -1,4 +1,4 @@
-"""`persist token NAME`: mint a bearer token and keep its hash in a tokens file. It also lists them, and revokes one."""
+"""`persist token NAME`: mint, list and revoke the bearer tokens of a tokens file, which stores their hashes."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from rpc.tls import checked_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="the token's id, which logs show")
-    parser.add_argument("--file", required=True, help="the tokens file; made when it is missing")
+    parser.add_argument("name", nargs="?", help="the token's id, which appears in logs")
+    parser.add_argument("--file", required=True, help="the tokens file; created if it is missing")
     does = parser.add_mutually_exclusive_group()
-    does.add_argument("--list", action="store_true", help="show the tokens of the file, a line of JSON each")
-    does.add_argument("--revoke", action="store_true", help="take this token out of the file")
+    does.add_argument("--list", action="store_true", help="list the tokens of the file, a line of JSON each")
+    does.add_argument("--revoke", action="store_true", help="remove this token from the file")
     parser.add_argument(
         "--scope",
         choices=SCOPES,
-        help="read (the default); write and maintain include it, manage includes write, admin includes all",
+        help="read (the default); write and maintain include read, manage includes write, admin includes all",
     )
-    parser.add_argument("--prefix", action="append", default=[], help="only shards with this prefix; may be repeated")
+    parser.add_argument("--prefix", action="append", default=[], help="only shards with this prefix; can be repeated")
     parser.add_argument(
         "--certificate",
         metavar="NAME",
-        help="no token, but the client certificate of that name: DNS:…, URI:…, email:…, IP:… or subject:CN=…",
+        help="instead of a token, a client certificate with this name: DNS:…, URI:…, email:…, IP:… or subject:CN=…",
     )
-    parser.add_argument("--expires", metavar="DATE", help="ISO date or time after which it is refused (UTC)")
+    parser.add_argument("--expires", metavar="DATE", help="ISO date or time of its expiry (UTC)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,12 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
         tokens = _tokens(path)
         _checked(path, tokens)
         for entry in tokens:
-            print(json.dumps(_told(entry)))
+            print(json.dumps(_listed(entry)))
         return 0
     with _locked(path):
         tokens = _tokens(path)
         if mints:
-            print(_minted(arguments, path, tokens))
+            print(_mint(arguments, path, tokens))
         else:
             left = [entry for entry in tokens if entry.get("id") != arguments.name]
             if len(left) == len(tokens):
@@ -67,18 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _told(entry: dict[str, Any]) -> dict[str, Any]:
+def _listed(entry: dict[str, Any]) -> dict[str, Any]:
     """A token without its hash."""
     until = entry.get("expires")
-    told = {name: entry.get(name) for name in ("id", "scopes", "prefixes", "expires")}
+    listed = {name: entry.get(name) for name in ("id", "scopes", "prefixes", "expires")}
     if "certificate" in entry:
-        told["certificate"] = entry["certificate"]
-    return {**told, "expired": until is not None and expiry_of(until) <= datetime.now(UTC)}
+        listed["certificate"] = entry["certificate"]
+    return {**listed, "expired": until is not None and expiry_of(until) <= datetime.now(UTC)}
 
 
-def _minted(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, Any]]) -> str:
+def _mint(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, Any]]) -> str:
     if any(entry.get("id") == arguments.name for entry in tokens):
-        raise InvalidUsage(f"{path} has a token {arguments.name!r} already; revoke it, or take another name")
+        raise InvalidUsage(f"{path} has a token {arguments.name!r} already; revoke it, or use another id")
     token, digest = mint(arguments.name)
     entry: dict[str, Any] = {"id": arguments.name, "sha256": digest, "scopes": [arguments.scope or "read"]}
     if arguments.certificate is not None:
@@ -86,7 +86,7 @@ def _minted(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, An
         entry["certificate"] = token = _certificate(arguments.certificate)
     if arguments.prefix:
         if "" in arguments.prefix:
-            raise InvalidUsage("--prefix is empty: give a prefix, or leave it out for all shards")
+            raise InvalidUsage("--prefix is empty: give a prefix, or omit it for all shards")
         entry["prefixes"] = arguments.prefix
     if arguments.expires is not None:
         try:
@@ -94,7 +94,7 @@ def _minted(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, An
         except ValueError as error:
             raise InvalidUsage(f"--expires is {arguments.expires!r}; it must be a date such as 2030-01-31") from error
         if is_past:
-            raise InvalidUsage(f"--expires is {arguments.expires!r}, which is past: nobody could use the token")
+            raise InvalidUsage(f"--expires is {arguments.expires!r}, which is in the past")
         entry["expires"] = arguments.expires
     _replace(path, [*tokens, entry])
     return token
@@ -109,27 +109,27 @@ def _certificate(name: str) -> str:
 
 def _tokens(path: Path) -> list[dict[str, Any]]:
     try:
-        found = json.loads(tokens_read(str(path)), object_pairs_hook=named_once)["tokens"]
+        tokens = json.loads(tokens_read(str(path)), object_pairs_hook=named_once)["tokens"]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error}") from error
-    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise InvalidUsage(f"the tokens file {path} does not hold a list of tokens")
-    return found
+    if not isinstance(tokens, list) or not all(isinstance(entry, dict) for entry in tokens):
+        raise InvalidUsage(f"the tokens file {path} does not contain a list of tokens")
+    return tokens
 
 
 def _checked(path: Path, tokens: list[dict[str, Any]]) -> bytes:
-    """The content of a file of these tokens. Raises InvalidUsage where a server would not take it."""
+    """The content of a file with these tokens. Raises InvalidUsage if a server would reject it."""
     data = (json.dumps({"tokens": tokens}, indent=2) + "\n").encode()
     known_of(data, str(path))
     return data
 
 
 def _replace(path: Path, tokens: list[dict[str, Any]]) -> None:
-    """Write the file whole, for its owner only: a server that reads it meanwhile sees the old or the new one.
+    """Replace the file atomically, readable for its owner only.
 
-    A server lets nobody in by a file that it cannot read, so that such a file never takes the place of a good one.
+    An invalid file is never written, since a server would reject all tokens.
     """
     data = _checked(path, tokens)
     with replacing(path, owner_only=True) as file:
@@ -138,18 +138,18 @@ def _replace(path: Path, tokens: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keep other `persist token` from the file: of two that read it and then replace it, one would be forgotten.
+    """Lock the file against concurrent `persist token` commands, which would lose an update.
 
-    Raises InvalidUsage where it cannot be locked, Unavailable where another one holds it for long.
+    Raises InvalidUsage if it cannot be locked, Unavailable if another command holds the lock for long.
     """
-    there = Path(os.path.realpath(path))
-    lock = there.with_name(f".{there.name}.lock")
+    target = Path(os.path.realpath(path))
+    lock = target.with_name(f".{target.name}.lock")
     with ExitStack() as held:
         try:
             held.enter_context(locked(lock))
         except TimeoutError as error:
             raise Unavailable(
-                f"another `persist token` has held {lock} for some seconds; {path} is as it was: try again"
+                f"another `persist token` has held {lock} for some seconds; {path} is unchanged: retry"
             ) from error
         except OSError as error:
             raise InvalidUsage(

@@ -1,4 +1,4 @@
-"""Blob stores of a client: through the server's routes, or the store that the server names."""
+"""Blob stores of a client: through the server's routes, presigned URLs, or with the client's own credentials."""
 
 from __future__ import annotations
 
@@ -25,19 +25,16 @@ from persist.http_client.http_connection import (
     tls_of,
 )
 
-# The blob store of a client that cannot reach the real one: by the server's routes for blobs, or presigned URLs.
-
-
 PRESIGNED_CONNECT_S = 5.0
 PRESIGNED_READ_S = 120.0
-SLOW_BYTES_PER_S = 256 * 1024  # a blob has so much longer than another call that a line of this speed can carry it
-BLOB_BYTES_MAX = 2 * 1024**3  # of a blob whose size is not known before: no server takes one that is near
-BLOB_BYTES_UNTOLD = 64 * 1024 * 1024  # of a blob whose size is not known before
+SLOW_BYTES_PER_S = 256 * 1024  # the slowest connection for which the time-outs of blobs allow
+BLOB_BYTES_MAX = 2 * 1024**3  # accepted of a blob of unknown size; the limits of servers are far lower
+BLOB_BYTES_ASSUMED = 64 * 1024 * 1024  # of a blob of unknown size, for time-outs
 PRESIGNED_TRIES_MAX = 4
 
 
 class _Presigned(msgspec.Struct):
-    """Of what the server answers only this is used. None: the store signs no URLs."""
+    """The used fields of the answer. None: the store signs no URLs."""
 
     get: str | None = None
     put: str | None = None
@@ -45,7 +42,7 @@ class _Presigned(msgspec.Struct):
 
 
 class HttpBlob(Blob):
-    """Parts through a server. With `presigned` bytes go straight to the store, by URLs that the server signs."""
+    """Parts through a server. With `presigned` bytes go to the store directly, by URLs that the server signs."""
 
     def __init__(self, calls: HttpCalls, url: str, *, presigned: bool = False) -> None:
         self._calls = calls
@@ -59,24 +56,24 @@ class HttpBlob(Blob):
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
-        if not self._put_straight(key, data):
+        if not self._put_presigned(key, data):
             self._call("PUT", key, len(data), body=data)
 
     def get(self, key: str) -> bytes:
         check_key(key)
-        found = self._got_straight(key, BLOB_BYTES_MAX)
-        return self._call("GET", key, BLOB_BYTES_UNTOLD, bytes_max=BLOB_BYTES_MAX).data if found is None else found
+        data = self._get_presigned(key, BLOB_BYTES_MAX)
+        return self._call("GET", key, BLOB_BYTES_ASSUMED, bytes_max=BLOB_BYTES_MAX).data if data is None else data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_key(key)
         check_range(start, length)
         if length == 0:
-            found = self.stat(key)
-            if found is None or found.size < start:
+            stat = self.stat(key)
+            if stat is None or stat.size < start:
                 raise BlobNotFound(f"blob {key} does not reach to byte {start}")
             return b""
         headers = {"range": f"bytes={start}-{start + length - 1}"}
-        data = self._got_straight(key, length, headers)
+        data = self._get_presigned(key, length, headers)
         if data is None:
             data = self._call("GET", key, length, headers=headers, bytes_max=length).data
         if len(data) != length:
@@ -120,7 +117,9 @@ class HttpBlob(Blob):
     ) -> Reply:
         slow_s, path = nbytes / SLOW_BYTES_PER_S, f"/v1/blobs/{key}"
         try:
-            return self._calls.call(Call(method, path, _shard(key), body, headers or {}, True, slow_s, bytes_max))
+            return self._calls.call(
+                Call(method, path, key.partition("/")[0], body, headers or {}, True, slow_s, bytes_max)
+            )
         except BlobMissing as error:
             raise BlobNotFound(error.message) from error
         except Conflict as error:
@@ -128,19 +127,19 @@ class HttpBlob(Blob):
         except PersistError as error:
             raise BlobUnavailable(f"blob {key}: {error.message}") from error
 
-    def _got_straight(self, key: str, bytes_max: int, headers: dict[str, str] | None = None) -> bytes | None:
-        """The bytes by a presigned URL; None where there is none: then the server is asked."""
+    def _get_presigned(self, key: str, bytes_max: int, headers: dict[str, str] | None = None) -> bytes | None:
+        """The bytes by a presigned URL; None: there is no usable one."""
         signed = self._signed(key)
         if signed is None or signed.get is None:
             return None
         reply = self._sent("GET", signed.get, key, headers=headers, bytes_max=bytes_max)
         if reply.status in (404, 416):
             raise BlobNotFound(f"there is no blob {key} with these bytes")
-        # Any other refusal, or a redirection, means that the store does not take the URL.
+        # Any other refusal, or a redirect, means that the store rejects the URL.
         return reply.data if reply.status < 300 else None
 
-    def _put_straight(self, key: str, data: bytes | memoryview) -> bool:
-        """Whether the blob lies there now. The store keeps the key from being written twice: see `Blob.presign_put`."""
+    def _put_presigned(self, key: str, data: bytes | memoryview) -> bool:
+        """Whether the blob was written. The store rejects a second write of the key: see `Blob.presign_put`."""
         signed = self._signed(key)
         if signed is None or signed.put is None:
             return False
@@ -166,13 +165,13 @@ class HttpBlob(Blob):
         headers: dict[str, str] | None = None,
         bytes_max: int = ERROR_BYTES_MAX,
     ) -> Reply:
-        """What the store says, after some tries: neither 429 nor 5xx, and no 409 of a put that meets another."""
+        """The response of the store; 429, 5xx, and the 409 of concurrent puts are retried a few times."""
         known = len(body) if body is not None else bytes_max
-        nbytes = known if known < BLOB_BYTES_MAX else BLOB_BYTES_UNTOLD
+        nbytes = known if known < BLOB_BYTES_MAX else BLOB_BYTES_ASSUMED
         for left in reversed(range(PRESIGNED_TRIES_MAX)):
             timeout_s = deadlines.at_most(PRESIGNED_READ_S + nbytes / SLOW_BYTES_PER_S)
             if timeout_s <= 0:
-                raise BlobUnavailable(f"blob {key}: the store was not asked: no time is left")
+                raise BlobUnavailable(f"blob {key}: no time is left for a request to the store")
             try:
                 parts = urlsplit(url)
                 path = f"{parts.path}?{parts.query}"
@@ -180,15 +179,15 @@ class HttpBlob(Blob):
             except (NotSent, Broken, InvalidUsage, ValueError) as error:
                 if left and not isinstance(error, TimedOut) and not deadlines.has_passed():
                     continue
-                # Without its cause, which may quote the URL: whoever has it needs no token.
-                raise BlobUnavailable(f"blob {key}: the store did not answer as it should: {error}") from None
-            races = method == "PUT" and reply.status in (404, 409)  # 404: Ceph's word for it
+                # Without the cause, which may quote the URL, a credential.
+                raise BlobUnavailable(f"blob {key}: the store did not respond properly: {error}") from None
+            races = method == "PUT" and reply.status in (404, 409)  # 404: from Ceph
             if reply.status < 500 and reply.status != 429 and not races:
                 return reply
         raise BlobUnavailable(f"blob {key}: the store keeps failing")
 
     def _pool(self, url: str) -> ConnectionPool:
-        """Connections to the host of a presigned URL. Raises InvalidUsage, ValueError: it is no URL."""
+        """Connections to the host of a presigned URL. Raises InvalidUsage, ValueError if it is invalid."""
         parts = urlsplit(url)
         host = f"{parts.scheme}://{parts.netloc}"
         pool = self._pools.get(host)
@@ -198,22 +197,15 @@ class HttpBlob(Blob):
         return pool
 
 
-def _shard(key: str) -> str:
-    return key.partition("/")[0]
-
-
-# The blob store that a server names, as a client opens it with credentials of its own: only where those may go.
+# The server's blob store, opened with the client's own credentials, which must only be sent to trusted hosts.
 
 
 _AZURE = ".core.windows.net"
-_BY_NAME = frozenset({"gs", "hdfs"})  # the bucket, or the host of the cluster, is all that there is to say
+_BY_NAME = frozenset({"gs", "hdfs"})  # the bucket or the host of the cluster identifies the store
 
 
 def opened_here(url: str, proof: str) -> Blob | None:
-    """The store, if it can be opened from here and is the one that the proof is of; None: the server is to be asked.
-
-    It takes as long as the store does.
-    """
+    """The store, if this client can open it and it has this proof; else None. Blocks while the store does."""
     try:
         place = place_of(url)
         blob = None if place is None else open_blob(place)
@@ -226,11 +218,11 @@ def opened_here(url: str, proof: str) -> Blob | None:
 
 
 def place_of(url: str) -> str | None:
-    """Of a location that a server names: scheme, bucket, prefix and region. None: this client does not go there.
+    """The scheme, bucket, prefix and region of a store that a server names. None: this client does not open it.
 
-    How to ask a store, and for how long, is the client's to say. So is to which host its credentials go: an endpoint
-    of S3 is taken only where boto3 goes there by itself, and a host for Azure only where it is Azure's. Raises
-    ValueError (this is no URL), and BlobError, ImportError (boto3 cannot be used here).
+    Other options of the URL are the client's decision, and so are the hosts that receive its credentials: an endpoint
+    of S3 is accepted only if it is the one that boto3 uses anyway, and a host for Azure only in Azure's domain. Raises
+    ValueError if this is not a URL, and BlobError, ImportError if boto3 cannot be used.
     """
     parts = urlsplit(url)
     place = f"{parts.scheme}://{parts.netloc}{parts.path}"
@@ -243,8 +235,8 @@ def place_of(url: str) -> str | None:
     return place if parts.scheme in _BY_NAME else None
 
 
-def _bucket(place: str, told: dict[str, str]) -> str | None:
-    kept = {name: told[name] for name in ("endpoint", "region") if told.get(name)}
+def _bucket(place: str, options: dict[str, str]) -> str | None:
+    kept = {name: options[name] for name in ("endpoint", "region") if options.get(name)}
     if "endpoint" in kept:
         from blob.s3 import own_endpoint
 

@@ -1,4 +1,4 @@
-"""The client's way to a server: transport, change streams, and routing to regions."""
+"""The client's transport over HTTP: commands, views, listen streams, and routing to regions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import weakref
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
 
 from msgspec import Struct
 
@@ -47,28 +47,22 @@ from persist.regions.region_index import region_of
 from persist.regions.replica import CopyBlob, Home
 from persist.telemetry.metrics import StoreCalls, Storms, retried, stores
 from rpc.client.http_stores import HttpBlob, opened_here
-from rpc.listen_frames import FRAMES, HEARTBEAT_S, Frame, frames, said_headers
+from rpc.listen_frames import FRAMES, HEARTBEAT_S, Frame, caller_headers, frames
 
-if TYPE_CHECKING:
-    from persist.client.connect import Connection
+# Listen streams: frames as events, resumed at another server if one fails.
 
-
-# Following a listen stream: frames as events, resumed at another server when one goes away.
-
-
-SILENCE_S = 3 * HEARTBEAT_S  # after so long without even a heartbeat the server counts as gone
+SILENCE_S = 3 * HEARTBEAT_S  # without even a heartbeat for so long, the server counts as failed
 
 
 def follow(
     calls: HttpCalls, name: str, after: int | None = None, until: Antichain | None = None
 ) -> Iterator[ListenEvent]:
-    """Every update after a time, once and in order, until `until` or the shard's end; heartbeats are left out.
+    """Every update after a time, once and in order, until `until` or the shard's end, without heartbeats.
 
-    Goes on from where it was when a server ends, for as long as one is found within the connection's timeout. The id of
-    the last frame tells the server what was read, and of which shard.
-    A step of several events that was cut begins anew: `lower == upper` still says "more to come", so count on a step
-    only when its frontier has moved. Raises UnknownShard (the name belongs to another shard now), HistoryLost (what it
-    has read is not in the log any more).
+    Resumes at any server that is found within the connection's timeout, by the id of the last frame. A step of several
+    events that was interrupted is repeated; while more events of it follow, `lower == upper`, so treat a step as
+    received only when its frontier has moved. Raises UnknownShard (the name belongs to another shard now), HistoryLost
+    (what was read is no longer in the log).
     """
     frontier = Antichain(0 if after is None else after + 1)
     end = until or Antichain(None)
@@ -87,7 +81,7 @@ def follow(
             except (NotSent, Broken, Unavailable):
                 calls.servers.failed(server)
         if frontier.element is not None and frontier < end:
-            deadline = calls.still(deadline, name)
+            deadline = calls.pause_before_retry(deadline, name)
 
 
 def _frames(
@@ -107,52 +101,51 @@ def _frames(
         yield from frames(pieces)
 
 
-# Which servers to ask about a shard of another region: those near for reads, those at its home for writes.
-#
-# `persist.client.connect`, which is below, finds it beside `open_transport`.
+# Routing for shards of another region: reads go to nearby servers, writes to its home. `persist.client.connect`, which
+# is a lower layer, looks this up beside `open_transport`.
 
 
 _REGIONS = Call("GET", "/v1/regions")
 
 
 def routed(connection: Connection, name: str, *, writes: bool) -> Connection:
-    """The connection by which this shard is read, or written (`writes`); the same where it is at home there.
+    """The connection for reads or writes (`writes`) of this shard; the same one if the shard is at home there.
 
-    A server whose own index has a later epoch of its region is home no more: it only reads what it had.
+    A server whose index has a later epoch of its region is no longer home, and only reads what it had.
 
-    Raises InvalidUsage: the index does not have the region, or names no server for that. Unavailable.
+    Raises InvalidUsage if the index lacks the region, or names no server for the purpose, and Unavailable.
     """
     region = region_of(name)
     if not region:
         return connection
-    told = _told(connection)
-    index = told.get("index")
-    if not index or (told.get("region") == region and _is_home(told, index.get(region))):
+    document = _regions_of(connection)
+    index = document.get("index")
+    if not index or (document.get("region") == region and _is_home(document, index.get(region))):
         return connection
     if region not in index:
         raise InvalidUsage(
             f"{connection.url} knows no region {region!r}, of shard {name!r}; its index has {', '.join(sorted(index))}"
         )
-    if not writes and told.get("of") == region:
+    if not writes and document.get("of") == region:
         return connection
     urls = index[region]["write" if writes else "read"]
-    if told.get("region") == region and not writes:
-        # A home of before shows no more than it had: another server near here reads, else the home of now.
+    if document.get("region") == region and not writes:
+        # A former home only has what it had: another nearby server reads, else the current home.
         urls = [url for url in urls if url not in (connection.url or "").split(",")] or index[region]["write"]
     if not urls:
-        what = "servers at home of" if writes else "server near here that reads"
-        raise InvalidUsage(f"the index of {connection.url} names no {what} region {region!r}; see `persist region`")
+        purpose = "home servers of" if writes else "nearby server that reads"
+        raise InvalidUsage(f"the index of {connection.url} names no {purpose} region {region!r}; see `persist region`")
     return replace(connection, url=",".join(urls))
 
 
-def _is_home(told: dict[str, Any], entry: dict[str, Any] | None) -> bool:
-    """Whether this server of the region is its home, as far as its own index tells: no other one has a later epoch."""
+def _is_home(document: dict[str, Any], entry: dict[str, Any] | None) -> bool:
+    """Whether this server of the region is its home: by its index, no other one has a later epoch."""
     later = (entry or {}).get("epoch") or 0
-    return told.get("role") != "copy" and later <= told.get("epoch", later)
+    return document.get("role") != "copy" and later <= document.get("epoch", later)
 
 
-def _told(connection: Connection) -> dict[str, Any]:
-    """What the near server says of regions; of an older server nothing."""
+def _regions_of(connection: Connection) -> dict[str, Any]:
+    """The document of /v1/regions; empty for an older server."""
     calls = calls_of(connection, SystemClock())
     try:
         return decoded_json(calls.call(_REGIONS), dict[str, Any])
@@ -162,14 +155,14 @@ def _told(connection: Connection) -> dict[str, Any]:
         calls.close()
 
 
-# The client's way to a server: `open_transport` for `http(s)://` URLs.
+# `open_transport` for `http(s)://` URLs.
 
 
 _VIEW = {"accept": RECORD}
 _CREATE = {"content-type": "application/json", **_VIEW}
 _LOCATION = Call("GET", "/v1/location")
 _COMMAND = {"content-type": RECORD}
-MAINTAINED_S = 3600.0  # a piece of maintenance may be one large merge
+MAINTAINED_S = 3600.0  # for one request of maintenance, which may be a large merge
 
 
 class _Names(Struct):
@@ -204,7 +197,7 @@ class HttpTransport:
     ) -> None:
         self.shows_copy = False
         self.knows_regions = False
-        self.proof = proof  # of the server's blob store, see `persist.client.transport`
+        self.proof = proof  # of the server's blob store; see `persist.client.transport`
         self._calls = calls
         self._store_calls = StoreCalls(calls.tracer)
         self._blob: Blob = MeteredBlob(blob, self._store_calls.observer("blob"))
@@ -219,7 +212,7 @@ class HttpTransport:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Base URLs of the servers that this client knows."""
+        """Base URLs of the known servers."""
         return self._calls.servers.urls
 
     @property
@@ -228,7 +221,7 @@ class HttpTransport:
 
     @property
     def listening_moves_since(self) -> bool:
-        """Whether there is a token. The server decides by its scope: a token for reading moves nobody's since."""
+        """Whether there is a token. The server requires the scope `manage` for moving since."""
         return self._calls.has_token
 
     @property
@@ -248,33 +241,30 @@ class HttpTransport:
         yield from stores(self._store_calls)
 
     def belongs(self) -> tuple[str, int]:
-        found = _location(self._calls.call(_LOCATION))
-        if not found.epoch:
-            raise UpgradeNeeded("the server does not tell which location it serves, and knows no cuts: upgrade it")
-        return found.id, found.epoch
+        location = _location(self._calls.call(_LOCATION))
+        if not location.epoch:
+            raise UpgradeNeeded("the server does not identify its location, which cuts need: upgrade it")
+        return location.id, location.epoch
 
     def create(
         self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
     ) -> ShardView:
-        wanted: dict[str, object] = {"schema": b64encode(schema.arrow).decode(), "key": list(schema.key)}
+        body: dict[str, object] = {"schema": b64encode(schema.arrow).decode(), "key": list(schema.key)}
         if settings is not None:
-            wanted["history"] = history_text(settings.history_ms)
-        body = json.dumps(wanted).encode()
+            body["history"] = history_text(settings.history_ms)
         query = "" if follows is None else f"?follows={_quoted(follows)}"
-        put = Call("PUT", f"/v1/shards/{_quoted(check_shard_name(name))}{query}", name, body, _CREATE, safe=False)
-        return self._made(put, RetriedCall(f"the creation of shard {name!r}", name))
+        return self._create("PUT", _path(name, query), name, body, RetriedCall(f"the creation of shard {name!r}", name))
 
     def clone(self, source: str, name: str, keep_policies: bool = False) -> ShardView:
-        wanted = {"source": check_shard_name(source), "name": check_shard_name(name), "keep_policies": keep_policies}
-        post = Call("POST", "/v1/clones", name, json.dumps(wanted).encode(), _CREATE, safe=False)
-        return self._made(post, RetriedCall(f"the clone {name!r}", name))
+        body = {"source": check_shard_name(source), "name": check_shard_name(name), "keep_policies": keep_policies}
+        return self._create("POST", "/v1/clones", name, body, RetriedCall(f"the clone {name!r}", name))
 
-    def _made(self, call: Call, what: RetriedCall) -> ShardView:
-        """The shard that a call makes, which may be repeated."""
-        remedy = "look whether the shard is there"
-        return decode_view(
-            settled(lambda: self._calls.call(call), what, self, self._calls.timeout_s, remedy=remedy).data
-        )
+    def _create(self, method: str, path: str, name: str, body: dict[str, object], what: RetriedCall) -> ShardView:
+        """Create a shard by a call that may be repeated."""
+        call = Call(method, path, name, json.dumps(body).encode(), _CREATE, safe=False)
+        remedy = "check whether the shard exists"
+        reply = settled(lambda: self._calls.call(call), what, self, self._calls.timeout_s, remedy=remedy)
+        return decode_view(reply.data)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
@@ -284,52 +274,50 @@ class HttpTransport:
         return runs
 
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        path = f"/v1/shards/{_quoted(check_shard_name(name))}/receipts"
-        answer = self._calls.call(Call("POST", path, name, encoded(StagedRuns(runs)), _COMMAND))
-        return decode_staged(answer.data, Corruption)
+        body = encoded(StagedRuns(runs))
+        reply = self._calls.call(Call("POST", _path(name, "/receipts"), name, body, _COMMAND))
+        return decode_staged(reply.data, Corruption)
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"
-        headers = _COMMAND if caller == NOBODY else {**_COMMAND, **said_headers(caller)}
-        answer = self._calls.call(Call("POST", path, name, encoded(command), headers, safe=False))
-        return decode_result(answer.data)
+        headers = _COMMAND if caller == NOBODY else {**_COMMAND, **caller_headers(caller)}
+        call = Call("POST", _path(name, "/commands"), name, encoded(command), headers, safe=False)
+        return decode_result(self._calls.call(call).data)
 
     def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         query = f"limit={limit}&maintenance={str(maintenance).lower()}"
         if before is not None:
             query += f"&before={before.seqno}.{before.number}"
-        path = f"/v1/shards/{_quoted(check_shard_name(name))}/history?{query}"
-        return decode_history(self._calls.call(Call("GET", path, name, headers=_VIEW)).data)
+        return decode_history(self._calls.call(Call("GET", _path(name, f"/history?{query}"), name, headers=_VIEW)).data)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         wait_s = deadlines.at_most(request.timeout_s)
-        query = f"timeout={wait_s:.3f}&min_seqno={int(request.min_seqno)}&lower={_time(request.lower)}"
-        if request.past is not None:
-            query += f"&past={request.past}"
-        if request.with_service_times:
-            query += "&service_times=true"
-        if request.reader is not None:
-            query += f"&reader={request.reader}"
-        if request.tag:
-            query += f"&tag={_quoted(request.tag)}"
-        if request.with_details:
-            query += "&details=true"
+        query: dict[str, Any] = {
+            "timeout": f"{wait_s:.3f}",
+            "min_seqno": int(request.min_seqno),
+            "lower": "[]" if request.lower.element is None else request.lower.element,
+            "past": request.past,
+            "service_times": "true" if request.with_service_times else None,
+            "reader": request.reader,
+            "tag": request.tag or None,
+            "details": "true" if request.with_details else None,
+            "batches": str(request.with_batches).lower(),
+        }
+        path = _path(name, f"?{urlencode({key: value for key, value in query.items() if value is not None})}")
         headers = _VIEW
         if request.seen is not None:
             headers = {**_VIEW, "persist-seen": f"{int(request.seen.seqno)}.{request.seen.commit_id}"}
-        path = f"/v1/shards/{_quoted(check_shard_name(name))}?{query}&batches={str(request.with_batches).lower()}"
         return decode_view(self._calls.call(Call("GET", path, name, headers=headers, wait_s=wait_s)).data)
 
     def erased_before(self, name: str, before: int) -> dict[str, Any]:
-        path = f"/v1/shards/{_quoted(check_shard_name(name))}/erasures?before={before}"
-        return decoded_json(self._calls.call(Call("GET", path, name)), dict[str, Any])
+        call = Call("GET", _path(name, f"/erasures?before={before}"), name)
+        return decoded_json(self._calls.call(call), dict[str, Any])
 
     def maintain(self, name: str, verb: str) -> dict[str, Any]:
-        path = f"/v1/shards/{_quoted(check_shard_name(name))}/{verb}"
-        return decoded_json(self._calls.call(Call("POST", path, name, wait_s=MAINTAINED_S)), dict[str, Any])
+        call = Call("POST", _path(name, f"/{verb}"), name, wait_s=MAINTAINED_S)
+        return decoded_json(self._calls.call(call), dict[str, Any])
 
     def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
-        """Every update after a time, pushed through the server: for clients that hold no parts."""
+        """Every update after a time, pushed through the server: for clients without access to parts."""
         return follow(self._calls, check_shard_name(name), after, until)
 
     def close(self) -> None:
@@ -340,7 +328,7 @@ class HttpTransport:
 
 
 def open_transport(connection: Connection) -> HttpTransport:
-    """Connect to the servers of `connection.url`. Raises InvalidUsage, Unavailable when none of them answers."""
+    """Connect to the servers of `connection.url`. Raises InvalidUsage, Unavailable if none of them answers."""
     assert connection.url is not None
     clock, ids = SystemClock(), SystemIds()
     calls = calls_of(connection, clock)
@@ -353,14 +341,14 @@ def open_transport(connection: Connection) -> HttpTransport:
     except BaseException:
         calls.close()
         raise
-    if location.copy:  # this client may have opened the store itself, and must not write to it either
+    if location.copy:  # this client may have opened the store itself, and must not write to it
         blob = CopyBlob(blob, Home(location.of, location.home))
-    made = HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
-    made.shows_copy, made.knows_regions = location.copy, location.regions
-    made.leases = None if location.copy else LeasePool(clock)
-    # Spark's processes keep the last few transports: one that made room for another nobody closes.
-    weakref.finalize(made, calls.close).atexit = False
-    return made
+    transport = HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
+    transport.shows_copy, transport.knows_regions = location.copy, location.regions
+    transport.leases = None if location.copy else LeasePool(clock)
+    # Spark's processes cache the last few transports, and close none that they evict.
+    weakref.finalize(transport, calls.close).atexit = False
+    return transport
 
 
 def _location(reply: Reply) -> _Location:
@@ -374,24 +362,24 @@ def _location(reply: Reply) -> _Location:
 
 
 def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
-    """The server's blob store itself if this client may open it and reaches it, else the server's routes for blobs."""
+    """The server's blob store itself if this client can and may open it, else the server's routes for blobs."""
     try:
         is_signed = urlsplit(url).scheme == "s3"
     except ValueError as error:
-        raise InvalidUsage("this is not a persist server: it has its blobs at what is no URL") from error
+        raise InvalidUsage("this is not a persist server: the URL of its blob store is invalid") from error
     try:
-        found = Patience().ask("the store that the server names", lambda: opened_here(url, proof))
-    except Unavailable:  # it hangs, and what asks it goes on: the server will have to do
-        found = None
-    return HttpBlob(calls, url, presigned=is_signed) if found is None else found
+        blob = Patience().ask("the store that the server names", lambda: opened_here(url, proof))
+    except Unavailable:  # the store hangs: use the server instead
+        blob = None
+    return HttpBlob(calls, url, presigned=is_signed) if blob is None else blob
 
 
 def _policy(limits: dict[str, int]) -> Policy:
     return Policy(**{name: limit for name, limit in limits.items() if name in Policy.__struct_fields__})
 
 
-def _time(lower: Any) -> str:
-    return "[]" if lower.element is None else str(lower.element)
+def _path(name: str, rest: str) -> str:
+    return f"/v1/shards/{_quoted(check_shard_name(name))}{rest}"
 
 
 def _quoted(text: str) -> str:

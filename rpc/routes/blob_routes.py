@@ -1,4 +1,4 @@
-"""The routes for blobs, for clients that cannot reach the blob store. Only well-formed keys of parts are taken."""
+"""Routes for blobs, for clients without access to the blob store. Only well-formed keys of parts are accepted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from starlette.responses import JSONResponse, Response
 
-from blob import BlobExists, BlobNotFound
+from blob import BlobExists, BlobNotFound, BlobStat
 from persist.core.blob_keys import belongs_to, is_bundle_key, is_of_maintenance, is_part_key
 from persist.core.commands import MAINTAIN, READ, WRITE
 from persist.core.errors import Conflict, InvalidUsage, PersistError, Unauthorized
@@ -25,7 +25,7 @@ from rpc.errors import problem
 from rpc.route_table import Router
 
 router = Router(prefix="/v1/blobs", tags=["blobs"])
-DOWNLOAD_PIECE_BYTES = 4 * 1024 * 1024  # as which a part is read and sent
+DOWNLOAD_PIECE_BYTES = 4 * 1024 * 1024  # of a part, read and sent at a time
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})\Z")
 _OCTETS = "application/octet-stream"
 
@@ -40,14 +40,14 @@ _OCTETS = "application/octet-stream"
     response_class=Response,
 )
 async def put(request: Request, key: str) -> Response:
-    """Keys are write-once: writing the same bytes again is fine, other bytes are refused."""
+    """Keys are write-once: writing the same bytes again succeeds, other bytes are refused."""
     service = await _checked(request, key, is_part_key(key))
     async with service.body(request, service.limits.blob_bytes_max) as data:
         name = service.shard_ids.known(key.partition("/")[0])
         principal = principal_of(request)
-        merges = MAINTAIN in principal.scopes and is_of_maintenance(key)  # which makes room
+        merges = MAINTAIN in principal.scopes and is_of_maintenance(key)
         if name is not None and not merges:
-            service.quotas.uploads(principal, name, key, len(data))
+            service.quotas.count_upload(principal, name, key, len(data))
         await service.work.run(_put, service, key, data)
     return Response(status_code=204)
 
@@ -56,7 +56,7 @@ async def put(request: Request, key: str) -> Response:
 async def get(
     request: Request,
     key: str,
-    presign: Annotated[bool, Query(description="Answer with a URL for GET and one for PUT instead.")] = False,
+    presign: Annotated[bool, Query(description="Return presigned URLs for GET and PUT instead.")] = False,
 ) -> Response:
     service = await _checked(request, key, is_part_key(key) or is_bundle_key(key))
     if presign:
@@ -84,10 +84,10 @@ async def get(
 @router.on("HEAD", "/{key:path}", (READ,), summary="Size and time of a part", response_class=Response)
 async def head(request: Request, key: str) -> Response:
     service = await _checked(request, key, is_part_key(key) or is_bundle_key(key))
-    found = await service.work.run(_stat, service, key)
-    if found is None:
+    stat = await service.work.run(_stat, service, key)
+    if stat is None:
         return Response(status_code=404)
-    headers = {"content-length": str(found.size), "persist-modified-ms": str(found.modified_ms)}
+    headers = {"content-length": str(stat.size), "persist-modified-ms": str(stat.modified_ms)}
     return Response(None, 200, headers, _OCTETS)
 
 
@@ -102,26 +102,26 @@ def _sign(service: Service, key: str, seconds: int, may_write: bool) -> dict[str
     blob = service.location.blob
     with translated():
         put = blob.presign_put(key, seconds) if may_write else None
-        found: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds), "put": None}
+        urls: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds), "put": None}
     if put is not None:
-        found |= {"put": put.url, "put_headers": dict(put.headers)}
-    return found
+        urls |= {"put": put.url, "put_headers": dict(put.headers)}
+    return urls
 
 
 def seconds_of(principal: Principal, most_s: int, now_ms: int) -> int:
-    """How long a URL is good that is signed for this principal: no longer than its token. Raises Unauthorized."""
+    """The validity of a URL signed for this principal, at most that of its token. Raises Unauthorized."""
     if principal.expires_s is None:
         return most_s
     left_s = math.floor(principal.expires_s - now_ms / 1000)
     if left_s < 1:
-        raise Unauthorized(f"the token {principal.name!r} expires within a second; ask for a new one")
+        raise Unauthorized(f"the token {principal.name!r} expires within a second; request a new one")
     return min(most_s, left_s)
 
 
 async def _checked(request: Request, key: str, is_possible: bool) -> Service:
-    """Raises InvalidUsage unless the key is one of a part, Forbidden unless the caller may use its shard.
+    """Raises InvalidUsage unless it is the key of a part, Forbidden unless the caller may use its shard.
 
-    Bundles can be read only: persist itself writes them.
+    Bundles can only be read: persist itself writes them.
     """
     service, principal = service_of(request), principal_of(request)
     shard = key.partition("/")[0]
@@ -143,7 +143,7 @@ def _put(service: Service, key: str, data: bytes) -> None:
 
 
 async def _pieces(service: Service, key: str, span: tuple[int, int], first: bytes) -> AsyncIterator[bytes]:
-    """The bytes of `span`, of which `first` are the beginning: no more than a piece is in memory."""
+    """The bytes of `span`, which begins with `first`; at most one piece is in memory."""
     start, length = span
     ends, at = start + length, start + len(first)
     yield first
@@ -155,10 +155,10 @@ async def _pieces(service: Service, key: str, span: tuple[int, int], first: byte
 
 
 def _size(service: Service, key: str) -> int:
-    found = _stat(service, key)
-    if found is None:
+    stat = _stat(service, key)
+    if stat is None:
         raise BlobNotFound(f"there is no blob {key}")
-    return int(found.size)
+    return stat.size
 
 
 def _get(service: Service, key: str, start: int, length: int) -> bytes:
@@ -171,14 +171,14 @@ def _get(service: Service, key: str, start: int, length: int) -> bytes:
             raise error
 
 
-def _stat(service: Service, key: str) -> Any:
+def _stat(service: Service, key: str) -> BlobStat | None:
     with translated():
         return service.location.blob.stat(key)
 
 
 def _span(header: str) -> tuple[int, int]:
-    found = _RANGE.match(header)
-    if not found or int(found.group(2)) < int(found.group(1)):
+    match = _RANGE.match(header)
+    if not match or int(match[2]) < int(match[1]):
         raise InvalidUsage(f"the header Range is {header[:100]!r}; it must be bytes=first-last")
-    first, last = int(found.group(1)), int(found.group(2))
+    first, last = int(match[1]), int(match[2])
     return first, last - first + 1

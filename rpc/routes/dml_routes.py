@@ -28,25 +28,25 @@ from persist.parts.python_values import decode_json_keys
 from rpc.app_state import principal_of, service_of
 from rpc.route_table import Router
 from rpc.routes.parameters import (
-    SAID_PARAMETERS,
+    CALLER_PARAMETERS,
     Format,
     IdempotencyToken,
     JsonBody,
+    body_reader,
     json_body,
-    read_as,
     rows_body,
+    run_with_body,
     token_of,
-    worked_with_body,
 )
 
 router = Router(prefix="/v1/shards", tags=["verbs"])
 
 ReadTime = Annotated[
     int | None,
-    Query(ge=-1, le=TIME_MAX, description="It lands only if nobody wrote after this time; -1: nothing was there."),
+    Query(ge=-1, le=TIME_MAX, description="Fail if there was a write after this time; -1: if there was any write."),
 ]
-Where = Annotated[str, Query(description="A predicate: which rows go.", max_length=PREDICATE_CHARS_MAX)]
-_ROWS = rows_body("Rows, each there once.")
+Where = Annotated[str, Query(description="Predicate of the rows to replace.", max_length=PREDICATE_CHARS_MAX)]
+_ROWS = rows_body("Rows without duplicates.")
 B = TypeVar("B", bound=JsonBody)
 
 
@@ -61,7 +61,7 @@ class _Update(JsonBody):
 
 
 class _Value(JsonBody):
-    """What a column becomes: one of these."""
+    """The new value of a column: one of these."""
 
     value: Any = UNSET
     source: str | UnsetType = UNSET
@@ -81,65 +81,41 @@ class _Merge(JsonBody):
     on: list[str] | None = None
 
 
-@router.on(
-    "POST",
-    "/{name}/upsert",
-    (WRITE,),
-    audit="upsert",
-    writes=True,
-    summary="Put rows by their keys",
-    openapi_extra=_ROWS,
-)
+@router.write("upsert", "Insert or replace rows by their keys", openapi_extra=_ROWS)
 async def upsert(
     request: Request,
-    columns: Annotated[str | None, Query(description="Those that the rows give, with commas; else all.")] = None,
+    columns: Annotated[str | None, Query(description="The columns in the rows, comma-separated; default: all.")] = None,
     delete_column: Annotated[
-        str | None, Query(description="Where it is true the key only goes.", max_length=256)
+        str | None, Query(description="A boolean column: rows with true delete their key.", max_length=256)
     ] = None,
     read_time: ReadTime = None,
     form: Format = None,
     token: IdempotencyToken = None,
 ) -> Response:
-    """Afterwards each key has the row that was given, and no other. 409: somebody wrote after `read_time`."""
-    given = None if columns is None else columns.split(",")
+    """Afterwards each key in the body has exactly the given row. 409: there was a write after `read_time`."""
+    given_columns = None if columns is None else columns.split(",")
 
-    def done(shard: Shard, table: pa.Table, options: dict[str, Any]) -> Edited:
+    def write(shard: Shard, table: pa.Table, options: dict[str, Any]) -> Edited:
         return shard.upsert(table, delete_column=delete_column, **options)
 
-    def schema(known: ShardSchema, data: bytes, chosen: str, allowed: Allowance) -> ShardSchema:
-        names = given or rows.read_names(data, chosen, delete_column, allowed) or known.arrow.names
+    def schema(known: ShardSchema, data: bytes, format_name: str, allowed: Allowance) -> ShardSchema:
+        names = given_columns or rows.read_names(data, format_name, delete_column, allowed) or known.arrow.names
         fields = [known.arrow.field(name) for name in known.columns(names)]
         extra = [] if delete_column is None else [pa.field(delete_column, pa.bool_())]
         return ShardSchema(pa.schema([*fields, *extra]), tuple(field.name for field in fields[:1]))
 
-    return await _with_rows(request, form, (read_time, token), done, schema)
+    return await _with_rows(request, form, (read_time, token), write, schema)
 
 
-@router.on(
-    "POST",
-    "/{name}/overwrite",
-    (WRITE,),
-    audit="overwrite",
-    writes=True,
-    summary="Put rows in the place of everything",
-    openapi_extra=_ROWS,
-)
+@router.write("overwrite", "Replace all rows", openapi_extra=_ROWS)
 async def overwrite(
     request: Request, read_time: ReadTime = None, form: Format = None, token: IdempotencyToken = None
 ) -> Response:
-    """What was there goes by metadata alone where that is possible; then `removed` is null."""
+    """Old rows are deleted in metadata alone if possible; `removed` is null then."""
     return await _with_rows(request, form, (read_time, token), lambda s, table, o: s.overwrite(table, **o))
 
 
-@router.on(
-    "POST",
-    "/{name}/replace-where",
-    (WRITE,),
-    audit="replace-where",
-    writes=True,
-    summary="Put rows in the place of some",
-    openapi_extra=_ROWS,
-)
+@router.write("replace-where", "Replace the rows that match a predicate", openapi_extra=_ROWS)
 async def replace_where(
     request: Request,
     where: Where,
@@ -157,37 +133,33 @@ async def replace_where(
     (WRITE,),
     audit="delete",
     frees=True,
-    summary="Take rows away",
-    openapi_extra=json_body(_Delete, SAID_PARAMETERS, example={"where": "amount < 0"}),
+    summary="Delete rows",
+    openapi_extra=json_body(_Delete, CALLER_PARAMETERS, example={"where": "amount < 0"}),
 )
 async def delete(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
-    """`where` or `keys` say which. History keeps them; `erasures` take rows away for good."""
+    """Deletes the rows that match `where` or `keys`. They stay in the history; use `erasures` to erase them."""
 
-    def done(shard: Shard, body: _Delete, options: dict[str, Any], allowed: Allowance) -> Edited:
+    def write(shard: Shard, body: _Delete, options: dict[str, Any], allowed: Allowance) -> Edited:
         if isinstance(body.keys, list):
             allowed.spend(len(body.keys) * row_bytes(shard.schema.arrow))
         keys = decode_json_keys(shard.schema, body.keys)
         return shard.delete(body.where, keys=keys, **options)
 
-    return await _with_json(request, _Delete, (read_time, token), done, is_exact=True)
+    return await _with_json(request, _Delete, (read_time, token), write, is_exact=True)
 
 
-@router.on(
-    "POST",
-    "/{name}/update",
-    (WRITE,),
-    audit="update",
-    writes=True,
-    summary="Give rows new values in some columns",
-    openapi_extra=json_body(_Update, SAID_PARAMETERS, example={"set": {"state": "paid"}, "where": "id = 7"}),
+@router.write(
+    "update",
+    "Set columns of rows",
+    openapi_extra=json_body(_Update, CALLER_PARAMETERS, example={"set": {"state": "paid"}, "where": "id = 7"}),
 )
 async def update(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
-    """`set` has a value for each of these columns. Without `where` all rows get them."""
+    """`set` has a value for each column to set. Without `where` all rows are updated."""
 
-    def done(shard: Shard, body: _Update, options: dict[str, Any], _allowed: Allowance) -> Edited:
+    def write(shard: Shard, body: _Update, options: dict[str, Any], _allowed: Allowance) -> Edited:
         return shard.update(_values(body.set, shard.schema), body.where, **options)
 
-    return await _with_json(request, _Update, (read_time, token), done)
+    return await _with_json(request, _Update, (read_time, token), write)
 
 
 _MERGE = {
@@ -200,32 +172,26 @@ _MERGE = {
 }
 
 
-@router.on(
-    "POST",
-    "/{name}/merge",
-    (WRITE,),
-    audit="merge",
-    writes=True,
-    summary="Match rows with those that are there",
-    openapi_extra=json_body(_Merge, SAID_PARAMETERS, example=_MERGE),
+@router.write(
+    "merge", "Merge rows by conditional clauses", openapi_extra=json_body(_Merge, CALLER_PARAMETERS, example=_MERGE)
 )
 async def merge(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
-    """`on` names the columns by which rows match, else the key. Of each kind of rows the first clause that fits counts.
+    """Rows match by the columns in `on`, else by the key. For each row the first clause that applies is used.
 
-    `when` is `matched`, `not matched` or `not matched by source`; `then` is `update`, `delete` or `insert`. `set` gives
-    a value, `{"value": 1}`, `{"source": "amount"}` or `{"target": "amount"}`, for each of these columns.
+    `when` is `matched`, `not matched` or `not matched by source`; `then` is `update`, `delete` or `insert`. `set` has
+    for each column a value, `{"value": 1}`, `{"source": "amount"}` or `{"target": "amount"}`.
     """
 
     service, principal = service_of(request), principal_of(request)
 
-    def done(shard: Shard, body: _Merge, options: dict[str, Any], allowed: Allowance) -> Edited:
-        service.quotas.rows(principal, len(body.rows))
-        found = shard.merge(_source(body.rows, shard.schema, allowed), body.on)
+    def write(shard: Shard, body: _Merge, options: dict[str, Any], allowed: Allowance) -> Edited:
+        service.quotas.count_rows(principal, len(body.rows))
+        builder = shard.merge(_source(body.rows, shard.schema, allowed), body.on)
         for clause in body.clauses:
-            found = _with_clause(found, clause, shard.schema)
-        return found.execute(**options)
+            builder = _with_clause(builder, clause, shard.schema)
+        return builder.execute(**options)
 
-    return await _with_json(request, _Merge, (read_time, token), done)
+    return await _with_json(request, _Merge, (read_time, token), write)
 
 
 async def _with_rows(
@@ -236,18 +202,18 @@ async def _with_rows(
     schema_of: Callable[[ShardSchema, bytes, str, Allowance], ShardSchema] | None = None,
 ) -> Response:
     service, options, principal = service_of(request), _options(request, how), principal_of(request)
-    chosen = rows.format_of(request.headers.get("content-type"), form)
+    format_name = rows.format_of(request.headers.get("content-type"), form)
 
     def read(shard: Shard, data: bytes) -> Edited:
         with service.allowance() as allowed, unless_landed(shard.open_writer(), options["token"]):
-            schema = shard.schema if schema_of is None else schema_of(shard.schema, data, chosen, allowed)
-            table = rows.read(data, chosen, schema, service.limits.rows_max, allowed)
+            schema = shard.schema if schema_of is None else schema_of(shard.schema, data, format_name, allowed)
+            table = rows.read(data, format_name, schema, service.limits.rows_max, allowed)
             if DIFF in table.schema.names and pc.all(pc.equal(table.column(DIFF), 1)).as_py() is not False:
-                table = table.drop_columns([DIFF])  # no row has to give it
-            service.quotas.rows(principal, table.num_rows)
+                table = table.drop_columns([DIFF])
+            service.quotas.count_rows(principal, table.num_rows)
             return work(shard, table, options)
 
-    return await worked_with_body(request, service.limits.rows_bytes_max, read)
+    return await run_with_body(request, service.limits.rows_bytes_max, read)
 
 
 async def _with_json(
@@ -262,10 +228,10 @@ async def _with_json(
 
     def read(shard: Shard, data: bytes) -> Edited:
         with service.allowance() as allowed, unless_landed(shard.open_writer(), options["token"]):
-            body = read_as(kind)(decode_body(data, allowed.spend, is_exact=is_exact))
+            body = body_reader(kind)(body_json(data, allowed.spend, is_exact=is_exact))
             return work(shard, body, options, allowed)
 
-    return await worked_with_body(request, service.limits.rows_bytes_max, read)
+    return await run_with_body(request, service.limits.rows_bytes_max, read)
 
 
 def _options(request: Request, how: tuple[int | None, str | None]) -> dict[str, Any]:
@@ -273,66 +239,67 @@ def _options(request: Request, how: tuple[int | None, str | None]) -> dict[str, 
     return {"read_time": read_time, "token": token_of(request, token)}
 
 
-def _values(given: dict[str, Any], schema: ShardSchema) -> dict[str, Any]:
-    """A value for each of these columns, as rows in JSON give them. Raises InvalidUsage."""
-    if not given:
-        raise InvalidUsage('set must give values by the names of columns, such as {"state": "paid"}')
-    fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in schema.columns(given)])
-    found = _read("set has a value that does not fit its column", [given], fields)
-    return {name: found.column(name)[0] for name in fields.names}
+def _values(sets: dict[str, Any], schema: ShardSchema) -> dict[str, Any]:
+    """A value for each of these columns, from the JSON of a row. Raises InvalidUsage."""
+    if not sets:
+        raise InvalidUsage('set must have values by column names, such as {"state": "paid"}')
+    fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in schema.columns(sets)])
+    table = _read("set has a value that does not fit its column", [sets], fields)
+    return {name: table.column(name)[0] for name in fields.names}
 
 
-def _source(given: list[Any], schema: ShardSchema, allowed: Allowance) -> list[dict[str, Any]]:
-    """Rows of a merge, with those of the shard's columns as it has them, and any others. Raises InvalidUsage."""
-    if not all(isinstance(row, dict) for row in given):
+def _source(source_rows: list[Any], schema: ShardSchema, allowed: Allowance) -> list[dict[str, Any]]:
+    """The source rows of a merge, with the shard's columns converted to their types. Raises InvalidUsage."""
+    if not all(isinstance(row, dict) for row in source_rows):
         raise InvalidUsage('rows must be a list of rows, such as [{"id": 7, "amount": 5}]')
-    known = [name for name in dict.fromkeys(name for row in given for name in row) if name in schema.arrow.names]
+    names = dict.fromkeys(name for row in source_rows for name in row)
+    known = [name for name in names if name in schema.arrow.names]
     fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in known])
-    ours = [{name: row[name] for name in known if name in row} for row in given]
-    read = _read("a row cannot be read", ours, fields, allowed.spend).to_pylist() if known else ours
-    pairs = zip(given, read, strict=True)
-    return [{name: mine[name] if name in known else row[name] for name in row} for row, mine in pairs]
+    known_values = [{name: row[name] for name in known if name in row} for row in source_rows]
+    read = _read("a row is invalid", known_values, fields, allowed.spend).to_pylist() if known else known_values
+    pairs = zip(source_rows, read, strict=True)
+    return [{name: converted[name] if name in known else row[name] for name in row} for row, converted in pairs]
 
 
-def _read(what: str, given: list[Any], fields: pa.Schema, spend: Spend | None = None) -> pa.Table:
+def _read(problem: str, json_rows: list[Any], fields: pa.Schema, spend: Spend | None = None) -> pa.Table:
     try:
-        return rows_of_json(given, fields, spend)
+        return rows_of_json(json_rows, fields, spend)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise InvalidUsage(f"{what}: {str(error).splitlines()[0]}") from error
+        raise InvalidUsage(f"{problem}: {str(error).splitlines()[0]}") from error
 
 
 def _with_clause(merge: Merge, clause: _Clause, schema: ShardSchema) -> Merge:
-    """The merge with one more clause. Raises InvalidUsage."""
+    """The merge with another clause. Raises InvalidUsage."""
     condition = clause.condition
-    given = None if clause.set is None else _expressions(clause.set, schema)
+    sets = None if clause.set is None else _expressions(clause.set, schema)
     kinds: dict[tuple[str, str], Callable[[], Merge]] = {
-        ("matched", "update"): lambda: merge.when_matched_update(given, condition),
+        ("matched", "update"): lambda: merge.when_matched_update(sets, condition),
         ("matched", "delete"): lambda: merge.when_matched_delete(condition),
-        ("not matched", "insert"): lambda: merge.when_not_matched_insert(given, condition),
-        ("not matched by source", "update"): lambda: merge.when_not_matched_by_source_update(given or {}, condition),
+        ("not matched", "insert"): lambda: merge.when_not_matched_insert(sets, condition),
+        ("not matched by source", "update"): lambda: merge.when_not_matched_by_source_update(sets or {}, condition),
         ("not matched by source", "delete"): lambda: merge.when_not_matched_by_source_delete(condition),
     }
-    made = kinds.get((clause.when, clause.then))
-    if made is None or (given is not None and clause.then == "delete"):
+    add_clause = kinds.get((clause.when, clause.then))
+    if add_clause is None or (sets is not None and clause.then == "delete"):
         raise InvalidUsage(
             "a clause is one of: matched, update or delete; not matched, insert; not matched by source, update or "
             "delete"
         )
-    return made()
+    return add_clause()
 
 
 def _expressions(sets: dict[str, _Value], schema: ShardSchema) -> dict[str, Any]:
     if not sets:
-        raise InvalidUsage('set must give what each column becomes, such as {"amount": {"source": "amount"}}')
+        raise InvalidUsage('set must have the new value of each column, such as {"amount": {"source": "amount"}}')
     schema.columns(sets)
-    found: dict[str, Any] = {}
-    for name, said in sets.items():
-        if sum(one is not UNSET for one in (said.value, said.source, said.target)) != 1:
-            raise InvalidUsage(f"column {name!r} becomes one of {{value}}, {{source}} or {{target}}")
-        if isinstance(said.source, str):
-            found[name] = source(said.source)
-        elif isinstance(said.target, str):
-            found[name] = target(said.target)
+    expressions: dict[str, Any] = {}
+    for name, value in sets.items():
+        if sum(part is not UNSET for part in (value.value, value.source, value.target)) != 1:
+            raise InvalidUsage(f"set of column {name!r} must be one of {{value}}, {{source}} or {{target}}")
+        if isinstance(value.source, str):
+            expressions[name] = source(value.source)
+        elif isinstance(value.target, str):
+            expressions[name] = target(value.target)
         else:
-            found[name] = _values({name: said.value}, schema)[name]
-    return found
+            expressions[name] = _values({name: value.value}, schema)[name]
+    return expressions

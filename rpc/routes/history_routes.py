@@ -12,9 +12,7 @@ from starlette.responses import Response
 from persist.client.commit_info import entry_json, entry_shown, read_place
 from persist.client.history_api import ShardTag, settings_json, tag_json
 from persist.client.optimistic_loop import RETRIES_MAX
-from persist.client.row_retention import (
-    RowRetention,
-)
+from persist.client.row_retention import RowRetention
 from persist.client.shard import Shard
 from persist.client.stream_cuts import (
     ASKED_AT_ONCE,
@@ -32,32 +30,31 @@ from persist.core import commands as c
 from persist.core.audit_log import PAGE_MAX
 from persist.core.commands import MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, NotReadable
-from persist.core.ids import check_shard_name
 from persist.core.named_holds import check_tag_name
 from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms
-from persist.formats.http_messages import RECORD, result_to_json
+from persist.formats.http_messages import RECORD
 from persist.formats.records import encoded
 from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
 from rpc.audit import MANY
-from rpc.auth import Principal
 from rpc.route_table import Router
 from rpc.routes.parameters import (
     IF_MATCH,
     At,
     Frontier,
     JsonBody,
-    asking_for,
+    body_reader,
     caller_of,
+    commit,
     frontier,
     json_body,
     json_response,
-    read_as,
+    run_long,
+    run_on_shard,
+    transport_for,
     version_of,
-    with_shard,
-    worked,
 )
 
-# Wall clocks, settings of a shard, and its history.
+# Wall clocks, settings, and commit history.
 
 
 router = Router(prefix="/v1/shards", tags=["history"])
@@ -69,34 +66,33 @@ class _SettingsBody(JsonBody):
     mark_every_ms: int = MARK_EVERY_MS
 
 
-@router.on("GET", "/{name}/time-at", (READ,), summary="Which times were complete by a wall clock")
+@router.on("GET", "/{name}/time-at", (READ,), summary="The times that were complete at a wall clock")
 async def time_at(
     request: Request,
-    timestamp: Annotated[str, Query(description="With its zone (RFC 3339).", max_length=64)],
-    wait: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait if it is to come.")] = 0.0,
+    timestamp: Annotated[str, Query(description="With a time zone (RFC 3339).", max_length=64)],
+    wait: Annotated[float, Query(ge=0, le=3600, description="Maximum seconds to wait for a future one.")] = 0.0,
 ) -> Response:
-    """`frontier`: every time before it was complete; it is the same for ever. `as_of` is the latest of them."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    when = read_instant("parameter timestamp", timestamp)
+    """All times before `frontier` were complete; the answer never changes. `as_of` is the latest of them."""
+    service, name = service_of(request), shard_of(request)
+    instant = read_instant("parameter timestamp", timestamp)
     wait_s = min(wait, WAIT_S_MAX)
-    found = await service.work.run(partial(resolved, service.transport, name, when, wait_s, wait_s))
+    found = await service.work.run(partial(resolved, service.transport, name, instant, wait_s, wait_s))
     upper = found.upper.element
     as_of = {} if upper is None or upper == 0 else {"as_of": upper - 1}
     return json_response({"frontier": found.upper.to_json(), **as_of, "timestamp": instant_text(found.at_ms)})
 
 
-@router.on("GET", "/{name}/timestamp-of", (READ,), summary="From which wall clock on a time is shown")
+@router.on("GET", "/{name}/timestamp-of", (READ,), summary="The wall clock at which a time became readable")
 async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> Response:
-    """`timestamp` is null where that is not known."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    shown = await service.work.run(instant_of, service.transport, name, time, service.handles.read.retry_s)
-    return json_response({"time": time, "timestamp": datetime_text(shown)})
+    """`timestamp` is null if it is unknown."""
+    service, name = service_of(request), shard_of(request)
+    instant = await service.work.run(instant_of, service.transport, name, time, service.handles.read.retry_s)
+    return json_response({"time": time, "timestamp": datetime_text(instant)})
 
 
 @router.on("GET", "/{name}/settings", (READ,), summary="The settings of a shard")
 async def settings(request: Request) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    return _settings((await service.state(name)).settings)
+    return _settings_response((await service_of(request).state(shard_of(request))).settings)
 
 
 @router.on(
@@ -109,17 +105,15 @@ async def settings(request: Request) -> Response:
     openapi_extra=json_body(_SettingsBody, [IF_MATCH], example={"history": "30d", "mark_every_ms": 1000}),
 )
 async def configure(request: Request) -> Response:
-    """What is left out has its default. 409 where the settings have another version than If-Match says."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
+    """Omitted settings get their defaults. 409 if the current version is not that of If-Match."""
+    service, name = service_of(request), shard_of(request)
     version = version_of(request)
-    body = await service.json(request, SETTINGS_BYTES_MAX, read_as(_SettingsBody))
-    kept_ms, every_ms = history_ms(body.history), body.mark_every_ms
-    known = (await service.state(name)).settings
-    # Settings of that version have that policy of rows; of another version the command is refused.
-    wanted = c.SetSettings(version, kept_ms, every_ms, known.rows)
-    found = await service.apply(name, wanted, caller_of(request))
-    assert isinstance(found, c.SettingsAre)
-    return _settings(found.settings)
+    body = await service.json(request, SETTINGS_BYTES_MAX, body_reader(_SettingsBody))
+    rows = (await service.state(name)).settings.rows  # unchanged, as the command checks the version
+    command = c.SetSettings(version, history_ms(body.history), body.mark_every_ms, rows)
+    result = await service.apply(name, command, caller_of(request))
+    assert isinstance(result, c.SettingsAre)
+    return _settings_response(result.settings)
 
 
 @router.on(
@@ -127,28 +121,28 @@ async def configure(request: Request) -> Response:
     "/{name}/forget",
     (MANAGE,),
     audit="forget history",
-    summary="Let history before a time be forgotten now, as far as readers allow",
+    summary="Forget history before a time now, as far as readers allow",
 )
 async def forget(request: Request, before: Frontier) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    command = c.ForgetHistory(frontier(before, "before"))
-    return json_response(result_to_json(await service.apply(name, command, caller_of(request))))
+    return await commit(request, c.ForgetHistory(frontier(before, "before")))
 
 
 @router.on(
-    "GET", "/{name}/history", (READ,), summary="What was done to a shard: an entry for each command that changed it"
+    "GET", "/{name}/history", (READ,), summary="Commit history: an entry for each command that changed the shard"
 )
 async def history(
     request: Request,
-    limit: Annotated[int, Query(ge=1, le=PAGE_MAX, description="At most so many entries.")] = 100,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX, description="Maximum number of entries.")] = 100,
     before: Annotated[
         str | None,
-        Query(description="Go on before this place: `following` of the page before.", examples=["7.0"], max_length=32),
+        Query(
+            description="Continue from this place: `following` of the previous page.", examples=["7.0"], max_length=32
+        ),
     ] = None,
-    maintenance: Annotated[bool, Query(description="Also merges, collections, and what was forgotten by age.")] = False,
+    maintenance: Annotated[bool, Query(description="Include merges, collections, and expiry of history.")] = False,
 ) -> Response:
-    """Newest first. `following` is null where there are no more; a page that ends early tells where it goes on."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
+    """Newest first. `following` is null at the end; a shorter page may have more."""
+    service, name = service_of(request), shard_of(request)
     place = read_place("parameter before", before)
     page = await service.work.run(service.location.history_page, name, place, limit, maintenance)
     if request.headers.get("accept") == RECORD:
@@ -159,28 +153,27 @@ async def history(
     )
 
 
-def _settings(found: ShardSettings) -> Response:
-    return json_response(settings_json(found), {"etag": f'"{found.version}"'})
+def _settings_response(settings: ShardSettings) -> Response:
+    return json_response(settings_json(settings), {"etag": f'"{settings.version}"'})
 
 
-# Tags: times of a shard that stay readable although since has passed them.
+# Tags: times that stay readable when since passes them.
 
 
 @router.on("GET", "/{name}/tags", (READ,), summary="The tags of a shard")
 async def tags(request: Request) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    found = (await service.state(name)).tags
-    return json_response({"tags": [tag_json(ShardTag.of(tag, found[tag])) for tag in sorted(found)]})
+    named = (await service_of(request).state(shard_of(request))).tags
+    return json_response({"tags": [tag_json(ShardTag.of(tag, named[tag])) for tag in sorted(named)]})
 
 
 @router.on("GET", "/{name}/tags/{tag}", (READ,), summary="One tag")
 async def one(request: Request, tag: str) -> Response:
-    """410 where there is no such tag."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    found = (await service.state(name)).tags.get(check_tag_name(tag))
-    if found is None:
+    """410 if there is no such tag."""
+    name = shard_of(request)
+    named = (await service_of(request).state(name)).tags.get(check_tag_name(tag))
+    if named is None:
         raise NotReadable(f"shard {name!r} has no tag {tag!r}", as_of=None, tag=tag)
-    return json_response(tag_json(ShardTag.of(tag, found)))
+    return json_response(tag_json(ShardTag.of(tag, named)))
 
 
 @router.on(
@@ -188,37 +181,37 @@ async def one(request: Request, tag: str) -> Response:
     "/{name}/tags/{tag}",
     (MANAGE,),
     audit="set tag",
-    summary="Keep a time readable under a name, when since passes it too",
+    summary="Keep a time readable under a name, even when since passes it",
 )
 async def put(
     request: Request,
     tag: str,
     at: At,
-    keep: Annotated[str | None, Query(description="For so long, as `400d`; else for ever.", max_length=32)] = None,
+    keep: Annotated[
+        str | None, Query(description="For how long, such as `400d`; default: forever.", max_length=32)
+    ] = None,
 ) -> Response:
-    """A tag that is there keeps its time, and gets this `keep`. 409 where it is at another time."""
-    return json_response(tag_json(await with_shard(request, lambda shard: shard.tag(tag, at, keep=keep))))
+    """An existing tag keeps its time, and gets this `keep`. 409 if it has another time."""
+    return json_response(tag_json(await run_on_shard(request, lambda shard: shard.tag(tag, at, keep=keep))))
 
 
-@router.on(
-    "DELETE", "/{name}/tags/{tag}", (MANAGE,), audit="remove tag", summary="Take a tag away: its time may be forgotten"
-)
+@router.on("DELETE", "/{name}/tags/{tag}", (MANAGE,), audit="remove tag", summary="Delete a tag")
 async def delete(request: Request, tag: str) -> Response:
-    """`removed` tells whether it was there. Repeating it is safe."""
-    return json_response({"tag": tag, "removed": await with_shard(request, lambda shard: shard.untag(tag))})
+    """`removed` says whether it existed. Repeating the request is safe."""
+    return json_response({"tag": tag, "removed": await run_on_shard(request, lambda shard: shard.untag(tag))})
 
 
-# Policies of rows: which rows a shard keeps, what holds its policy back, and running it now.
+# Retention policies: their settings, what delays them, and running them now.
 
 
 BODY_BYTES_MAX = 64 * 1024
 _EXAMPLE = {"age": "90d", "bytes": "500GiB", "cut_every": "1d", "consumers": ["billing"], "consumers_max_age": "120d"}
 
 
-@router.on("GET", "/{name}/retention", (READ,), summary="Which rows a shard keeps, and what holds its policy back")
+@router.on("GET", "/{name}/retention", (READ,), summary="The retention policy, and what delays it")
 async def show(request: Request) -> Response:
-    """`policy` is null where all rows are kept. `held_by` has a sentence for everything that holds it back."""
-    return _policy_json(await with_shard(request, Shard.retention))
+    """`policy` is null if all rows are kept. `held_by` has a sentence for everything that delays it."""
+    return _policy_response(await run_on_shard(request, Shard.retention))
 
 
 @router.on(
@@ -227,19 +220,19 @@ async def show(request: Request) -> Response:
     (MANAGE,),
     audit="retention",
     audits_body=True,
-    summary="Say which rows a shard keeps",
+    summary="Set the retention policy",
     openapi_extra=json_body(None, [IF_MATCH], example=_EXAMPLE),
 )
 async def configure_retention(
     request: Request,
-    confirm: Annotated[bool, Query(description="Also if more than half of the rows go at once.")] = False,
+    confirm: Annotated[bool, Query(description="Also if more than half of the rows are deleted at once.")] = False,
 ) -> Response:
-    """`null` keeps all rows. 409 where the settings have another version than If-Match says."""
+    """`null` keeps all rows. 409 if the current version of the settings is not that of If-Match."""
     service, version = service_of(request), version_of(request)
     policy = await service.json(request, BODY_BYTES_MAX, _policy_of)
-    with service.snapshots:  # to see how much would go
-        asked = partial(Shard.retain, policy=policy, confirm=confirm, expected_version=version)
-        return _policy_json(await with_shard(request, asked))
+    with service.snapshots:  # it reads rows to see how many would be deleted
+        retain = partial(Shard.retain, policy=policy, confirm=confirm, expected_version=version)
+        return _policy_response(await run_on_shard(request, retain))
 
 
 @router.on(
@@ -247,36 +240,35 @@ async def configure_retention(
     "/{name}/retention/run",
     (MANAGE, MAINTAIN),
     audit="run retention",
-    summary="Do now what the policy of rows asks for",
+    summary="Apply the retention policy now",
 )
 async def run(
     request: Request,
-    dry_run: Annotated[bool, Query(description="Only tell what would go, by the cuts that were taken.")] = False,
+    dry_run: Annotated[bool, Query(description="Only report what would be deleted by existing cuts.")] = False,
 ) -> Response:
-    """Maintenance does it anyway. `truncated` is null where nothing is due. Repeating it is safe."""
-    return await worked(request, lambda shard: shard.run_retention(dry_run=dry_run))
+    """Maintenance does this regularly. `truncated` is null if nothing is due. Repeating the request is safe."""
+    return await run_long(request, lambda shard: shard.run_retention(dry_run=dry_run))
 
 
-def _policy_of(wanted: Any) -> dict[str, Any] | None:
-    """The policy of a body. Raises InvalidUsage."""
-    if wanted is not None and not isinstance(wanted, dict):
+def _policy_of(body: Any) -> dict[str, Any] | None:
+    """The policy in a body. Raises InvalidUsage."""
+    if body is not None and not isinstance(body, dict):
         raise InvalidUsage('the body must be a JSON object such as {"age": "90d"}, or null to keep all rows')
-    return wanted
+    return body
 
 
-def _policy_json(found: RowRetention) -> Response:
-    headers = {"etag": f'"{found.version}"'}
-    return json_response(found.to_json(), headers)
+def _policy_response(retention: RowRetention) -> Response:
+    return json_response(retention.to_json(), {"etag": f'"{retention.version}"'})
 
 
-# Cuts: a frontier for each of many shards, and truncating all of them by it.
+# Stream cuts: a frontier for each of many shards, by which all of them can be truncated.
 
 
 cuts_router = Router(prefix="/v1", tags=["history"])
 
 
 class _Cut(JsonBody):
-    """Of which shards: `shards` or `prefix`; by what: `at` (RFC 3339), `cursors`, or neither."""
+    """The shards: `shards` or `prefix`; the frontiers: by `at` (RFC 3339), `cursors`, or the uppers."""
 
     shards: Annotated[tuple[str, ...], msgspec.Meta(max_length=SHARDS_MAX)] | None = None
     prefix: str | None = None
@@ -291,19 +283,19 @@ _CUT = {"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upper", "
     "POST",
     "/cuts",
     (READ,),
-    summary="A frontier for each of many shards, by which they can be truncated",
+    summary="Take a stream cut: a frontier for each of many shards",
     openapi_extra=json_body(_Cut, example={"prefix": "eu/", "at": "2030-01-01T12:00:00Z"}),
 )
 async def cut(request: Request) -> Response:
-    """Changes nothing. Give `shards` or `prefix`; then `at` (RFC 3339), or `cursors`, or neither for the uppers."""
+    """Changes nothing. Pass `shards` or `prefix`; then `at` (RFC 3339), or `cursors`, or neither for the uppers."""
     service, principal = service_of(request), principal_of(request)
-    asked = await service.json(request, TEXT_CHARS_MAX, _asked)
-    for name in asked.names or ():
+    wanted = await service.json(request, TEXT_CHARS_MAX, _cut_request)
+    for name in wanted.names or ():
         principal.require(READ, name)
-    if asked.prefix is not None:
-        principal.require_prefix(asked.prefix)
-    found = await service.work.run(partial(take, service.transport, asked, service.handles, ASKED_AT_ONCE))
-    return Response(found.to_json(), media_type="application/json")
+    if wanted.prefix is not None:
+        principal.require_prefix(wanted.prefix)
+    cut = await service.work.run(partial(take, service.transport, wanted, service.handles, ASKED_AT_ONCE))
+    return Response(cut.to_json(), media_type="application/json")
 
 
 @cuts_router.on(
@@ -317,36 +309,32 @@ async def cut(request: Request) -> Response:
 )
 async def truncate_all(
     request: Request,
-    dry_run: Annotated[bool, Query(description="Tell how many rows would go, and change nothing.")] = False,
-    retries: Annotated[int, Query(ge=0, le=RETRIES_MAX, description="How often, if others write meanwhile.")] = 0,
+    dry_run: Annotated[bool, Query(description="Report how many rows would be deleted, and change nothing.")] = False,
+    retries: Annotated[int, Query(ge=0, le=RETRIES_MAX, description="Retries after concurrent writes.")] = 0,
 ) -> Response:
-    """The body is the cut. An outcome for each shard; where `complete` is false, the same again does the rest.
+    """The body is the cut. The answer has an outcome for each shard; if `complete` is false, repeat the request.
 
     Refused as a whole, before anything is written, unless the token may write to every shard of the cut.
     """
     service, principal = service_of(request), principal_of(request)
-    given = await service.json(request, TEXT_CHARS_MAX, Cut.of)
-    _require(principal, given)
-    request.scope[MANY] = [] if dry_run else sorted(given.shards)
-    asking = asking_for(request)
-    work = partial(truncate, asking, given, service.handles, TruncationRequest(dry_run, retries))
+    cut = await service.json(request, TEXT_CHARS_MAX, Cut.of)
+    for name in cut.shards:
+        principal.require(WRITE, name)
+    request.scope[MANY] = [] if dry_run else sorted(cut.shards)
+    options = TruncationRequest(dry_run, retries)
     service.snapshots.take(TRUNCATED_AT_ONCE)  # each takes as much memory as one
     try:
-        found = await service.work.run(work)
+        work = partial(truncate, transport_for(request), cut, service.handles, options)
+        result = await service.work.run(work)
     finally:
         service.snapshots.give_back(TRUNCATED_AT_ONCE)
-    return json_response(found.to_json())
+    return json_response(result.to_json())
 
 
-def _require(principal: Principal, given: Cut) -> None:
-    for name in given.shards:
-        principal.require(WRITE, name)
-
-
-def _asked(wanted: Any) -> CutRequest:
-    """What a body asks for. Raises InvalidUsage."""
-    body = read_as(_Cut)(wanted)
+def _cut_request(value: Any) -> CutRequest:
+    """The request in a body. Raises InvalidUsage."""
+    body = body_reader(_Cut)(value)
     at = None if body.at is None else read_instant("at", body.at)
-    asked = CutRequest(body.shards, body.prefix, at, body.cursors)
-    asked.check()
-    return asked
+    wanted = CutRequest(body.shards, body.prefix, at, body.cursors)
+    wanted.check()
+    return wanted

@@ -1,4 +1,4 @@
-"""Query parameters and bodies that several routes read, and the scope check of a request."""
+"""Query parameters and bodies that several routes read, scope checks, and work on the shard of a request."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from persist.client.shard import Shard
 from persist.client.timestamps import read_instant
 from persist.client.transport import Transport
 from persist.codecs import rows
+from persist.core import commands as c
 from persist.core import frontier as antichain
 from persist.core.audit_log import Caller
 from persist.core.errors import Forbidden, InvalidUsage
@@ -27,7 +28,7 @@ from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import SeqNo, Token, check_shard_name, parse, token_of_key
 from persist.core.named_holds import check_tag_name
 from persist.core.shard_view import SeenVersion, ViewRequest
-from persist.formats.http_messages import named_once
+from persist.formats.http_messages import named_once, result_to_json
 from persist.parts import EVERYTHING, Selection, ShardSchema
 from persist.parts.column_types import EXACT_NUMBERS
 from persist.parts.predicate import PREDICATE_CHARS_MAX
@@ -35,11 +36,11 @@ from persist.parts.python_values import decode_json_keys
 from persist.parts.scan_spec import KEY_CHARS_MAX, Values, read_values
 from rpc.app_state import principal_of, service_of, shard_of
 from rpc.http_protocol import peer_in
-from rpc.listen_frames import INFO, PURPOSE, said
+from rpc.listen_frames import INFO, PURPOSE, read_caller
 from rpc.quotas import WithinQuotas
 from rpc.route_table import BY_COMMAND, ROUTE, Route, route_of
 
-# Query parameters that several routes read, the check that a request has no others, and bodies in JSON.
+# Query parameters and bodies.
 
 
 B = TypeVar("B", bound="JsonBody")
@@ -49,96 +50,96 @@ SEEN = "Persist-Seen"
 _CLOSED = ("[]", "closed")
 
 Frontier = Annotated[
-    str, Query(description="A time (`7` or `[7]`), or `[]` for closed: no more.", examples=["7"], max_length=32)
+    str, Query(description="A time (`7` or `[7]`), or `[]` for closed: no more writes.", examples=["7"], max_length=32)
 ]
 Timestamp = Annotated[
     str | None,
     Query(
-        description="A wall clock with its zone (RFC 3339), in the place of a time.",
+        description="A wall clock with a time zone (RFC 3339) instead of a time.",
         examples=["2030-01-01T12:00:00Z"],
         max_length=64,
     ),
 ]
 Format = Annotated[
     str | None,
-    Query(alias="format", description="arrow, parquet, ndjson or csv; else by the header.", examples=["ndjson"]),
+    Query(alias="format", description="arrow, parquet, ndjson or csv; default: by the header.", examples=["ndjson"]),
 ]
 IdempotencyToken = Annotated[
     str | None,
     Query(
-        description="Makes a retry safe: repeat the request with the same token to learn or complete its outcome. "
-        f"1 to {KEY_LENGTH_MAX} characters; or the header Idempotency-Key.",
+        description="Makes retries safe: repeat the request with the same token to learn or complete its outcome. "
+        f"1 to {KEY_LENGTH_MAX} characters; alternatively the header Idempotency-Key.",
         examples=["load-2030-01-01"],
     ),
 ]
 
 
-SAID_PARAMETERS = [
+CALLER_PARAMETERS = [
     {
         "name": INFO,
         "in": "header",
         "schema": {"type": "string"},
         "example": '{"ticket": 4711}',
-        "description": "What the history is to tell of this write: a JSON object of at most 4 KiB.",
+        "description": "Information for the commit history: a JSON object of at most 4 KiB.",
     },
     {
         "name": PURPOSE,
         "in": "header",
         "schema": {"type": "string"},
         "example": "nightly load",
-        "description": "What the history is to tell of the writer, percent-encoded.",
+        "description": "The purpose of the write for the commit history, percent-encoded.",
     },
 ]
 
 
 class JsonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a body in JSON may have."""
+    """The fields of a JSON body."""
 
 
-def read_as(kind: type[B]) -> Callable[[Any], B]:
-    """What reads a value of JSON as a body of this kind. It raises InvalidUsage, which names the field."""
+def body_reader(kind: type[B]) -> Callable[[Any], B]:
+    """Returns a function that converts a JSON value to this type. It raises InvalidUsage naming the field."""
 
     def read(value: Any) -> B:
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            known = ", ".join(kind.__struct_fields__)
-            raise InvalidUsage(f"the body must be a JSON object with {known}, as its types are: {error}") from error
+            fields = ", ".join(kind.__struct_fields__)
+            raise InvalidUsage(f"the body must be a JSON object with {fields} of the right types: {error}") from error
 
     return read
 
 
 def json_body(kind: type[JsonBody] | None, parameters: Sequence[Any] = (), **shown: Any) -> dict[str, Any]:
-    """The JSON body of a route for the OpenAPI document; None: an object that its handler checks, or null.
+    """The OpenAPI description of a JSON body; None: an object that the handler validates, or null.
 
-    `parameters`: those that FastAPI does not see, such as headers. `shown`: `example` or `examples`.
+    `parameters`: those that FastAPI does not know, such as headers. `shown`: `example` or `examples`.
     """
     schema: Any = {"type": "object", "nullable": True}
     if kind is not None:
-        [found], definitions = msgspec.json.schema_components((kind,))
-        schema = _inlined(found, definitions)
+        [outer], definitions = msgspec.json.schema_components((kind,))
+        schema = _inlined(outer, definitions)
     content = {"application/json": {"schema": schema, **shown}}
     return {"parameters": list(parameters), "requestBody": {"required": True, "content": content}}
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """A JSON schema with what it refers to in its place."""
+    """A JSON schema with all references replaced by their definitions."""
     if isinstance(schema, list):
-        return [_inlined(one, definitions) for one in schema]
+        return [_inlined(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
         return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return {name: _inlined(one, definitions) for name, one in schema.items()}
+    return {name: _inlined(item, definitions) for name, item in schema.items()}
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sends the request, and what they say for the commit history. Raises InvalidUsage."""
-    return said(request.scope["persist.principal"], request.headers)
+    """The sender of the request with its commit information. Raises InvalidUsage."""
+    return read_caller(request.scope["persist.principal"], request.headers)
 
 
-def asking_for(request: Request) -> Transport:
-    """By what a handle writes for who sends the request: in their name, and within their quotas."""
+def transport_for(request: Request) -> Transport:
+    """A transport that commits on behalf of the sender of the request, within its quotas."""
     service = service_of(request)
     return WithinQuotas(service.transport, caller_of(request), service.quotas, principal_of(request))
 
@@ -149,50 +150,50 @@ IF_MATCH = {
     "required": True,
     "schema": {"type": "string"},
     "example": '"1"',
-    "description": "The version that the settings have now, as the header ETag of the GET tells it.",
+    "description": "The current version of the settings, from the header ETag of the GET.",
 }
 
 
 def version_of(request: Request) -> int:
-    """The version of the settings that the caller knows: `If-Match: "1"`. Raises InvalidUsage."""
-    found = re.fullmatch(r'"?([0-9]{1,18})"?', ", ".join(request.headers.getlist("if-match")))
-    if found is None or found[0].count('"') == 1:
+    """The expected version of the settings: `If-Match: "1"`. Raises InvalidUsage."""
+    match = re.fullmatch(r'"?([0-9]{1,18})"?', ", ".join(request.headers.getlist("if-match")))
+    if match is None or match[0].count('"') == 1:
         raise InvalidUsage('the header If-Match must have the version of the settings, as If-Match: "1"')
-    return int(found[1])
+    return int(match[1])
 
 
 def seen_of(request: Request) -> SeenVersion | None:
-    """What the caller says it has read before: `Persist-Seen: SEQNO.COMMIT_ID`. Raises InvalidUsage."""
+    """The version that the client has read before: `Persist-Seen: SEQNO.COMMIT_ID`. Raises InvalidUsage."""
     text = request.headers.get(SEEN)
     return None if text is None else read_seen(text, SEEN)
 
 
 def read_seen(text: str, header: str) -> SeenVersion:
     """Read `SEQNO.COMMIT_ID`. Raises InvalidUsage naming the header."""
-    found = re.fullmatch(r"([0-9]{1,18})\.([0-9a-f]{32})", text)
-    if not found:
-        raise InvalidUsage(f"the header {header} has {text!r:.100}, where the seqno and the commit_id of a view belong")
-    return SeenVersion(SeqNo(int(found.group(1))), found.group(2))
+    match = re.fullmatch(r"([0-9]{1,18})\.([0-9a-f]{32})", text)
+    if not match:
+        raise InvalidUsage(f"the header {header} has {text!r:.100}; it must have the seqno and commit_id of a view")
+    return SeenVersion(SeqNo(int(match[1])), match[2])
 
 
-async def only_known(request: Request) -> None:
-    """Raises InvalidUsage at a query parameter that the route does not have, or that comes twice, and at a key.
+async def check_query(request: Request) -> None:
+    """Raises InvalidUsage for a query parameter that is unknown or occurs twice, and for an unsupported key.
 
-    A misspelt one would mean its default, and of two only one would be heeded. A key that nothing remembers would
-    promise what does not hold: that the same key with another request is refused.
+    Ignoring a misspelt parameter would apply its default. Ignoring an Idempotency-Key would promise that its reuse for
+    another request is refused.
     """
     known = list(_query_parameters(request.scope["route"].dependant))
     for name in request.query_params:
         if len(request.query_params.getlist(name)) > 1:
-            raise InvalidUsage(f"parameter {name[:100]!r} is given more than once; give it once")
+            raise InvalidUsage(f"parameter {name[:100]!r} occurs more than once; give it once")
         if name not in known:
-            raise InvalidUsage(f"there is no parameter {name[:100]!r} here; there is {', '.join(known) or 'none'}")
+            raise InvalidUsage(f"unknown parameter {name[:100]!r}; this request takes {', '.join(known) or 'none'}")
     if "token" not in known and request.method not in ("GET", "HEAD") and "idempotency-key" in request.headers:
-        raise InvalidUsage("this request takes no Idempotency-Key; leave it out: repeating the request is safe")
+        raise InvalidUsage("this request takes no Idempotency-Key; omit it: repeating the request is safe")
 
 
 def _query_parameters(dependant: Dependant) -> Iterator[str]:
-    """Names of the query parameters of a route, also of those that it reads by a function."""
+    """Names of the query parameters of a route and its dependencies."""
     yield from (parameter.alias for parameter in dependant.query_params)
     for inner in dependant.dependencies:
         yield from _query_parameters(inner)
@@ -202,56 +203,44 @@ def frontier(text: str, name: str) -> Antichain:
     """Read `7`, `[7]`, `[]` or `closed`. Raises InvalidUsage naming the parameter."""
     if text in _CLOSED:
         return EMPTY
-    found = re.fullmatch(r"([0-9]{1,19})|\[([0-9]{1,19})\]", text)
-    if not found:
+    match = re.fullmatch(r"([0-9]{1,19})|\[([0-9]{1,19})\]", text)
+    if not match:
         raise InvalidUsage(f"parameter {name} is {text!r}; it must be a time such as 7, or [] for closed")
-    return antichain.frontier(int(found.group(1) or found.group(2)))
+    return antichain.frontier(int(match[1] or match[2]))
 
 
 def json_response(value: Any, headers: dict[str, str] | None = None) -> Response:
-    """An answer in compact JSON."""
+    """A response in compact JSON."""
     return Response(json.dumps(value, separators=(",", ":")), media_type="application/json", headers=headers)
 
 
-def _as_of(
-    as_of: Annotated[int | None, Query(ge=0, description="The time; else the latest complete one.")] = None,
-    timestamp: Timestamp = None,
-) -> int | datetime | None:
-    return _time_or_instant("as_of", as_of, timestamp)
+def _time_parameter(name: str, least: int, description: str) -> Any:
+    """Reads a time from the query parameter `name`, or a wall clock from `timestamp`. Raises InvalidUsage."""
+
+    def read(
+        time: int | None = Query(None, alias=name, ge=least, description=description), timestamp: Timestamp = None
+    ) -> int | datetime | None:
+        if timestamp is None:
+            return time
+        if time is not None:
+            raise InvalidUsage(f"the parameters {name} and timestamp are both given; give one of them")
+        return read_instant("parameter timestamp", timestamp)
+
+    return Depends(read)
 
 
-def _read_at(
-    as_of: Annotated[
-        int | None, Query(ge=-1, description="The time; else the latest complete one. As of -1 a shard is empty.")
-    ] = None,
-    timestamp: Timestamp = None,
-) -> int | datetime | None:
-    return _time_or_instant("as_of", as_of, timestamp)
+_READ_AT = _time_parameter("as_of", -1, "The time; default: the latest complete one. At -1 a shard is empty.")
 
 
 def _as_of_or_tag(
-    at: Annotated[int | datetime | None, Depends(_read_at)],
-    tag: Annotated[str | None, Query(description="A tag, in the place of a time.", max_length=128)] = None,
+    at: Annotated[int | datetime | None, _READ_AT],
+    tag: Annotated[str | None, Query(description="A tag instead of a time.", max_length=128)] = None,
 ) -> int | datetime | str | None:
     if tag is None:
         return at
     if at is not None:
         raise InvalidUsage("the parameters tag and as_of or timestamp are both given; give one of them")
     return check_tag_name(tag)
-
-
-def _at(
-    at: Annotated[int | None, Query(ge=0, description="The time; else the latest complete one.")] = None,
-    timestamp: Timestamp = None,
-) -> int | datetime | None:
-    return _time_or_instant("at", at, timestamp)
-
-
-def _after(
-    after: Annotated[int | None, Query(ge=-1, description="Updates at later times; else all of them.")] = None,
-    timestamp: Timestamp = None,
-) -> int | datetime | None:
-    return _time_or_instant("after", after, timestamp)
 
 
 def _key(description: str) -> Any:
@@ -261,19 +250,21 @@ def _key(description: str) -> Any:
 def _selecting(
     where: Annotated[
         str | None,
-        Query(description="Only rows for which this is true.", examples=["amount > 1"], max_length=PREDICATE_CHARS_MAX),
+        Query(description="A predicate for rows.", examples=["amount > 1"], max_length=PREDICATE_CHARS_MAX),
     ] = None,
-    columns: Annotated[str | None, Query(description="Names with commas; else all.")] = None,
+    columns: Annotated[str | None, Query(description="Names of columns, comma-separated; default: all.")] = None,
     start_key: Annotated[
-        str | None, _key("Only keys from this one on: the value of the first key column, or a JSON list of values.")
+        str | None, _key("The first key: the value of the first key column, or a JSON list of values.")
     ] = None,
-    end_key: Annotated[str | None, _key("Only keys before this one, written so too.")] = None,
-    key_prefix: Annotated[str | None, _key("Only keys with these first values; a last text may be cut.")] = None,
-    key: Annotated[str | None, _key("Only this key: a JSON list, or the value of an only key column.")] = None,
+    end_key: Annotated[str | None, _key("The end of the keys, exclusive, in the same form.")] = None,
+    key_prefix: Annotated[
+        str | None, _key("The first values of keys; the last one, if a text, may be a prefix.")
+    ] = None,
+    key: Annotated[str | None, _key("One key: a JSON list, or the value of the only key column.")] = None,
 ) -> Selection:
     names = columns_of(columns)
     if where is not None:
-        selection_of(where, None)  # it is not empty
+        selection_of(where, None)  # rejects an empty one
     return Selection(
         where,
         _values("start_key", start_key),
@@ -296,17 +287,17 @@ def _once(text: str) -> Any:
 def _limited(
     selection: Annotated[Selection, Depends(_selecting)],
     limit: Annotated[
-        int | None, Query(ge=0, le=LIMIT_MAX, description="At most so many rows, the first ones in key order.")
+        int | None, Query(ge=0, le=LIMIT_MAX, description="Maximum number of rows, the first ones in key order.")
     ] = None,
     schema: Annotated[
-        str, Query(description="now: the columns of today; then: those that the shard had as of the time.")
+        str, Query(description="now: the current columns; then: those of the shard as of the time.")
     ] = NOW,
 ) -> tuple[Selection, int | None]:
     return replace(selection, then=is_then("parameter schema", schema)), limit
 
 
 def rows_body(description: str) -> dict[str, Any]:
-    """The body of a route that takes rows, for the OpenAPI document."""
+    """The OpenAPI description of the body of a route that takes rows."""
     content = {
         rows.MEDIA_TYPES["arrow"]: {"schema": {"type": "string", "format": "binary"}},
         rows.PARQUET: {"schema": {"type": "string", "format": "binary"}},
@@ -314,54 +305,45 @@ def rows_body(description: str) -> dict[str, Any]:
         rows.CSV: {"schema": {"type": "string"}, "example": "id,amount\na,1\n"},
     }
     body = {"required": True, "description": description, "content": content}
-    return {"parameters": SAID_PARAMETERS, "requestBody": body}
+    return {"parameters": CALLER_PARAMETERS, "requestBody": body}
 
 
-def on_shard(selection: Selection, schema: ShardSchema) -> Selection:
-    """The selection with key values that the shard's columns can hold: bytes come in base64. Raises InvalidUsage."""
+def resolve_selection(selection: Selection, schema: ShardSchema) -> Selection:
+    """The selection with key values of the shard's types: bytes are in base64. Raises InvalidUsage."""
     if selection == EVERYTHING:
         return selection
 
     def read(values: Values | None) -> Values | None:
         return None if values is None else tuple(decode_json_keys(schema, [list(values)])[0])
 
-    found = replace(
+    resolved = replace(
         selection,
         start_key=read(selection.start_key),
         end_key=read(selection.end_key),
         key_prefix=read(selection.key_prefix),
         key=read(selection.key),
     )
-    if not found.then:  # of other columns the read itself tells
-        found.on(schema)
-    return found
+    if not resolved.then:  # columns of an earlier schema are checked by the read
+        resolved.on(schema)
+    return resolved
 
 
 Selecting = Annotated[Selection, Depends(_selecting)]
 Limited = Annotated[tuple[Selection, int | None], Depends(_limited)]
-AsOf = Annotated[int | datetime | None, Depends(_as_of)]
+AsOf = Annotated[int | datetime | None, _time_parameter("as_of", 0, "The time; default: the latest complete one.")]
 AsOfOrTag = Annotated[int | datetime | str | None, Depends(_as_of_or_tag)]
-At = Annotated[int | datetime | None, Depends(_at)]
-After = Annotated[int | datetime | None, Depends(_after)]
-
-
-def _time_or_instant(name: str, time: int | None, timestamp: str | None) -> int | datetime | None:
-    """The time or the wall clock that is asked for, of which there may be one. Raises InvalidUsage."""
-    if timestamp is None:
-        return time
-    if time is not None:
-        raise InvalidUsage(f"the parameters {name} and timestamp are both given; give one of them")
-    return read_instant("parameter timestamp", timestamp)
+At = Annotated[int | datetime | None, _time_parameter("at", 0, "The time; default: the latest complete one.")]
+After = Annotated[int | datetime | None, _time_parameter("after", -1, "Only later updates; default: all of them.")]
 
 
 def token_of(request: Request, parameter: str | None) -> Token | None:
-    """The token that a client means: one that persist minted, or a free-form key. Raises InvalidUsage."""
-    given = {*request.headers.getlist("idempotency-key"), *(() if parameter is None else (parameter,))}
-    if not given:
+    """The idempotency token of a request: one that persist minted, or a free-form key. Raises InvalidUsage."""
+    texts = {*request.headers.getlist("idempotency-key"), *(() if parameter is None else (parameter,))}
+    if not texts:
         return None
-    if len(given) > 1:
+    if len(texts) > 1:
         raise InvalidUsage("the parameter token and the header Idempotency-Key differ; give one of them")
-    [text] = given
+    [text] = texts
     if not 1 <= len(text) <= KEY_LENGTH_MAX:
         raise InvalidUsage(f"a token or Idempotency-Key has 1 to {KEY_LENGTH_MAX} characters, not {len(text)}")
     try:
@@ -370,71 +352,75 @@ def token_of(request: Request, parameter: str | None) -> Token | None:
         return token_of_key(text)
 
 
-# Whether a caller may ask for a route: the check before each handler, and again while an answer goes on.
-#
-# Handlers that find names of shards in bodies check these themselves. What a command needs stands with its class
-# (`persist.core.command`).
+# Authorization, before each handler and while a stream is sent. Handlers of bodies with names of shards check these
+# themselves. What a command needs is declared with its class (`persist.core.command`).
 
 
-async def allowed(request: Request) -> None:
-    """Raises Forbidden unless the caller has a scope of the route, and sees the shard that the path names."""
+async def check_allowed(request: Request) -> None:
+    """Raises Forbidden unless the caller has a scope of the route, on the shard in the path."""
     route: Route | None = request.scope[ROUTE]
     if route is None or request.scope["route"].endpoint is not route.handler:
-        raise Forbidden(f"{request.method} {request.url.path} is not in the table of routes, and so it is not open")
+        raise Forbidden(f"{request.method} {request.url.path} is not in the table of routes")
     check_scopes(route, request)
 
 
 def check_scopes(route: Route, request: Request) -> None:
-    """As `allowed`, for a handler that FastAPI does not call."""
+    """As `check_allowed`, for a handler that is called without FastAPI."""
     if route.scopes is not None and route.scopes != BY_COMMAND:
         name = request.scope.get("persist.shard")
         principal_of(request).require_any(route.scopes, None if name is None else check_shard_name(name))
 
 
-def still_allowed(request: Request) -> Callable[[], None]:
-    """What raises Unauthorized, Forbidden once the caller would not be let in any more, as a token is taken away."""
+def authorization_check(request: Request) -> Callable[[], None]:
+    """Returns a function that raises Unauthorized or Forbidden once the request would be refused."""
     tokens, name, scopes = service_of(request).tokens, request.scope.get("persist.shard"), route_of(request).scopes
-    given, peer = request.headers.get("authorization"), peer_in(request.scope)
+    authorization, peer = request.headers.get("authorization"), peer_in(request.scope)
 
     def check() -> None:
         if tokens is not None and scopes is not None:
-            tokens.principal(given, peer).require_any(scopes, name)
+            tokens.principal(authorization, peer).require_any(scopes, name)
 
     return check
 
 
-# Long work on one shard through a handle, and what it came to as JSON.
+# Work on the shard of a request.
 
 
-class Told(Protocol):
+class JsonResult(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
-async def with_shard(request: Request, work: Callable[[Shard], T]) -> T:
-    """What the work on the shard of the request comes to, in the name of who asks."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    asking = asking_for(request)
-
-    def done() -> T:
-        view = asking.view(name, ViewRequest(with_batches=False))  # of a dropped shard too: it knows its tokens
-        return work(Shard(asking, name, view, service.handles))
-
-    return await service.work.run(done)
+async def commit(request: Request, command: c.Command) -> Response:
+    """Commit a command on behalf of the sender; responds with its result."""
+    result = await service_of(request).apply(shard_of(request), command, caller_of(request))
+    return json_response(result_to_json(result))
 
 
-async def worked(request: Request, work: Callable[[Shard], Told]) -> Response:
-    """As `with_shard`, for long work; responds with its result."""
-    with service_of(request).snapshots:  # it takes as much memory as one
-        found = await with_shard(request, work)
-    return json_response(found.to_json())
+async def run_on_shard(request: Request, work: Callable[[Shard], T]) -> T:
+    """The result of blocking work with a handle of the shard on behalf of the sender."""
+    service, name = service_of(request), shard_of(request)
+    transport = transport_for(request)
+
+    def run() -> T:
+        view = transport.view(name, ViewRequest(with_batches=False))  # also of a dropped shard: it knows its tokens
+        return work(Shard(transport, name, view, service.handles))
+
+    return await service.work.run(run)
 
 
-async def worked_with_body(request: Request, bytes_max: int, work: Callable[[Shard, bytes], Told]) -> Response:
-    """The same with the body of the request, which is held meanwhile."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
+async def run_long(request: Request, work: Callable[[Shard], JsonResult]) -> Response:
+    """As `run_on_shard`, for work that takes as much memory as a snapshot; responds with its result."""
+    with service_of(request).snapshots:
+        result = await run_on_shard(request, work)
+    return json_response(result.to_json())
+
+
+async def run_with_body(request: Request, bytes_max: int, work: Callable[[Shard, bytes], JsonResult]) -> Response:
+    """As `run_long`, with the body of the request."""
+    service, name = service_of(request), shard_of(request)
     async with service.body(request, bytes_max) as data:
         principal = principal_of(request)
-        service.quotas.rows(principal, 0)
+        service.quotas.count_rows(principal, 0)
         if not route_of(request).frees:
-            service.quotas.room_for(principal, name)
-        return await worked(request, lambda shard: work(shard, data))
+            service.quotas.check_room(principal, name)
+        return await run_long(request, lambda shard: work(shard, data))

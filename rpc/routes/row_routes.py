@@ -1,4 +1,4 @@
-"""Rows in and out, for clients that hold no Arrow library and no blob store: posts and snapshots."""
+"""Rows in and out, for clients without Arrow and access to the blob store: posts, snapshots and counts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from persist.client.snapshot import Snapshot, Tagged
 from persist.client.timestamps import instant_ms, instant_text
 from persist.codecs import rows
 from persist.core import commands as c
-from persist.core.commands import READ, WRITE
-from persist.core.ids import check_shard_name
+from persist.core.commands import READ
 from persist.formats.http_messages import result_to_json
 from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.change_streams import HeldStream, Stepped
@@ -36,7 +35,7 @@ from rpc.routes.parameters import (
     caller_of,
     frontier,
     json_response,
-    on_shard,
+    resolve_selection,
     rows_body,
     token_of,
 )
@@ -44,53 +43,35 @@ from rpc.routes.parameters import (
 router = Router(prefix="/v1/shards", tags=["rows"])
 R = TypeVar("R", bound=Rows)
 
-_ROWS_BODY = rows_body("Rows. A column `__time` gives times, a column `__diff` multiplicities (1 unless given).")
+_ROWS_BODY = rows_body("Rows. A column `__time` has times, a column `__diff` multiplicities (default 1).")
 
 
-@router.on(
-    "POST",
-    "/{name}/insert",
-    (WRITE,),
-    audit="insert",
-    writes=True,
-    direct=True,
-    summary="Append rows at the next time, which the service picks",
-    openapi_extra=_ROWS_BODY,
-)
+@router.write("insert", "Append rows at the next time, which the service picks", direct=True, openapi_extra=_ROWS_BODY)
 async def insert(request: Request, form: Format = None, token: IdempotencyToken = None) -> Response:
     return await _posted(request, form, token, _INSERT)
 
 
-@router.on(
-    "POST",
-    "/{name}/append",
-    (WRITE,),
-    audit="append",
+@router.write(
+    "append",
+    "Append definite rows of which the shard may have a beginning already",
     closes_by="upper",
-    writes=True,
     direct=True,
-    summary="Append definite rows of which the shard may have the beginning already",
     openapi_extra=_ROWS_BODY,
 )
 async def append(
-    request: Request,
-    lower: Frontier,
-    upper: Frontier,
-    form: Format = None,
-    token: IdempotencyToken = None,
+    request: Request, lower: Frontier, upper: Frontier, form: Format = None, token: IdempotencyToken = None
 ) -> Response:
-    return await _posted(request, form, token, _append(request, lower, upper))
+    since, until = frontier(lower, "lower"), frontier(upper, "upper")
+    check_upper(principal_of(request), until)
+    kind = InsertKind(since.element, lambda writer, token, runs: c.Append(writer, token, since, until, runs))
+    return await _posted(request, form, token, kind)
 
 
-@router.on(
-    "POST",
-    "/{name}/compare-and-append",
-    (WRITE,),
-    audit="compare-and-append",
+@router.write(
+    "compare-and-append",
+    "Append rows if the shard's upper is the expected one",
     closes_by="new_upper",
-    writes=True,
     direct=True,
-    summary="Append rows iff the shard's upper is the expected one",
     openapi_extra=_ROWS_BODY,
 )
 async def compare_and_append(
@@ -100,31 +81,20 @@ async def compare_and_append(
     form: Format = None,
     token: IdempotencyToken = None,
 ) -> Response:
-    kind = _compare_and_append(request, expected_upper, new_upper)
+    lower, upper = frontier(expected_upper, "expected_upper"), frontier(new_upper, "new_upper")
+    check_upper(principal_of(request), upper)
+    kind = InsertKind(lower.element, lambda writer, token, runs: c.CompareAndAppend(writer, token, lower, upper, runs))
     return await _posted(request, form, token, kind)
 
 
 _INSERT = InsertKind(None, lambda writer, token, runs: c.Insert(writer, token, runs), is_joined=True)
 
 
-def _append(request: Request, lower: str, upper: str) -> InsertKind:
-    since, until = frontier(lower, "lower"), frontier(upper, "upper")
-    check_upper(principal_of(request), until)
-    return InsertKind(since.element, lambda writer, token, runs: c.Append(writer, token, since, until, runs))
-
-
-def _compare_and_append(request: Request, expected_upper: str, new_upper: str) -> InsertKind:
-    lower, upper = frontier(expected_upper, "expected_upper"), frontier(new_upper, "new_upper")
-    check_upper(principal_of(request), upper)
-    return InsertKind(lower.element, lambda writer, token, runs: c.CompareAndAppend(writer, token, lower, upper, runs))
-
-
 async def _posted(request: Request, form: str | None, token: str | None, kind: InsertKind) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    chosen = rows.format_of(request.headers.get("content-type"), form)
-    posted = Posted(name, chosen, kind, token_of(request, token), caller_of(request), principal_of(request))
-    result = await post(service, request, posted)
-    return json_response(result_to_json(result))
+    format_name = rows.format_of(request.headers.get("content-type"), form)
+    retry_token, caller, principal = token_of(request, token), caller_of(request), principal_of(request)
+    posted = Posted(shard_of(request), format_name, kind, retry_token, caller, principal)
+    return json_response(result_to_json(await post(service_of(request), request, posted)))
 
 
 _COUNT: dict[int | str, dict[str, Any]] = {
@@ -147,16 +117,17 @@ async def snapshot(
     as_of: AsOfOrTag,
     wanted: Limited,
     form: Format = None,
-    expand: Annotated[bool, Query(description="Repeat rows instead of the column __diff.")] = False,
-    wait: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for `as_of` at most.")] = 10.0,
+    expand: Annotated[bool, Query(description="Repeat rows instead of a column __diff.")] = False,
+    wait: Annotated[float, Query(ge=0, le=3600, description="Maximum seconds to wait for `as_of`.")] = 10.0,
 ) -> Response:
-    """Streamed in key order. The header `persist-as-of` tells the time, `persist-timestamp` the wall clock that named
+    """Streamed in key order.
 
-    it. Where nothing was written yet the time is -1: as of -1 every shard is empty. `limit` counts each row as often as
-    it is there. A stream that breaks off is not whole.
+    The header `persist-as-of` has the time, `persist-timestamp` the wall clock of the request. Before the first write
+    the time is -1, as of which every shard is empty. `limit` counts each row by its multiplicity. A stream that breaks
+    off is incomplete.
     """
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    chosen = rows.format_of(request.headers.get("accept"), form)
+    service, name = service_of(request), shard_of(request)
+    format_name = rows.format_of(request.headers.get("accept"), form)
     wait_s = min(wait, WAIT_S_MAX)
 
     def headers(opened: Snapshot) -> dict[str, str]:
@@ -164,29 +135,29 @@ async def snapshot(
 
     def opening() -> Snapshot:
         shard, at, (selection, limit) = open_shard(service, name), _at(as_of), wanted
-        return snapshot_of(shard, at, on_shard(selection, shard.schema), limit, wait_s, "http snapshot")
+        return snapshot_of(shard, at, resolve_selection(selection, shard.schema), limit, wait_s, "http snapshot")
 
-    return await streamed(service, opening, headers, chosen, expand)
+    return await streamed(service, opening, headers, format_name, expand)
 
 
-@router.on("GET", "/{name}/count", (READ,), summary="How many rows there are as of a time", responses=_COUNT)
+@router.on("GET", "/{name}/count", (READ,), summary="The number of rows as of a time", responses=_COUNT)
 async def count(
     request: Request,
     as_of: AsOfOrTag,
     selection: Selecting,
-    wait: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for `as_of` at most.")] = 10.0,
+    wait: Annotated[float, Query(ge=0, le=3600, description="Maximum seconds to wait for `as_of`.")] = 10.0,
 ) -> Response:
-    """The sum of `__diff`: each row counts as often as it is there. `columns` does not matter, but must be true."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
+    """The sum of `__diff`: each row counts by its multiplicity. `columns` has no effect, but must be valid."""
+    service, name = service_of(request), shard_of(request)
     wait_s = min(wait, WAIT_S_MAX)
 
-    def told() -> dict[str, int]:
+    def work() -> dict[str, int]:
         shard = open_shard(service, name)
-        found, rows = counted(shard, _at(as_of), on_shard(selection, shard.schema), wait_s)
-        return {"as_of": found.as_of, "count": rows}
+        opened, rows = counted(shard, _at(as_of), resolve_selection(selection, shard.schema), wait_s)
+        return {"as_of": opened.as_of, "count": rows}
 
     with service.snapshots:
-        return json_response(await service.work.run(told))
+        return json_response(await service.work.run(work))
 
 
 async def streamed(
@@ -200,36 +171,33 @@ async def streamed(
         held.push_async_callback(pieces.close)
         first = await pieces.next()
         return HeldStream(
-            pieces.rest(first),
-            held.pop_all(),
-            media_type=rows.MEDIA_TYPES[form],
-            headers=headers(opened),
+            pieces.rest(first), held.pop_all(), media_type=rows.MEDIA_TYPES[form], headers=headers(opened)
         )
 
 
 def timestamp_header(name: str, at: datetime | None) -> dict[str, str]:
-    """The header that tells a wall clock, where one named the time."""
+    """The header with the wall clock that named the time, if one did."""
     return {} if at is None else {name: instant_text(instant_ms("timestamp", at))}
 
 
 def open_shard(service: Service, name: str) -> Shard:
-    """A handle of the server's own. Raises UnknownShard."""
+    """A handle of the server itself. Raises UnknownShard."""
     return Client(service.transport, service.handles).shard(name)
 
 
 def _at(at: int | datetime | str | None) -> int | datetime | Tagged | None:
-    """`at` is a tag where it is a text."""
+    """`at`, as a tag if it is a text."""
     return Tagged(at) if isinstance(at, str) else at
 
 
 def _pieces(held: Rows, form: str, expand: bool) -> Generator[bytes]:
-    """A generator of bytes that gives the lease up when it ends or is closed."""
+    """The encoded rows. Releases the lease when it ends or is closed."""
     empty = held.empty()
 
     def tables() -> Iterator[pa.Table]:
         for table in held.batches():
-            chosen = table.select(empty.schema.names)
-            yield from expanded(chosen) if expand else (chosen,)
+            visible = table.select(empty.schema.names)
+            yield from expanded(visible) if expand else (visible,)
 
     with held:
         yield from rows.write(tables(), empty.drop_columns(["__diff"]) if expand else empty, form)

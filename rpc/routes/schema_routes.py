@@ -13,16 +13,14 @@ from persist.client.shard import Shard
 from persist.codecs.schema_json import EXAMPLE, read_changes, write_schema
 from persist.core.commands import MANAGE, READ
 from persist.core.errors import InvalidUsage
-from persist.core.ids import check_shard_name
 from persist.parts import ShardSchema, current_schema
 from persist.parts.constraint_checks import constraints_json
 from persist.parts.schema_changes import Change
 from rpc.app_state import service_of, shard_of
 from rpc.route_table import Router
-from rpc.routes.parameters import JsonBody, json_body, json_response, read_as, with_shard
+from rpc.routes.parameters import JsonBody, body_reader, json_body, json_response, run_on_shard
 
-# The columns of a shard, changed.
-
+# Columns.
 
 router = Router(prefix="/v1/shards", tags=["shards"])
 BODY_BYTES_MAX = 1024 * 1024
@@ -42,26 +40,26 @@ class _Columns(JsonBody):
     openapi_extra=json_body(_Columns, example={"changes": EXAMPLE}),
 )
 async def alter(request: Request) -> Response:
-    """The changes are made one after the other, all or none. `fields` are the columns as of then."""
+    """The changes are applied in order, all or none. `fields` are the resulting columns."""
     changes = await service_of(request).json(request, BODY_BYTES_MAX, _changes)
 
-    def done(shard: Shard) -> dict[str, Any]:
+    def work(shard: Shard) -> dict[str, Any]:
         shard.alter(*changes)
         view = shard.view()
         return {"schema_id": view.schema_id, "fields": write_schema(view.schemas)}
 
-    return json_response(await with_shard(request, done))
+    return json_response(await run_on_shard(request, work))
 
 
-def _changes(wanted: Any) -> list[Change]:
-    return read_changes(read_as(_Columns)(wanted).changes)
+def _changes(body: Any) -> list[Change]:
+    return read_changes(body_reader(_Columns)(body).changes)
 
 
-# Constraints of a shard.
+# Constraints.
 
 
 class _Constraints(JsonBody):
-    """What is left out stays."""
+    """Omitted ones are unchanged."""
 
     unique: Any = UNSET
     not_null: Any = UNSET
@@ -71,9 +69,9 @@ class _Constraints(JsonBody):
 _EXAMPLE = {"unique": True, "not_null": ["amount"], "checks": {"positive": "amount > 0"}}
 
 
-@router.on("GET", "/{name}/constraints", (READ,), summary="What a shard asks of its rows beside their types")
+@router.on("GET", "/{name}/constraints", (READ,), summary="The constraints of a shard")
 async def constraints(request: Request) -> Response:
-    state = await service_of(request).state(check_shard_name(shard_of(request)))
+    state = await service_of(request).state(shard_of(request))
     return _json(current_schema(state.schemas)[1])
 
 
@@ -87,17 +85,17 @@ async def constraints(request: Request) -> Response:
     openapi_extra=json_body(_Constraints, example=_EXAMPLE),
 )
 async def change(request: Request) -> Response:
-    """What is left out stays. 400 where what the shard holds breaks them: nothing is changed then."""
-    given = await service_of(request).json(request, BODY_BYTES_MAX, _read)
-    return _json(await with_shard(request, lambda shard: shard.set_constraints(**given)))
+    """Omitted constraints are unchanged. 400 if existing rows violate the new ones: nothing is changed then."""
+    constraints = await service_of(request).json(request, BODY_BYTES_MAX, _read)
+    return _json(await run_on_shard(request, lambda shard: shard.set_constraints(**constraints)))
 
 
-def _read(wanted: Any) -> dict[str, Any]:
-    """The constraints that a body gives. Raises InvalidUsage."""
-    given: dict[str, Any] = msgspec.to_builtins(read_as(_Constraints)(wanted))
-    if not given:
+def _read(body: Any) -> dict[str, Any]:
+    """The constraints in a body. Raises InvalidUsage."""
+    constraints: dict[str, Any] = msgspec.to_builtins(body_reader(_Constraints)(body))
+    if not constraints:
         raise InvalidUsage('the body must be a JSON object such as {"unique": true}')
-    return given
+    return constraints
 
 
 def _json(schema: ShardSchema) -> Response:

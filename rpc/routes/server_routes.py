@@ -1,9 +1,9 @@
-"""Routes of the server itself: health, its location, regions, and the console's files."""
+"""Routes of the server itself: health, metrics, its location, regions, and the console's files."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -36,7 +36,7 @@ POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-"""What the browser may load and do: our own scripts, styles and requests, none of them inline. Text stays text."""
+"""What the browser may load: only our own scripts, styles and requests, none of them inline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,76 +50,76 @@ class ConsoleFile:
 
 
 def console_files() -> Mapping[str, ConsoleFile]:
-    """All files of the console by their names, which have no slash."""
-    return {one.name: one for one in _read()}
-
-
-def _read() -> Iterator[ConsoleFile]:
-    for entry in sorted(files("rpc.console").joinpath("static").iterdir(), key=lambda found: found.name):
-        kind = MEDIA_TYPES.get(entry.name.rpartition(".")[2])
-        if kind is not None:
+    """All files of the console by their names."""
+    by_name = {}
+    for entry in files("rpc.console").joinpath("static").iterdir():
+        media_type = MEDIA_TYPES.get(entry.name.rpartition(".")[2])
+        if media_type is not None:
             data = entry.read_bytes()
-            yield ConsoleFile(entry.name, kind, data, f'"{sha256(data).hexdigest()[:32]}"')
+            by_name[entry.name] = ConsoleFile(entry.name, media_type, data, f'"{sha256(data).hexdigest()[:32]}"')
+    return by_name
 
 
-# Is the server alive, can it serve, and how does it do?
+# Health and metrics.
 
 
 router = Router(tags=["health"])
 _log = logging.getLogger("persist.rpc")
 
 
-@router.on("GET", "/healthz", None, summary="The process answers")
+@router.on("GET", "/healthz", None, summary="Whether the process answers")
 async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.on("GET", "/readyz", None, summary="Both stores answer", responses={503: {"description": "A store does not"}})
+@router.on(
+    "GET", "/readyz", None, summary="Whether both stores answer", responses={503: {"description": "A store does not"}}
+)
 async def readyz(request: Request) -> dict[str, Any]:
-    """Where there are tokens, only `admin` on all shards is told where the stores are, and what is wrong with one.
+    """With tokens, only `admin` on all shards receives the URLs of the stores and their errors.
 
-    Others may be told what was found a second ago.
+    Other callers may receive a result that is a second old.
     """
-    service, tells_all = service_of(request), _tells_all(principal_of(request))
+    service, sees_stores = service_of(request), _sees_stores(principal_of(request))
     try:
-        unwritable = await (service.work.run(service.location.check) if tells_all else service.readiness.told())
-    except Overloaded:  # the server itself has too much to do: nothing is known of the stores
+        unwritable = await (service.work.run(service.location.check) if sees_stores else service.readiness.check())
+    except Overloaded:  # of the server itself, so it says nothing about the stores
         raise
     except PersistError as error:
-        if tells_all:
+        if sees_stores:
             raise
         _log.warning("a store does not answer", extra={"why": error.message})
-        raise Unavailable("a store does not answer; the server's log says which") from None
+        raise Unavailable("a store does not answer; see the server's log") from None
     status = {"status": "read-only" if unwritable else "ok"}
-    if not tells_all:
+    if not sees_stores:
         return status
     stores = {"blob": service.location.blob.url, "consensus": service.location.consensus.url}
     return {**status, **({"why": unwritable} if unwritable else {}), **stores}
 
 
-def _tells_all(principal: Principal) -> bool:
+def _sees_stores(principal: Principal) -> bool:
     return ADMIN in principal.scopes and principal.is_unlimited
 
 
 @router.on("GET", "/metrics", (READ,), summary="Counters in Prometheus' text format", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Of shards that the token does not see there is nothing. A token for some shards sees of tokens itself alone."""
+    """Omits shards that the token may not see. A token for some shards sees only its own metrics of tokens."""
     service, principal = service_of(request), principal_of(request)
     return Response(await service.work.run(service.metrics.text, principal), media_type=CONTENT_TYPE)
 
 
-# Where the shards of this server are, for clients that move parts themselves.
+# The location, for clients that access its stores directly.
 
 
 location_router = Router(prefix="/v1", tags=["location"])
 
 
-@location_router.on("GET", "/location", (READ,), summary="Where blobs are, and the inline limits")
+@location_router.on("GET", "/location", (READ,), summary="The blob store, and the inline limits")
 async def location(request: Request) -> dict[str, Any]:
-    """`blob.url` is without secrets. A client that opens it and finds `blob.proof` may use the store itself.
+    """`blob.url` has no secrets. A client that opens it and finds `blob.proof` may use the store directly.
 
-    `id` and `epoch` tell this location from others; cuts have them. `copy`: it shows a copy of it, and only reads;
-    `home` has the servers at home. `regions`: it tells an index of regions.
+    `id` and `epoch` identify this location; cuts contain them. `copy`: it is a read-only copy; `home` has the servers
+    at home. `regions`: the server has an index of regions.
     """
     service = service_of(request)
     binding = await service.work.run(service.location.identity.check)
@@ -137,36 +137,36 @@ async def location(request: Request) -> dict[str, Any]:
     }
 
 
-# What this server knows of its region, and of home.
+# The region of this server, and its replication.
 
 
 regions_router = Router(prefix="/v1", tags=["location"])
-SHARDS_TOLD_MAX = 1_000
+SHARDS_LISTED_MAX = 1_000
 
 
-@regions_router.on("GET", "/regions", (READ,), summary="Which region this is, and how far behind home it is")
+@regions_router.on("GET", "/regions", (READ,), summary="The region, and its replication lag")
 async def regions(request: Request) -> dict[str, Any]:
-    """`role` is `home`, or `copy` for a server that only reads.
+    """`role` is `home`, or `copy` for a read-only server.
 
-    Of a copy: `published` is the last wall clock at which home said something, and `shards` are those that somebody
-    reads here, the first 1,000: `version` is shown, `known` was published, and `lacking` names blobs that have not
-    come. `index` is the index of regions, where this server was given one.
+    Of a copy: `published` is the wall clock of the last publication by the home, and `shards` are those that are read
+    here, the first 1,000: `version` is served, `known` was published, and `lacking` names blobs that are not replicated
+    yet. `index` is the index of regions, if this server has one.
     """
     service, principal = service_of(request), principal_of(request)
     location, settings = service.location, service.settings
-    told: dict[str, Any] = {"region": settings.region or None, "role": "copy" if location.is_copy else "home"}
+    document: dict[str, Any] = {"region": settings.region or None, "role": "copy" if location.is_copy else "home"}
     binding = await service.work.run(location.identity.check)
-    told |= {"location": binding.location_id, "epoch": binding.epoch}
+    document |= {"location": binding.location_id, "epoch": binding.epoch}
     if service.index is not None:
-        told["index"] = index_json(service.index.now())
-        told["index_failed"] = _failed(principal, service.index.failed or None)
+        document["index"] = index_json(service.index.now())
+        document["index_failed"] = _failed(principal, service.index.failed or None)
     if not isinstance(location, ReplicaLocation):
-        return told
+        return document
     follower = location.follower
-    names = [name for name in follower.followed_names() if principal.sees(name)][:SHARDS_TOLD_MAX]
+    names = [name for name in follower.followed_names() if principal.sees(name)][:SHARDS_LISTED_MAX]
     published_ms = follower.published_ms
     return {
-        **told,
+        **document,
         "of": location.home.region or None,
         "home": list(location.home.urls),
         "published": instant_text(published_ms) if published_ms else None,
@@ -178,7 +178,7 @@ async def regions(request: Request) -> dict[str, Any]:
 
 
 def _holds(location: ReplicaLocation, principal: Principal) -> dict[str, Any] | None:
-    """How many shards are held at home, and why the last try failed; None: nothing is to be held."""
+    """How many shards are held at home, and why the last attempt failed; None: nothing is held."""
     holds = location.holds
     if holds is None:
         return None
@@ -187,27 +187,33 @@ def _holds(location: ReplicaLocation, principal: Principal) -> dict[str, Any] | 
 
 
 def _failed(principal: Principal, why: str | None) -> str | None:
-    """Why something failed. It may name shards, so that a token for some of them is told no more than that."""
-    return why if why is None or principal.is_unlimited else "it failed; a token for all shards is told why"
+    """Why something failed. It may name shards, so it is only shown to a token for all shards."""
+    return why if why is None or principal.is_unlimited else "it failed; the reason is shown to a token for all shards"
 
 
 def _shard(location: ReplicaLocation, name: str) -> dict[str, Any]:
-    found = location.follower.followed(name)
-    if found is None:
+    followed = location.follower.followed(name)
+    if followed is None:
         return {"shard": name, "version": None}
-    told: dict[str, Any] = {"shard": name, "version": int(found.seqno), "known": int(found.known), "upper": found.upper}
-    lag = {"lag_seconds": location.behind_s(name), "lacking": list(found.lacking), "why": list(found.why)}
-    return told | lag
+    return {
+        "shard": name,
+        "version": int(followed.seqno),
+        "known": int(followed.known),
+        "upper": followed.upper,
+        "lag_seconds": location.behind_s(name),
+        "lacking": list(followed.lacking),
+        "why": list(followed.why),
+    }
 
 
-# The console's files. They are the same for everybody and tell nothing, so they need no token.
+# The console's files. They contain no data, so they need no token.
 
 
 console_router = Router(tags=["console"], include_in_schema=False)
 HOME = "/console"
 _FILES = console_files()
 PATHS = frozenset({HOME, HOME + "/", *(f"{HOME}/{name}" for name in _FILES)})
-"""Every path that is served here."""
+"""Every path of the console."""
 
 
 @console_router.on("GET", HOME, None)
@@ -217,21 +223,21 @@ async def page(request: Request) -> Response:
 
 @console_router.on("GET", HOME + "/", None)
 async def with_slash() -> Response:
-    """To the page, by an address that a proxy may serve below a path: files are asked for beside the page."""
+    """Redirects to the page by a relative address, since a proxy may serve it below a path."""
     return Response(status_code=307, headers={"location": f"..{HOME}", "content-security-policy": POLICY.decode()})
 
 
 @console_router.on("GET", HOME + "/{file}", None)
 async def file(request: Request, file: str) -> Response:
-    found = _FILES.get(file)
-    if found is None:
+    console_file = _FILES.get(file)
+    if console_file is None:
         raise HTTPException(404)
-    return _sent(request, found)
+    return _sent(request, console_file)
 
 
-def _sent(request: Request, found: ConsoleFile) -> Response:
-    """The file, or 304 where the browser has it. It is asked for each time, so that a new version is seen at once."""
-    headers = {"etag": found.etag, "cache-control": "no-cache", "content-security-policy": POLICY.decode()}
-    if request.headers.get("if-none-match") == found.etag:
+def _sent(request: Request, console_file: ConsoleFile) -> Response:
+    """The file, or 304 if the browser has it. Browsers revalidate each time, so that they use a new version at once."""
+    headers = {"etag": console_file.etag, "cache-control": "no-cache", "content-security-policy": POLICY.decode()}
+    if request.headers.get("if-none-match") == console_file.etag:
         return Response(status_code=304, headers=headers)
-    return Response(found.data, media_type=found.media_type, headers=headers)
+    return Response(console_file.data, media_type=console_file.media_type, headers=headers)

@@ -21,28 +21,35 @@ from persist.core.ids import ReaderId, ShardId, check_shard_name, critical_reade
 from persist.core.phases import dropped
 from persist.core.shard_settings import ShardSettings, history_ms
 from persist.core.shard_view import ShardView, ViewRequest, view_of
-from persist.core.state import SchemaRecord, State
+from persist.core.state import SchemaRecord
 from persist.formats.http_messages import RECORD, StagedRuns, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
 from persist.parts.constraint_checks import ConstraintChange
 from rpc import command_endpoint
-from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
+from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
 from rpc.audit import MANY, MOVE_CURSOR, MOVE_UPPER
-from rpc.command_endpoint import answer, bytes_max_of
-from rpc.prefix_usage import held_by
-from rpc.request_body import decoded
+from rpc.command_endpoint import bytes_max_of, commit_command
+from rpc.prefix_usage import usage_of
+from rpc.request_body import decode_body
 from rpc.route_table import BY_COMMAND, Router
-from rpc.routes.parameters import Frontier, JsonBody, caller_of, frontier, json_body, json_response, read_as, seen_of
+from rpc.routes.parameters import (
+    Frontier,
+    JsonBody,
+    body_reader,
+    caller_of,
+    commit,
+    frontier,
+    json_body,
+    json_response,
+    seen_of,
+)
 from rpc.shard_watcher import WAITS_MAX
-
-# Shards: list, create, view, drop, their frontiers, and the commands of rich clients.
-
 
 router = Router(prefix="/v1", tags=["shards"])
 NAMES_MAX = 1_000
 SCHEMA_BYTES_MAX = 4 * 1024 * 1024
 CLONE_BYTES_MAX = 4 * 1024
-BATCHES_ON_THE_LOOP_MAX = 50  # a view with more is written on another thread
+BATCHES_ON_THE_LOOP_MAX = 50  # a view with more is encoded on another thread
 
 
 class _Create(JsonBody):
@@ -57,7 +64,7 @@ class _Create(JsonBody):
 
 
 class _Drop(JsonBody):
-    """The shards to drop: `shards` or `prefix`; `confirm`: how many they are."""
+    """The shards: `shards` or `prefix`; `confirm`: their number."""
 
     shards: tuple[str, ...] | None = None
     prefix: str | None = None
@@ -66,7 +73,7 @@ class _Drop(JsonBody):
 
 
 class _Clone(JsonBody):
-    """`source`: the shard whose contents it has; `name`: the new shard; `keep_policies`: its policy of rows goes on."""
+    """`source`: the shard to clone; `name`: the new shard; `keep_policies`: it keeps the retention policy."""
 
     source: str
     name: str
@@ -75,7 +82,7 @@ class _Clone(JsonBody):
 
 _CREATE_EXAMPLES = {
     "fields": {
-        "summary": "A list of fields, for people",
+        "summary": "A list of fields, for humans",
         "value": {
             "fields": [
                 {"name": "id", "type": "string", "key": True, "nullable": False},
@@ -99,20 +106,20 @@ _COMMAND_BODY = {
 async def names(
     request: Request,
     prefix: Annotated[str, Query(max_length=260)] = "",
-    after: Annotated[str, Query(max_length=260, description="The last name of the page before.")] = "",
+    after: Annotated[str, Query(max_length=260, description="The last name of the previous page.")] = "",
     limit: Annotated[int, Query(ge=1, le=NAMES_MAX)] = NAMES_MAX,
-    details: Annotated[bool, Query(description="What each holds, at most 100 a page.")] = False,
+    details: Annotated[bool, Query(description="Include sizes and frontiers, with at most 100 a page.")] = False,
 ) -> dict[str, Any]:
-    """With `details` each has its rows, bytes, since, upper, oldest instant and policy; `after`: the next page."""
+    """With `details` each has its rows, bytes, since, upper, oldest instant and policy; `after`: of the next page."""
     service, principal = service_of(request), principal_of(request)
     principal.require_prefix(prefix)
     if details:
-        asked = (service.transport, service.handles, prefix, after, min(limit, PAGE_MAX))
-        told, following = await service.work.run(page, *asked)
-        shown = [one.to_json() for one in told]
-        return {"shards": shown, "more": following is not None, **({"after": following} if following else {})}
-    found = await service.work.run(service.location.names, prefix, after, limit)
-    return {"shards": found, "more": len(found) == limit}
+        query = (service.transport, service.handles, prefix, after, min(limit, PAGE_MAX))
+        listed, following = await service.work.run(page, *query)
+        shards = [shard.to_json() for shard in listed]
+        return {"shards": shards, "more": following is not None, **({"after": following} if following else {})}
+    shard_names = await service.work.run(service.location.names, prefix, after, limit)
+    return {"shards": shard_names, "more": len(shard_names) == limit}
 
 
 @router.on(
@@ -125,19 +132,19 @@ async def names(
     openapi_extra=json_body(_Drop, example={"prefix": "tmp/", "confirm": 12}),
 )
 async def delete_many(request: Request) -> Response:
-    """`shards` or `prefix`; without `confirm`, the number of them, it only tells which. An outcome for each."""
+    """Pass `shards` or `prefix`; without `confirm`, their number, it only lists them. An outcome for each."""
     service, principal = service_of(request), principal_of(request)
-    body = await service.json(request, SCHEMA_BYTES_MAX, read_as(_Drop))
+    body = await service.json(request, SCHEMA_BYTES_MAX, body_reader(_Drop))
     chosen = Chosen(body.shards, body.prefix, body.confirm, body.force)
     chosen.check()
     for name in chosen.names or ():
         principal.require(ADMIN, name)
     if chosen.prefix is not None:
         principal.require_prefix(chosen.prefix)
-    asking = AsCaller(service.transport, caller_of(request))
-    done = await service.work.run(drop_all, asking, service.handles, chosen)
-    request.scope[MANY] = [one.shard for one in done.outcomes] if done.done else []
-    return json_response(done.to_json())
+    transport = AsCaller(service.transport, caller_of(request))
+    dropping = await service.work.run(drop_all, transport, service.handles, chosen)
+    request.scope[MANY] = [outcome.shard for outcome in dropping.outcomes] if dropping.done else []
+    return json_response(dropping.to_json())
 
 
 @router.on(
@@ -153,27 +160,24 @@ async def create(
     request: Request,
     follows: Annotated[
         str | None,
-        Query(
-            description="The id of the dropped shard whose name it takes; empty: none. Left out: any.", max_length=33
-        ),
+        Query(description="The id of the dropped shard that it replaces; empty: none. Default: any.", max_length=33),
     ] = None,
 ) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
+    service, name = service_of(request), shard_of(request)
     service.check_home(name)
     schema, settings = await service.json(request, SCHEMA_BYTES_MAX, _new)
     if follows:
         parse(ShardId, follows)
-    caller = caller_of(request)
-    service.quotas.creates(principal_of(request), name)
-    create = EmbeddedTransport.create
-    view = await service.work.run(create, service.transport, name, schema, follows, settings, caller)
+    service.quotas.count_shard(principal_of(request), name)
+    arguments = (service.transport, name, schema, follows, settings, caller_of(request))
+    view = await service.work.run(EmbeddedTransport.create, *arguments)
     service.shard_ids.learn(name)
     return _view(request, view)
 
 
-def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
-    """The schema, and the settings if there are any, of a shard that is made. Raises InvalidUsage."""
-    body = read_as(_Create)(wanted)
+def _new(value: Any) -> tuple[SchemaRecord, ShardSettings | None]:
+    """The schema, and the settings if given, of a new shard. Raises InvalidUsage."""
+    body = body_reader(_Create)(value)
     columns = {"fields": body.fields, "schema": body.schema, "key": body.key}
     try:
         schema = read_schema({name: value for name, value in columns.items() if value is not UNSET})
@@ -189,7 +193,7 @@ def _new(wanted: Any) -> tuple[SchemaRecord, ShardSettings | None]:
     (WRITE,),
     audit="clone",
     audits_body=True,
-    summary="Make a shard with the contents of another one, as of now; no row is copied",
+    summary="Clone a shard as of now, without copying rows",
     openapi_extra=json_body(_Clone, example={"source": "orders", "name": "orders-test"}),
 )
 async def clone(request: Request) -> Response:
@@ -197,43 +201,41 @@ async def clone(request: Request) -> Response:
     body = await service.json(request, CLONE_BYTES_MAX, _cloned)
     source, name = body.source, body.name
     request.scope[MANY] = [source, name]
-    for one in (source, name):
-        principal_of(request).require(WRITE, one)
+    for shard in (source, name):
+        principal_of(request).require(WRITE, shard)
     service.check_home(name)
-    service.quotas.creates(principal_of(request), name)
+    service.quotas.count_shard(principal_of(request), name)
     if service.quotas.bounds_bytes(principal_of(request), name):
-        held = await service.work.run(lambda: held_by(service.location.machine(source).state())["bytes"])
-        service.quotas.room_for(principal_of(request), name, held)
-    clone = EmbeddedTransport.clone
-    view = await service.work.run(clone, service.transport, source, name, body.keep_policies, caller_of(request))
+        size = await service.work.run(lambda: usage_of(service.location.machine(source).state())["bytes"])
+        service.quotas.check_room(principal_of(request), name, size)
+    arguments = (service.transport, source, name, body.keep_policies, caller_of(request))
+    view = await service.work.run(EmbeddedTransport.clone, *arguments)
     service.shard_ids.learn(name)
     return _view(request, view)
 
 
-def _cloned(wanted: Any) -> _Clone:
+def _cloned(value: Any) -> _Clone:
     """The body of a clone. Raises InvalidUsage."""
-    found = read_as(_Clone)(wanted)
-    check_shard_name(found.source)
-    check_shard_name(found.name)
-    return found
+    body = body_reader(_Clone)(value)
+    check_shard_name(body.source)
+    check_shard_name(body.name)
+    return body
 
 
-@router.on(
-    "GET", "/shards/{name}", (READ,), summary="Frontiers and schemas; waits for a time to be complete if asked to"
-)
+@router.on("GET", "/shards/{name}", (READ,), summary="Frontiers and schemas; can wait until a time is complete")
 async def view(  # noqa: PLR0913 - a query parameter each
     request: Request,
     past: Annotated[int | None, Query(ge=0, description="Wait until this time is complete.")] = None,
-    timeout: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait at most.")] = 0.0,
-    min_seqno: Annotated[int, Query(ge=0, description="A cached state from this seqno on will do.")] = 0,
-    lower: Annotated[str, Query(description="Leave out batches that end at or before this time.")] = "0",
-    batches: Annotated[bool, Query(description="Whether a record shows batches; JSON never does.")] = False,
-    service_times: Annotated[bool, Query(description="Whether to show the times that the service chose.")] = False,
-    reader: Annotated[str | None, Query(description="A record shows what this leased reader holds.")] = None,
-    tag: Annotated[str, Query(description="A record shows the time of this tag.")] = "",
-    details: Annotated[bool, Query(description="A record shows settings, tags and critical readers.")] = False,
+    timeout: Annotated[float, Query(ge=0, le=3600, description="Maximum seconds to wait.")] = 0.0,
+    min_seqno: Annotated[int, Query(ge=0, description="A cached state from this seqno on suffices.")] = 0,
+    lower: Annotated[str, Query(description="Omit batches that end at or before this time.")] = "0",
+    batches: Annotated[bool, Query(description="Include batches in a record; JSON never does.")] = False,
+    service_times: Annotated[bool, Query(description="Include the times that the service chose.")] = False,
+    reader: Annotated[str | None, Query(description="Include the holds of this leased reader in a record.")] = None,
+    tag: Annotated[str, Query(description="Include the time of this tag in a record.")] = "",
+    details: Annotated[bool, Query(description="Include settings, tags and critical readers in a record.")] = False,
 ) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
+    service, name = service_of(request), shard_of(request)
     from_time = frontier(lower, "lower")
     wait_s = min(timeout, WAIT_S_MAX)
     if service.watcher.waiting >= WAITS_MAX:
@@ -241,17 +243,13 @@ async def view(  # noqa: PLR0913 - a query parameter each
     holder = parse(ReaderId, reader) if reader is not None else None
     wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches, None, service_times, holder, tag, details)
     state = await service.watcher.state(name, wanted)
-    if read := seen_of(request):
-        await service.work.run(service.location.machine(name).check_seen, state, read)
+    if seen := seen_of(request):
+        await service.work.run(service.location.machine(name).check_seen, state, seen)
     service.shard_ids.learn(name)
-    if state.is_closed and request.headers.get("accept") != RECORD:  # clients of ours are told by the record
+    if state.is_closed and request.headers.get("accept") != RECORD:  # a rich client reads it from the record
         raise UnknownShard(dropped(name))
     if batches and len(state.trace.batches) > BATCHES_ON_THE_LOOP_MAX:
-        return await service.work.run(_state, request, state, wanted)
-    return _state(request, state, wanted)
-
-
-def _state(request: Request, state: State, wanted: ViewRequest) -> Response:
+        return await service.work.run(lambda: _view(request, view_of(state, wanted)))
     return _view(request, view_of(state, wanted))
 
 
@@ -266,12 +264,12 @@ def _view(request: Request, view: ShardView) -> Response:
     "/shards/{name}",
     (ADMIN,),
     audit="drop",
-    summary="Close a shard for good; maintenance then deletes its data",
+    summary="Drop a shard; maintenance then deletes its data",
 )
 async def drop(
-    request: Request, force: Annotated[bool, Query(description="Also if readers hold it.")] = False
+    request: Request, force: Annotated[bool, Query(description="Even if readers hold it.")] = False
 ) -> Response:
-    return await _command(request, c.Drop(force))
+    return await commit(request, c.Drop(force))
 
 
 @router.on(
@@ -279,31 +277,31 @@ async def drop(
     "/shards/{name}/commands",
     BY_COMMAND,
     direct=True,
-    summary="One command of the protocol",
+    summary="Commit one command of the protocol",
     openapi_extra=_COMMAND_BODY,
 )
 async def commands(request: Request) -> Response:
     service, name, principal = service_of(request), shard_of(request), principal_of(request)
     async with service.body(request, bytes_max_of(principal, name)) as data:
-        done = await answer(service, name, principal, data, caller_of(request), request.scope)
-        return Response(done, media_type=RECORD)
+        result = await commit_command(service, name, principal, data, caller_of(request), request.scope)
+        return Response(result, media_type=RECORD)
 
 
 @router.on(
     "POST",
     "/shards/{name}/receipts",
     (WRITE, MAINTAIN),
-    summary="Compare staged parts with their rows",
+    summary="Validate staged parts",
     openapi_extra=_COMMAND_BODY,
 )
 async def receipts(request: Request) -> Response:
-    """The parts with receipts, by which a later commit through this server believes them. Changes nothing."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
+    """The parts with receipts, so that a later commit through this server skips validation. Changes nothing."""
+    service, name = service_of(request), shard_of(request)
     async with service.body(request, command_endpoint.COMMAND_BYTES_MAX) as data:
         with service.allowance() as allowed:
-            runs = await decoded(service.work, data, partial(decode_staged, bad=InvalidUsage), allowed)
-            found = await service.work.run(service.location.machine(name).receipted, runs)
-        return Response(encoded(StagedRuns(found)), media_type=RECORD)
+            runs = await decode_body(service.work, data, partial(decode_staged, bad=InvalidUsage), allowed)
+            receipted = await service.work.run(service.location.machine(name).receipted, runs)
+        return Response(encoded(StagedRuns(receipted)), media_type=RECORD)
 
 
 @router.on(
@@ -317,9 +315,9 @@ async def receipts(request: Request) -> Response:
 async def advance_upper(
     request: Request,
     upper: Frontier,
-    force: Annotated[bool, Query(description="Also beyond 2^62, where no clock counts.")] = False,
+    force: Annotated[bool, Query(description="Even beyond 2^62, where clocks end.")] = False,
 ) -> Response:
-    return await _command(request, c.AdvanceUpper(frontier(upper, "upper"), force=force))
+    return await commit(request, c.AdvanceUpper(frontier(upper, "upper"), force=force))
 
 
 @router.on(
@@ -327,55 +325,45 @@ async def advance_upper(
     "/shards/{name}/downgrade-since",
     (MANAGE,),
     audit=MOVE_CURSOR,
-    summary="Let history before `since` be forgotten",
+    summary="Allow history before `since` to be forgotten",
 )
 async def downgrade_since(
     request: Request,
     since: Frontier,
-    cursor: Annotated[str, Query(min_length=1, max_length=256, description="Whose hold on since moves.")] = "default",
-    force: Annotated[bool, Query(description="Also beyond the shard's upper.")] = False,
+    cursor: Annotated[
+        str, Query(min_length=1, max_length=256, description="The name of the hold to move.")
+    ] = "default",
+    force: Annotated[bool, Query(description="Even beyond the shard's upper.")] = False,
 ) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
+    service, name = service_of(request), shard_of(request)
     target = frontier(since, "since")
     reader = critical_reader_id_of(cursor)
     # A new hold begins at the target, so that a refusal leaves none.
-    found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor, target, force))
-    assert isinstance(found, c.CriticalReaderState)
-    command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target, force, found.registered)
-    return json_response(result_to_json(await _apply(service, name, command)))
+    hold = await service.apply(name, c.RegisterCriticalReader(reader, "", cursor, target, force))
+    assert isinstance(hold, c.CriticalReaderState)
+    command = c.CompareAndDowngradeSince(reader, hold.opaque, hold.opaque, target, force, hold.registered)
+    return json_response(result_to_json(await service.apply(name, command)))
 
 
-async def _command(request: Request, command: c.Command) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    return json_response(result_to_json(await service.apply(name, command, caller_of(request))))
-
-
-async def _apply(service: Service, name: str, command: c.Command) -> c.Result:
-    return await service.apply(name, command)
-
-
-# Maintenance of one shard because somebody asks for it. A server's own maintenance does both anyway.
+# Maintenance of one shard on demand. The server's own maintenance does the same regularly.
 
 
 maintenance_router = Router(prefix="/v1/shards", tags=["maintenance"])
 
 
-@maintenance_router.on("POST", "/{name}/optimize", (MAINTAIN,), audit="optimize", summary="Merge now what is worth it")
+@maintenance_router.on("POST", "/{name}/optimize", (MAINTAIN,), audit="optimize", summary="Merge batches now")
 async def optimize(request: Request) -> Response:
-    """A few merges, by this server; no row is changed. Ask again while `more` is true."""
-    return await _maintained(request, OPTIMIZE)
+    """A few merges by this server; rows are unchanged. Repeat the request while `more` is true."""
+    return await _maintain(request, OPTIMIZE)
 
 
-@maintenance_router.on(
-    "POST", "/{name}/vacuum", (MAINTAIN,), audit="vacuum", summary="Delete now what nobody can read any more"
-)
+@maintenance_router.on("POST", "/{name}/vacuum", (MAINTAIN,), audit="vacuum", summary="Delete garbage now")
 async def vacuum(request: Request) -> Response:
-    """Blobs and entries of the log; nothing that history keeps, or a reader holds. Ask again while `more` is true."""
-    return await _maintained(request, VACUUM)
+    """Deletes blobs and log entries that neither history nor readers need. Repeat the request while `more` is true."""
+    return await _maintain(request, VACUUM)
 
 
-async def _maintained(request: Request, verb: str) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
+async def _maintain(request: Request, verb: str) -> Response:
+    service, name = service_of(request), shard_of(request)
     with service.snapshots:  # a merge takes as much memory as one
-        found = await service.work.run(partial(service.transport.maintain, name, verb))
-    return json_response(found)
+        return json_response(await service.work.run(partial(service.transport.maintain, name, verb)))

@@ -19,9 +19,6 @@ from rpc.routes import (
     shard_routes,
 )
 
-# All routes of the service.
-
-
 ROUTERS: tuple[Router, ...] = (
     server_routes.router,
     server_routes.location_router,
@@ -51,12 +48,12 @@ OPENAPI = Route("GET", "/openapi.json", _by_fastapi, None, "openapi.json")
 TABLE = Table([*(route for router in ROUTERS for route in router.table), OPENAPI])
 
 
-# Shard names in paths. A name may hold one slash, so what a path means is decided here, once.
+# Shard names in paths. A name may contain one slash, so paths are parsed here.
 #
-# After `/v1/shards/`, the last segment is a verb if it is one of `VERBS` and a name is before it; the rest is the name.
-# After the verbs of `OF_ONE` comes a name of one thing, and `PAIRS` are verbs of two words. All of them follow from the
+# After `/v1/shards/`, the last segment is a verb if it is one of `VERBS` and follows a name; the rest is the name. The
+# verbs of `OF_ONE` are followed by the name of an item, and `PAIRS` are verbs of two words. All of them follow from the
 # table of routes. `eu/orders/insert` is the verb insert on `eu/orders`; `eu/listen` is the verb listen on `eu`. A shard
-# that is itself called `eu/listen` is written `eu%2Flisten`: an encoded slash always belongs to the name.
+# with the name `eu/listen` is written `eu%2Flisten`: an encoded slash always belongs to the name.
 
 
 PREFIX = SHARD.removesuffix("{name}")
@@ -66,12 +63,12 @@ _BELOW = [
 VERBS = frozenset(verb for verb, *more in _BELOW if not more)
 OF_ONE = frozenset(verb for verb, *more in _BELOW if more and more[0].startswith("{"))
 PAIRS = frozenset((verb, more[0]) for verb, *more in _BELOW if more and not more[0].startswith("{"))
-# What the router sees instead of the name's slash. No name holds it.
+# Replaces the slash of a name for the router. No name contains it.
 _JOINT = ":"
 
 
 def split(raw: str) -> tuple[str, str] | None:
-    """(name, verb or "") of a path that is still percent-encoded; None when it is no shard's path."""
+    """(name, verb or "") of a percent-encoded path; None: it is not a path of a shard."""
     if not raw.startswith(PREFIX):
         return None
     segments = raw[len(PREFIX) :].split("/")
@@ -86,14 +83,14 @@ def split(raw: str) -> tuple[str, str] | None:
 
 
 def resolve(scope: dict[str, Any]) -> tuple[str, str] | None:
-    """(name, verb) of a request to a shard; its scope's path is rewritten so that the router finds one segment."""
+    """(name, verb) of a request to a shard; rewrites the path in its scope so that the name is one segment."""
     raw: bytes | None = scope.get("raw_path")
     path = scope["path"] if raw is None else raw.partition(b"?")[0].decode("latin-1")
-    found = split(path)
-    if found is not None:
-        name, verb = found
+    shard = split(path)
+    if shard is not None:
+        name, verb = shard
         scope["persist.shard"] = name
         scope["path"] = PREFIX + name.replace("/", _JOINT) + (f"/{verb}" if verb else "")
-    elif scope["path"].startswith(PREFIX):  # only once it is decoded: `/v1/shards%2Ft` is no shard's path
+    elif scope["path"].startswith(PREFIX):  # after decoding, as `/v1/shards%2Ft`: not a path of a shard
         scope["path"] = path
-    return found
+    return shard

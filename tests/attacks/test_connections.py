@@ -69,7 +69,7 @@ def test_half_requests(house: House) -> None:
         for one in opened:
             status, told = answered(one)
             assert (status, told["kind"]) == (408, "unavailable")
-            assert "headers did not come within 1 s" in told["detail"]
+            assert "headers took longer than 1 s" in told["detail"]
 
     house.withstands(attack)
 

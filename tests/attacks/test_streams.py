@@ -39,7 +39,7 @@ def test_stalled_snapshots(house: House) -> None:
             house.others_work()
         again = asking(evil, path, 1, token="evil-reader")
         assert statuses(again) == [200], "it can ask anew"
-        told = "the client took the answer slower than 8192 bytes a second for 1 s"
+        told = "the client read the response slower than 8192 bytes/s for 1 s"
         wait_until(lambda: told in house.server.said_so_far(), "the log tells of it")
 
     house.withstands(attack)

@@ -39,7 +39,7 @@ from rpc.app import create_app
 from rpc.audit import Audit, AuditEntry
 from rpc.auth import ANYBODY
 from rpc.metrics import ServerMetrics
-from rpc.prefix_usage import Tally
+from rpc.prefix_usage import PrefixUsage
 from rpc.quota_file import QuotaFile
 from rpc.quotas import Quotas
 from rpc.settings import Limits, ServerSettings
@@ -374,12 +374,12 @@ def test_an_audit_that_cannot_be_written(tmp_path: Path) -> None:
 def test_quotas_that_cannot_be_read(tmp_path: Path) -> None:
     path, clock = tmp_path / "quotas.json", TestClock()
     path.write_text("{}")
-    with troubled() as server, closing(Tally(server.location, threaded=False)) as tally:
+    with troubled() as server, closing(PrefixUsage(server.location, threaded=False)) as tally:
         quotas = Quotas(QuotaFile(str(path), clock.monotonic), clock, tally)
         before = told(quotas)
         path.write_text("{")
         clock.advance_ms(int(LOOK_AGAIN_S * 1000) + 1)
-        assert not quotas.look(), "the rules before it hold"
+        assert not quotas.reload(), "the rules before it hold"
         after = told(quotas)
     check(tmp_path, before, after, "PersistQuotasUnreadable")
 

@@ -362,5 +362,5 @@ def test_quotas_of_tokens_bound_nobody_where_there_are_none(
 ) -> None:
     (tmp_path / "quotas.json").write_text(json.dumps(rules))
     assert main(["serve", "--dir", str(tmp_path / "d"), "--quotas", str(tmp_path / "quotas.json")]) == 1
-    assert "this server knows no token" in capsys.readouterr().err
+    assert "give --tokens FILE" in capsys.readouterr().err
     assert not (tmp_path / "d").exists()

@@ -32,12 +32,11 @@ from persist.formats.http_messages import PROTOCOL_VERSION
 from persist.http_client import http_connection
 from persist.http_client.http_calls import Call, HttpCalls, Servers
 from rpc import connection_limits
-from rpc.app import create_app
+from rpc.app import bind, create_app
 from rpc.client import http_stores
 from rpc.client.http_stores import HttpBlob
 from rpc.connection_limits import ConnectionBounds
 from rpc.http_protocol import JoiningProtocol
-from rpc.server import bind
 from rpc.settings import Limits
 from tests.support.answering import Answering, answer, chunked
 from tests.support.location import memory_location

@@ -76,7 +76,7 @@ def test_what_was_refused_used_up_a_quota(quota: str, refused: Any, good: Any, h
     limits = {quota: {"shards": 3, "bytes": 200, "rows_per_s": 10}[quota]}
     house.says(**({"default": limits} if quota in RATES else {"prefixes": {"eu/": limits}}))
     service = house.client.app.state.service  # type: ignore[attr-defined]
-    service.tally.look()
+    service.usage.refresh()
     for _ in range(12):
         answer = house.ask("etl", *refused)
         assert answer.status_code in (400, 404, 409), answer.text
@@ -87,9 +87,9 @@ def test_what_was_refused_used_up_a_quota(quota: str, refused: Any, good: Any, h
 def test_what_a_look_has_seen_by_itself_is_not_taken_back(house: House) -> None:
     house.says(prefixes={"eu/": {"bytes": 1_000}})
     assert house.ask("etl", "POST", "/v1/shards/eu/a/insert", FIVE).status_code == 200
-    tally = house.client.app.state.service.tally  # type: ignore[attr-defined]
+    tally = house.client.app.state.service.usage  # type: ignore[attr-defined]
     turn = tally.admit("eu/a", "bytes", 500)
-    tally.look()
+    tally.refresh()
     before = tally.used("eu/", "bytes")
     tally.take_back("eu/a", "bytes", 500, turn)
     assert tally.used("eu/", "bytes") == before > 0
@@ -152,9 +152,9 @@ MANY = b"".join(b'{"id": %d}\n' % RANDOM.getrandbits(62) for _ in range(20_000))
 def test_deleting_and_restoring_in_turn_went_past_the_quota_of_bytes(house: House) -> None:
     """84.7 MB at a quota of 20 MB: only what came in was counted, not what the verbs wrote."""
     assert house.ask("admin", "POST", "/v1/shards/eu/a/insert", MANY).status_code == 200
-    tally = house.client.app.state.service.tally  # type: ignore[attr-defined]
+    tally = house.client.app.state.service.usage  # type: ignore[attr-defined]
     house.says(prefixes={"eu/": {"bytes": 300_000}})
-    tally.look()
+    tally.refresh()
     statuses = []
     for _ in range(40):
         deleted = house.ask("etl", "POST", "/v1/shards/eu/a/delete", {"where": "id >= 0"})
@@ -167,7 +167,7 @@ def test_deleting_and_restoring_in_turn_went_past_the_quota_of_bytes(house: Hous
 def test_a_clone_counts_what_it_names_at_once(house: House) -> None:
     assert house.ask("admin", "POST", "/v1/shards/eu/a/insert", MANY).status_code == 200
     house.says(prefixes={"eu/": {"bytes": 200_000}})
-    house.client.app.state.service.tally.look()  # type: ignore[attr-defined]
+    house.client.app.state.service.usage.refresh()  # type: ignore[attr-defined]
     done = [
         house.ask("etl", "POST", "/v1/clones", {"source": "eu/a", "name": f"eu/c{number}"}).status_code
         for number in range(20)
@@ -213,7 +213,7 @@ def test_a_part_that_an_append_dropped_counted_no_more(house: House) -> None:
             append = c.Append(WRITER, Token(f"i{number:032x}"), Antichain(0), Antichain(1), (Run((part,)),))
             answer = house.ask("etl", "POST", "/v1/shards/eu/a/commands", append)
             assert answer.status_code == 200, answer.text
-            house.client.app.state.service.tally.look()  # type: ignore[attr-defined]
+            house.client.app.state.service.usage.refresh()  # type: ignore[attr-defined]
     assert 5 < done.count(204) < 15
     assert set(done) == {204, 429}
 

@@ -110,7 +110,7 @@ def test_where_nothing_is_wrong_it_says_so(tmp_path: Path, capsys: pytest.Captur
     with persist.connect(f"persist://{place}") as client:
         client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1}])
     assert main(["check", "--quick", "--free", "0", "--dir", str(place)]) == 0
-    assert capsys.readouterr().out == "1 shard looked at, nothing is wrong\n"
+    assert capsys.readouterr().out == "1 shard checked, no findings\n"
     assert main(["check", "--quick", "orders", "--free", "0", "--json", "--dir", str(place)]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["pattern"], document["shards"], document["findings"]) == ("orders", 1, [])

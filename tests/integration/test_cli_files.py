@@ -50,21 +50,19 @@ def test_a_token_of_an_empty_prefix_locked_everybody_out(
     assert main(["token", "good", *FILE]) == 0
     good = capsys.readouterr().out.strip()
     assert main(["token", "bad", *(word for one in prefix for word in ("--prefix", one)), *FILE]) == 1
-    assert (
-        capsys.readouterr().err == "persist token: --prefix is empty: give a prefix, or leave it out for all shards\n"
-    )
+    assert capsys.readouterr().err == "persist token: --prefix is empty: give a prefix, or omit it for all shards\n"
     assert Tokens("tokens.json", now_s=lambda: 0.0).principal(f"Bearer {good}").name == "good"
 
 
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (1, "does not hold a list of tokens"),
-        ({"id": "a"}, "needs id, sha256 or certificate, scopes"),
+        (1, "does not contain a list of tokens"),
+        ({"id": "a"}, "needs id, sha256 or certificate, and scopes"),
         ({"id": "a_b", "sha256": "00" * 32, "scopes": ["read"]}, "needs an id of letters"),
         ({"id": "a", "sha256": "00", "scopes": ["read"]}, "SHA-256"),
         ({"id": "a", "sha256": "00" * 32, "scopes": []}, "needs scopes out of"),
-        ({"id": "a", "sha256": "00" * 32, "scopes": ["read"], "prefixes": "eu/"}, "lists of texts"),
+        ({"id": "a", "sha256": "00" * 32, "scopes": ["read"], "prefixes": "eu/"}, "lists of strings"),
         ({"id": "a", "sha256": "00" * 32, "scopes": ["read"], "expires": "soon"}, "isoformat"),
     ],
 )
@@ -313,7 +311,7 @@ def test_an_argument_that_is_no_text_ended_in_a_trace(
     assert main(words) == code
     said = capsys.readouterr().err
     assert said.startswith(f"persist {words[0]}: an argument is ")
-    assert said.endswith("which is no Unicode text: write it as UTF-8\n")
+    assert said.endswith("which is not valid Unicode text: write it as UTF-8\n")
 
 
 def test_a_variable_or_a_directory_that_is_no_text_ended_in_a_trace(

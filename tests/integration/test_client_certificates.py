@@ -97,9 +97,9 @@ def test_a_client_writes_by_its_certificate_what_its_entry_allows(place: Place, 
 def test_who_has_neither_is_refused(place: Place, server: Server) -> None:
     with pytest.raises(InvalidUsage, match="not trusted"):
         persist.connect(server.url)
-    with pytest.raises(Unauthorized, match="wants a token"):
+    with pytest.raises(Unauthorized, match="requires a token"):
         persist.connect(server.url, ca_file=place.ca)
-    with pytest.raises(Unauthorized, match="not known here"):
+    with pytest.raises(Unauthorized, match="is unknown"):
         persist.connect(server.url, ca_file=place.ca, certificate_file=place.stranger)
     with pytest.raises((ssl.SSLError, OSError)):
         place.asked(server, place.foreign)

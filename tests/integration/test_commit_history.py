@@ -33,7 +33,7 @@ from persist.maintenance.expiry import forget_outlived
 from rpc.app import create_app
 from rpc.auth import ANYBODY, mint
 from rpc.cli.program import main
-from rpc.listen_frames import said as headers_said
+from rpc.listen_frames import read_caller as headers_said
 from rpc.settings import ServerSettings
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
 from tests.support.server import Server

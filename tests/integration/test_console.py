@@ -351,7 +351,7 @@ def test_a_token_for_some_names_sees_those_and_is_told_so_elsewhere(
     page.wait("document.getElementById('ask').open")
     browser.keys(tokens["eu"], ENTER)
     page.wait(
-        "document.querySelector('.state.bad')?.textContent.includes(\"may list names with the prefixes ['eu/']\")"
+        "document.querySelector('.state.bad')?.textContent.includes(\"may only list names with the prefixes ['eu/']\")"
     )
     browser.run("document.getElementById('prefix').focus()")
     browser.keys("eu/")

@@ -124,7 +124,7 @@ SERVE = [sys.executable, "-m", "rpc.cli", "serve", "--port", "0"]
 ENDED_WHEN_READY = """
 import os, signal, sys
 from persist.commit.location import open_location
-from rpc.server import bind, serve
+from rpc.app import bind, serve
 from rpc.settings import ServerSettings
 location = open_location(sys.argv[1])
 serve(location, ServerSettings(), bind("127.0.0.1", 0), lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -59,7 +59,7 @@ ANSWERS: list[tuple[bytes, str]] = [
     (http("403 Forbidden"), "it answers with HTTP 403"),
     (http("500 Internal Server Error"), "it answers with HTTP 500"),
     (http("503 Service Unavailable"), "it answers with HTTP 503"),
-    (b"220 smtp ready\r\n\r\n", "it answers, and not as HTTP: the answer is not HTTP"),
+    (b"220 smtp ready\r\n\r\n", "it answers, and not as HTTP: the response is not HTTP"),
     (b"", "it answers, and not as HTTP: the server closed the connection"),
 ]
 
@@ -111,7 +111,7 @@ def test_no_answer_in_time_is_silence_and_is_told() -> None:
 
 
 ASKED: list[tuple[bytes, str]] = [
-    (b"220 smtp ready\r\n\r\n", "does not answer: the answer is not HTTP"),
+    (b"220 smtp ready\r\n\r\n", "does not answer: the response is not HTTP"),
     (http("200 OK").replace(b"{}", b"[]"), "does not answer as a server of persist"),
     (http("200 OK").replace(b"{}", b"{["), "does not answer"),
     (http("403 Forbidden"), "HTTP error 403"),

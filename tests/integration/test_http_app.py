@@ -160,7 +160,7 @@ def test_a_parameter_comes_once(http: TestClient) -> None:
     """Only the last one was heeded."""
     http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\na,1\n")
     said = problem(http.get("/v1/shards/orders/snapshot?as_of=5&as_of=0"), 400, "invalid_usage")
-    assert "'as_of' is given more than once" in said
+    assert "'as_of' occurs more than once" in said
 
 
 def test_frontiers_move_by_post(http: TestClient) -> None:
@@ -298,14 +298,14 @@ def test_bad_requests(http: TestClient, location: Location) -> None:
         (
             "GET",
             "/v1/shards/orders/snapshot?asof=0",
-            "'asof' here; there is format, expand, wait, tag, as_of",
+            "'asof'; this request takes format, expand, wait, tag, as_of",
         ),
-        ("POST", "/v1/shards/orders/insert?tokn=k2", "'tokn' here; there is"),
-        ("GET", "/v1/shards?prefx=eu/", "'prefx' here; there is prefix, after, limit"),
-        ("GET", "/v1/shards/orders?wait=1", "'wait' here; there is past, timeout"),
-        ("DELETE", "/v1/shards/orders?forse=true", "'forse' here; there is force"),
-        ("GET", "/v1/shards/orders/listen?form=csv", "'form' here; there is until, moves_since, after, timestamp"),
-        ("GET", "/v1/location?a=1", "'a' here; there is none"),
+        ("POST", "/v1/shards/orders/insert?tokn=k2", "'tokn'; this request takes"),
+        ("GET", "/v1/shards?prefx=eu/", "'prefx'; this request takes prefix, after, limit"),
+        ("GET", "/v1/shards/orders?wait=1", "'wait'; this request takes past, timeout"),
+        ("DELETE", "/v1/shards/orders?forse=true", "'forse'; this request takes force"),
+        ("GET", "/v1/shards/orders/listen?form=csv", "'form'; this request takes until, moves_since, after, timestamp"),
+        ("GET", "/v1/location?a=1", "'a'; this request takes none"),
     ],
 )
 def test_a_misspelt_parameter_is_refused(http: TestClient, method: str, path: str, says: str) -> None:
@@ -403,7 +403,7 @@ def test_a_key_where_nothing_remembers_it_is_refused(http: TestClient) -> None:
         ("DELETE", "/v1/shards/orders"),
     ):
         refused = http.request(method, path, headers={"idempotency-key": "a"})
-        assert "leave it out" in problem(refused, 400, "invalid_usage")
+        assert "omit it" in problem(refused, 400, "invalid_usage")
     assert http.get("/v1/shards/orders", headers={"idempotency-key": "a"}).json()["upper"] == [0]
 
 

@@ -141,7 +141,7 @@ def test_who_goes_away_holds_up_nobody(house: House, seed: int) -> None:
         assert acknowledged <= set(found)
         assert set(found.values()) == {1}
         assert not house.groups._waiting
-        assert not house.groups._under_way
+        assert not house.groups._running
 
     asyncio.run(story())
 
@@ -152,7 +152,7 @@ def test_what_fails_together_is_tried_one_by_one(house: House, monkeypatch: pyte
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(PostGroups, "_together", broken)
+    monkeypatch.setattr(PostGroups, "_stage", broken)
     answers = asyncio.run(_all(house, 20))
     assert [status for status, _ in answers] == [200] * 20
     assert house.ids() == Counter(range(20))
@@ -162,13 +162,13 @@ def test_what_fails_together_is_tried_one_by_one(house: House, monkeypatch: pyte
 def prepared_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the rows of each group take in memory."""
     found: list[int] = []
-    together = PostGroups._together
+    together = PostGroups._stage
 
     def watched(self: PostGroups, name: str, names: Names, bodies: list[bytes]) -> list[Any]:
         found.append(sum(body.count(b"{") for body in bodies) * names.schema.row_bytes)
         return together(self, name, names, bodies)
 
-    monkeypatch.setattr(PostGroups, "_together", watched)
+    monkeypatch.setattr(PostGroups, "_stage", watched)
     return found
 
 

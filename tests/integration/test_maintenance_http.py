@@ -25,10 +25,9 @@ from persist.core import commands as c
 from persist.core.ids import Token
 from persist.core.state import Policy
 from persist.formats.records import encoded
-from rpc.app import create_app
+from rpc.app import bind, create_app
 from rpc.auth import mint
 from rpc.client.http_transport import open_transport
-from rpc.server import bind
 from tests.support.forked import ran
 from tests.support.server import Server
 from tests.support.waiting import wait_until

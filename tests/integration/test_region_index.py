@@ -117,7 +117,7 @@ def test_a_region_that_no_server_near_reads_is_refused(centres: TwoCentres) -> N
         write_index(centres.indexes["dc2"], RegionIndex({**known.regions, "dc3": RegionEntry(("http://dc3:1",), ())}))
         with (
             persist.connect(centres.dc2.url) as client,
-            pytest.raises(InvalidUsage, match="names no server near here that reads region 'dc3'"),
+            pytest.raises(InvalidUsage, match="names no nearby server that reads region 'dc3'"),
         ):
             client.shard("dc3/x")
     finally:
@@ -130,10 +130,10 @@ def test_a_shard_is_made_at_its_home_only(centres: TwoCentres) -> None:
     opened = open_transport(persist.Connection(centres.dc2.url))  # a client that follows no index
     with closing(opened) as transport:
         client = persist.Client(transport)
-        with pytest.raises(ReadOnly, match="is at home in region 'dc1': make it there"):
+        with pytest.raises(ReadOnly, match="belongs to region 'dc1': create it there"):
             client.create_shard("dc1/wrong", SCHEMA, ["id"])
         client.create_shard("dc2/own", SCHEMA, ["id"])
-        with pytest.raises(ReadOnly, match="is at home in region 'dc1'"):
+        with pytest.raises(ReadOnly, match="belongs to region 'dc1'"):
             client.clone("dc2/own", "dc1/wrong")
         assert "dc1/wrong" not in client.shards()
 
@@ -145,9 +145,9 @@ def test_a_home_makes_no_shard_of_another_region_where_it_has_no_index(tmp_path:
         with persist.connect(server.url) as client:
             client.create_shard("eu/own", SCHEMA, ["id"])
             client.create_shard("plain", SCHEMA, ["id"])
-            with pytest.raises(ReadOnly, match="'us/x' is at home in region 'us': make it there"):
+            with pytest.raises(ReadOnly, match="'us/x' belongs to region 'us': create it there"):
                 client.create_shard("us/x", SCHEMA, ["id"])
-            with pytest.raises(ReadOnly, match="'us/x' is at home in region 'us'"):
+            with pytest.raises(ReadOnly, match="'us/x' belongs to region 'us'"):
                 client.clone("eu/own", "us/x")
             assert client.shards() == ["eu/own", "plain"]
         request = urllib.request.Request(f"{server.url}/v1/shards/us/x", data=b"{}", method="PUT")

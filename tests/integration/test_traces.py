@@ -32,8 +32,7 @@ from persist.core import commands as c
 from persist.core.frontier import Antichain
 from persist.telemetry.otel import OtelTracer, exporting
 from persist.telemetry.tracing import Tracer
-from rpc.app import create_app
-from rpc.server import bind
+from rpc.app import bind, create_app
 from tests.support.location import EAGER, InlineBackground
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until

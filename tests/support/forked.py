@@ -22,7 +22,7 @@ from tests.support.waiting import WAIT_S
 
 LOADED = [
     *sorted({f"{package.__name__}.{module}" for package, module, _ in COMMANDS.values()}),
-    "rpc.server",
+    "rpc.app",
     "consensus.sqlite",  # by the scheme of a URL, and by nothing above: SQLAlchemy takes longer than a command does
     "tests.crash.command",
 ]

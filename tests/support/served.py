@@ -13,10 +13,9 @@ from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
-from rpc.app import create_app
+from rpc.app import bind, create_app
 from rpc.app_state import Service
 from rpc.http_protocol import JoiningProtocol
-from rpc.server import bind
 from rpc.settings import ServerSettings
 from tests.support.waiting import WAIT_S, wait_until
 

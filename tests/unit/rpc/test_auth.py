@@ -227,12 +227,12 @@ def test_a_certificate_stands_for_a_token(file: File) -> None:
     assert (found.name, found.prefixes, "write" in found.scopes) == ("etl", ("eu/",), True)
     assert tokens.principal(None, named("URI:spiffe://x/etl")).scopes == {"read"}
     for peer, why in (
-        (named("DNS:other.test"), "not known here"),
-        (named(), "not known here"),
+        (named("DNS:other.test"), "is unknown"),
+        (named(), "is unknown"),
         (named("DNS:etl.test", "URI:spiffe://x/etl"), "several tokens"),
         (named("DNS:etl.test", until_s=file.now), "has expired; connect"),
         (named("DNS:short.test"), "'short' has expired"),
-        (None, "wants a token"),
+        (None, "requires a token"),
     ):
         with pytest.raises(Unauthorized, match=why):
             tokens.principal(None, peer)
@@ -273,7 +273,7 @@ def test_a_certificate_is_written_into_the_file(file: File, capsys: pytest.Captu
     assert file.open().principal(None, Peer(frozenset({"DNS:etl.test"}), 2e6)).name == "etl"
     assert run(token_arguments("--list", "--file", str(file.path))) == 0
     assert json.loads(capsys.readouterr().out)["certificate"] == "DNS:etl.test"
-    with pytest.raises(InvalidUsage, match="holds a certificate twice"):
+    with pytest.raises(InvalidUsage, match="contains a certificate twice"):
         run(token_arguments("again", *words))
     with pytest.raises(InvalidUsage, match="--certificate is DNS"):
         run(token_arguments("other", "--file", str(file.path), "--certificate", "etl.test"))

@@ -401,7 +401,10 @@ def test_a_problem_may_have_details_of_any_name(name: str) -> None:
 
 @pytest.mark.parametrize(("status", "told"), [(500, Unavailable), (404, PersistError)])
 def test_a_problem_that_is_nested_too_deep(status: int, told: type[PersistError]) -> None:
-    with calls_answered(answer(status, DEEP, PROBLEM_JSON)) as calls, pytest.raises(told, match="no answer of persist"):
+    with (
+        calls_answered(answer(status, DEEP, PROBLEM_JSON)) as calls,
+        pytest.raises(told, match="without an error of persist"),
+    ):
         calls.call(Call("GET", "/x"))
 
 

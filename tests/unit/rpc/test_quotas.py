@@ -25,7 +25,7 @@ from persist.core.ids import Token, WriterId
 from persist.core.record import replace
 from rpc import quotas as quotas_module
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
-from rpc.prefix_usage import Tally
+from rpc.prefix_usage import PrefixUsage
 from rpc.quota_file import COUNTS, RATES, QuotaFile, read
 from rpc.quotas import BURST_S, CHARGED, FREED_BYTES, SHOWN_MAX, STAGED_S, QuotaFull, Quotas, RateBucket, admit
 from tests.support.location import TestClock, memory_location
@@ -44,7 +44,7 @@ class House:
     def __init__(self, directory: Path, rules: dict[str, Any]) -> None:
         self.clock = TestClock()
         self.location = memory_location()
-        self.tally = Tally(self.location, threaded=False)
+        self.tally = PrefixUsage(self.location, threaded=False)
         self.client = Client(EmbeddedTransport(self.location, maintain), HandleSettings())
         self.path = directory / "quotas.json"
         self.path.write_text(json.dumps(rules))
@@ -53,7 +53,7 @@ class House:
     def says(self, rules: dict[str, Any]) -> None:
         self.path.write_text(json.dumps(rules) + " " * len(rules))
         self.clock.advance_ms(1_000)
-        assert self.quotas.look()
+        assert self.quotas.reload()
 
     def admit(self, command: c.Command, shard: str = "eu/a", principal: Principal = ETL) -> Callable[[], None] | None:
         """What gives back what was counted, where that is possible."""
@@ -73,17 +73,21 @@ def insert(number: int = 0) -> c.Insert:
 
 # quota -> the most, what uses it up by the first call and is refused the second time, and what the sentence says
 CASES: dict[str, tuple[int, Callable[[House, Principal, int], object], str]] = {
-    "requests_per_s": (1, lambda house, who, _: house.quotas.request(who), "1 requests a second are allowed; slow"),
+    "requests_per_s": (
+        1,
+        lambda house, who, _: house.quotas.count_request(who),
+        "1 requests a second are allowed; slow",
+    ),
     "rows_per_s": (5, lambda house, who, n: house.admit(insert(n), principal=who), "5 rows a second are allowed; slow"),
     "shards": (
         1,
-        lambda house, who, n: house.quotas.creates(who, f"eu/new-{n}"),
-        "1 shards are there, 1 are allowed; drop some",
+        lambda house, who, n: house.quotas.count_shard(who, f"eu/new-{n}"),
+        "1 of 1 shards are used; drop some",
     ),
     "bytes": (
         PART.size,
         lambda house, who, n: house.admit(insert(n), principal=who),
-        "delete rows, let history go, or drop shards",
+        "delete rows, forget history, or drop shards",
     ),
 }
 
@@ -107,7 +111,7 @@ def test_what_is_beyond_a_quota_is_refused_and_says_what_helps(quota: str, kind:
     with pytest.raises(QuotaFull, match=said) as refused:
         use(house, ETL, uses_up)
     told, details = str(refused.value), refused.value.details
-    of = "all shards under 'eu/' together has" if kind == "prefixes" else "the token 'etl' has"
+    of = "the prefix 'eu/' has" if kind == "prefixes" else "the token 'etl' has"
     assert told.startswith(f"{of} no {quota} left: ")
     assert told.endswith("or ask ops@example.org for more")
     assert (details["quota"], details["most"], details["of"]) == (quota, most, name)
@@ -124,16 +128,16 @@ def test_what_is_beyond_a_quota_is_refused_and_says_what_helps(quota: str, kind:
 
 def test_more_is_allowed_as_soon_as_the_file_says_so(tmp_path: Path) -> None:
     house = House(tmp_path, {"prefixes": {"eu/": {"shards": 1}}})
-    house.quotas.creates(ETL, "eu/1")
+    house.quotas.count_shard(ETL, "eu/1")
     with pytest.raises(QuotaFull):
-        house.quotas.creates(ETL, "eu/2")
+        house.quotas.count_shard(ETL, "eu/2")
     house.says({"prefixes": {"eu/": {"shards": 2}}, "tokens": {}})
-    house.quotas.creates(ETL, "eu/2")
+    house.quotas.count_shard(ETL, "eu/2")
     with pytest.raises(QuotaFull):
-        house.quotas.creates(ETL, "eu/3")
+        house.quotas.count_shard(ETL, "eu/3")
     house.says({})
     for number in range(4, 100):
-        house.quotas.creates(ETL, f"eu/{number}")
+        house.quotas.count_shard(ETL, f"eu/{number}")
 
 
 def test_what_is_there_is_what_the_shards_hold(tmp_path: Path) -> None:
@@ -143,14 +147,14 @@ def test_what_is_there_is_what_the_shards_hold(tmp_path: Path) -> None:
     house.client.shard("eu/a").insert([{"id": 1}])
     state = house.location.machine("eu/a").state()
     size = sum(part.size for part in state.trace.parts())
-    house.tally.look()
+    house.tally.refresh()
     assert house.shown() == {("prefix", "eu/", "shards"): 2, ("prefix", "eu/", "bytes"): size}
-    house.quotas.creates(ETL, "eu/a")  # it is there
-    with pytest.raises(QuotaFull, match="2 shards are there, 2 are allowed"):
-        house.quotas.creates(ETL, "eu/c")
+    house.quotas.count_shard(ETL, "eu/a")  # it is there
+    with pytest.raises(QuotaFull, match="2 of 2 shards are used"):
+        house.quotas.count_shard(ETL, "eu/c")
     house.client.shard("eu/b").drop()
-    house.tally.look()
-    house.quotas.creates(ETL, "eu/c")
+    house.tally.refresh()
+    house.quotas.count_shard(ETL, "eu/c")
 
 
 FULL = {"prefixes": {"eu/": {"bytes": 0}}}
@@ -200,7 +204,7 @@ def test_a_caller_sees_its_own_figures_and_of_at_most_so_many(tmp_path: Path) ->
     prefixes = {"eu/": {"shards": 5}, "us/": {"shards": 5}}
     house = House(tmp_path, {"tokens": tokens, "prefixes": prefixes})
     for name in tokens:
-        house.quotas.request(Principal(name, ETL.scopes, ("eu/",)))
+        house.quotas.count_request(Principal(name, ETL.scopes, ("eu/",)))
     mine = Principal("t7", ETL.scopes, ("eu/",))
     assert set(house.shown(mine)) == {("token", "t7", "requests_per_s"), ("prefix", "eu/", "shards")}
     assert len(house.shown()) == SHOWN_MAX + 2
@@ -208,11 +212,11 @@ def test_a_caller_sees_its_own_figures_and_of_at_most_so_many(tmp_path: Path) ->
 
 def test_without_a_file_nothing_is_counted() -> None:
     location = memory_location()
-    quotas = Quotas(None, TestClock(), Tally(location, threaded=False))
+    quotas = Quotas(None, TestClock(), PrefixUsage(location, threaded=False))
     for _ in range(1_000):
-        quotas.request(ETL, writes=True)
+        quotas.count_request(ETL, writes=True)
     assert not quotas.bounds_bytes(ETL, "eu/a")
-    assert not quotas.look()
+    assert not quotas.reload()
 
 
 def test_a_request_larger_than_a_burst_is_possible_and_paid_off() -> None:
@@ -232,23 +236,23 @@ def test_parts_that_are_not_committed_count_however_many_there_are(
     """Many tiny ones made the server forget a large one."""
     monkeypatch.setattr(quotas_module, "STAGED_MAX", 3)
     house = House(tmp_path, {"prefixes": {"eu/": {"bytes": 1_000}}})
-    house.quotas.uploads(ETL, "eu/a", "large", 900)
+    house.quotas.count_upload(ETL, "eu/a", "large", 900)
     for number in range(20):
-        house.quotas.uploads(ETL, "eu/a", f"tiny-{number}", 1)
+        house.quotas.count_upload(ETL, "eu/a", f"tiny-{number}", 1)
     with pytest.raises(QuotaFull):
-        house.quotas.uploads(ETL, "eu/a", "another", 200)
+        house.quotas.count_upload(ETL, "eu/a", "another", 200)
     house.clock.advance_ms(int(STAGED_S * 1000) + 1)
-    house.quotas.uploads(ETL, "eu/a", "another", 900)
+    house.quotas.count_upload(ETL, "eu/a", "another", 900)
 
 
 def test_a_part_that_did_not_get_there_counts_no_more(tmp_path: Path) -> None:
     house = House(tmp_path, {"prefixes": {"eu/": {"bytes": 1_000}}})
     charged: list[Callable[[], None]] = []
     CHARGED.set(charged)
-    house.quotas.uploads(ETL, "eu/a", "one", 900)
+    house.quotas.count_upload(ETL, "eu/a", "one", 900)
     for give_back in charged:
         give_back()
-    house.quotas.uploads(ETL, "eu/a", "two", 900)
+    house.quotas.count_upload(ETL, "eu/a", "two", 900)
 
 
 # --- the file of quotas: what it may say, and that a bad one leaves the last good one in force
@@ -260,22 +264,22 @@ BAD_FILES: list[tuple[Any, str]] = [
     ({"token": {}}, "has 'token'; it may have ask, default, tokens, prefixes"),
     (b'{"default": {}, "default": {}}', "is not JSON"),
     ({"default": []}, "must be an object such as"),
-    ({"default": {"request_per_s": 1}}, "has the quota 'request_per_s'; there it can be requests_per_s, rows_per_s"),
-    ({"tokens": {"etl": {"shards": 1}}}, "has the quota 'shards'; there it can be requests_per_s, rows_per_s"),
-    ({"prefixes": {"eu/": {"rows_per_s": 1}}}, "has the quota 'rows_per_s'; there it can be shards, bytes"),
-    ({"default": {"requests_per_s": 0}}, "requests_per_s of default in .* is 0; it must be a whole number from 1 on"),
-    ({"prefixes": {"eu/": {"shards": -1}}}, "it must be a whole number from 0 on, or null"),
-    ({"prefixes": {"eu/": {"shards": True}}}, "is True; it must be a whole number"),
-    ({"prefixes": {"eu/": {"shards": 1.5}}}, "is 1.5; it must be a whole number"),
-    ({"default": {"rows_per_s": 2**60}}, "it must be a whole number"),
+    ({"default": {"request_per_s": 1}}, "has the quota 'request_per_s'; it must be one of requests_per_s, rows_per_s"),
+    ({"tokens": {"etl": {"shards": 1}}}, "has the quota 'shards'; it must be one of requests_per_s, rows_per_s"),
+    ({"prefixes": {"eu/": {"rows_per_s": 1}}}, "has the quota 'rows_per_s'; it must be one of shards, bytes"),
+    ({"default": {"requests_per_s": 0}}, "requests_per_s of default in .* is 0; it must be an integer of at least 1"),
+    ({"prefixes": {"eu/": {"shards": -1}}}, "it must be an integer of at least 0, or null"),
+    ({"prefixes": {"eu/": {"shards": True}}}, "is True; it must be an integer"),
+    ({"prefixes": {"eu/": {"shards": 1.5}}}, "is 1.5; it must be an integer"),
+    ({"default": {"rows_per_s": 2**60}}, "it must be an integer"),
     ({"tokens": []}, "must be an object of quotas by name"),
-    ({"tokens": {"a_b": {}}}, "'a_b' in .* is no id of a token"),
+    ({"tokens": {"a_b": {}}}, "'a_b' in .* is not a token id"),
     ({"tokens": {"a": 7}}, "tokens 'a' in .* must be an object"),
-    ({"prefixes": {"": {}}}, "is no prefix of the names of shards"),
-    ({"prefixes": {"a b": {}}}, "is no prefix of the names of shards"),
-    ({"ask": ""}, "ask in .* must be a text"),
-    ({"ask": "a\nb"}, "ask in .* must be a text"),
-    ({"tokens": {f"t{n}": {} for n in range(10_001)}}, "tokens in .* are 10001; at most 10000 are possible"),
+    ({"prefixes": {"": {}}}, "is not a prefix of shard names"),
+    ({"prefixes": {"a b": {}}}, "is not a prefix of shard names"),
+    ({"ask": ""}, "ask in .* must be a string"),
+    ({"ask": "a\nb"}, "ask in .* must be a string"),
+    ({"tokens": {f"t{n}": {} for n in range(10_001)}}, "tokens in .* has 10001 entries; at most 10000 are allowed"),
 ]
 
 
@@ -331,40 +335,42 @@ def test_a_bad_file_keeps_the_last_good_one_and_says_so_in_the_log(
     path, now = tmp_path / "quotas.json", [0.0]
     file = QuotaFile(written_file(path, {"default": {"rows_per_s": 1}}), lambda: now[0])
     written_file(path, {"default": {"rows_per_s": 20}})
-    assert not file.look(), "it has just looked"
+    assert not file.reload(), "it has just looked"
     now[0] += 1
-    assert file.look()
+    assert file.reload()
     assert file.rules.of_token("a") == {"rows_per_s": 20}
     for content in (b'{"default": {"sha', b""):
         written_file(path, content)
         now[0] += 1
         with caplog.at_level(logging.ERROR):
-            assert not file.look()
+            assert not file.reload()
         assert file.rules.of_token("a") == {"rows_per_s": 20}
         assert "is not JSON" in file.unreadable
-    assert [record.message for record in caplog.records] == ["the file of quotas is bad: the quotas before it hold"] * 2
+    assert [record.message for record in caplog.records] == [
+        "the quotas file is invalid; the previous quotas apply"
+    ] * 2
     path.unlink()
     now[0] += 1
-    assert not file.look()
+    assert not file.reload()
     assert "cannot be read" in file.unreadable
     written_file(path, {})
     now[0] += 1
-    assert file.look()
+    assert file.reload()
     assert (file.rules.of_token("a"), file.unreadable) == ({}, "")
 
 
 def test_quotas_of_tokens_bind_nobody_where_there_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, now = tmp_path / "quotas.json", [0.0]
     for rules in ({"default": {"rows_per_s": 1}}, {"tokens": {"etl": {"rows_per_s": 1}}}):
-        with pytest.raises(InvalidUsage, match="knows no token: give --tokens FILE"):
+        with pytest.raises(InvalidUsage, match="give --tokens FILE"):
             QuotaFile(written_file(path, rules), lambda: now[0], has_tokens=False)
         QuotaFile(written_file(path, rules), lambda: now[0])
     prefixes = {"prefixes": {"eu/": {"shards": 1}}}
     file = QuotaFile(written_file(path, prefixes), lambda: now[0], has_tokens=False)
     written_file(path, {**prefixes, "default": {"rows_per_s": 20}})
     now[0] += 1
-    assert file.look()
-    assert [record.levelname for record in caplog.records if "bind nobody" in record.message] == ["WARNING"]
+    assert file.reload()
+    assert [record.levelname for record in caplog.records if "limits tokens" in record.message] == ["WARNING"]
 
 
 def test_the_page_names_every_quota_and_its_example_can_be_read(tmp_path: Path) -> None:

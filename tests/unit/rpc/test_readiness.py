@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from persist.core.errors import Unavailable
-from rpc.app_state import KEPT_S, Readiness
+from rpc.app_state import READINESS_CACHE_S, Readiness
 
 
 class Stores:
@@ -40,7 +40,7 @@ def told(story: Callable[[Stores, Readiness], object]) -> None:
 def test_many_who_ask_at_once_are_answered_by_one_look() -> None:
     async def story(stores: Stores, readiness: Readiness) -> None:
         stores.answers.clear()
-        asking = [asyncio.ensure_future(readiness.told()) for _ in range(50)]
+        asking = [asyncio.ensure_future(readiness.check()) for _ in range(50)]
         await asyncio.sleep(0)
         stores.answers.set()
         assert await asyncio.gather(*asking) == [[]] * 50
@@ -51,12 +51,12 @@ def test_many_who_ask_at_once_are_answered_by_one_look() -> None:
 
 def test_what_was_found_is_told_for_a_second() -> None:
     async def story(stores: Stores, readiness: Readiness) -> None:
-        await readiness.told()
+        await readiness.check()
         stores.wrong = ["the disk is full"]
-        stores.now_s += KEPT_S / 2
-        assert await readiness.told() == []
-        stores.now_s += KEPT_S / 2
-        assert await readiness.told() == ["the disk is full"]
+        stores.now_s += READINESS_CACHE_S / 2
+        assert await readiness.check() == []
+        stores.now_s += READINESS_CACHE_S / 2
+        assert await readiness.check() == ["the disk is full"]
         assert stores.looks == 2
 
     told(story)
@@ -66,13 +66,13 @@ def test_a_failure_is_told_to_those_who_wait_and_not_kept() -> None:
     async def story(stores: Stores, readiness: Readiness) -> None:
         stores.answers.clear()
         stores.wrong = Unavailable("the log store does not answer")
-        asking = [asyncio.ensure_future(readiness.told()) for _ in range(3)]
+        asking = [asyncio.ensure_future(readiness.check()) for _ in range(3)]
         await asyncio.sleep(0)
         stores.answers.set()
         found = await asyncio.gather(*asking, return_exceptions=True)
         assert [type(one) for one in found] == [Unavailable] * 3
         stores.wrong = []
-        assert await readiness.told() == []
+        assert await readiness.check() == []
         assert stores.looks == 2
 
     told(story)
@@ -81,7 +81,7 @@ def test_a_failure_is_told_to_those_who_wait_and_not_kept() -> None:
 def test_who_goes_away_ends_no_look_of_others() -> None:
     async def story(stores: Stores, readiness: Readiness) -> None:
         stores.answers.clear()
-        first, second = (asyncio.ensure_future(readiness.told()) for _ in range(2))
+        first, second = (asyncio.ensure_future(readiness.check()) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -119,7 +119,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, read: list[str], index_epoch: int = 2
         "asia": {"write": [FAR], "read": [FAR], "epoch": 7},
     }
     told = {"role": "home", "region": "eu", "epoch": 1, "index": index, **told}
-    monkeypatch.setattr(http_transport, "_told", lambda connection: told)
+    monkeypatch.setattr(http_transport, "_regions_of", lambda connection: told)
     found = [http_transport.routed(Connection(url=OLD), "eu/orders", writes=writes).url for writes in (True, False)]
     return str(found[0]), str(found[1])
 
@@ -145,7 +145,7 @@ def test_so_is_a_home_of_that_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_so_is_a_server_that_tells_no_epoch_or_whose_index_lacks_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(monkeypatch, [NEAR], index={"us": {"write": [NEW], "read": [NEW]}}) == (OLD, OLD)
-    monkeypatch.setattr(http_transport, "_told", lambda connection: {})
+    monkeypatch.setattr(http_transport, "_regions_of", lambda connection: {})
     assert http_transport.routed(Connection(url=OLD), "eu/orders", writes=True).url == OLD
 
 

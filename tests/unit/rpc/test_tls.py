@@ -109,7 +109,7 @@ def test_files_that_cannot_be_used_leave_the_last_good_ones(place: Place, caplog
         place.now_s += LOOK_AGAIN_S
         caplog.clear()
         assert Connection(context, client).serial() == first
-        assert "still get the last good certificate" in caplog.text
+        assert "still use the last valid certificate" in caplog.text
 
     cert_file.write_bytes(certificate)  # its key has not come yet
     broken()

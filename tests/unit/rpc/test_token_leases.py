@@ -46,11 +46,11 @@ def counting() -> Counting:
 def test_one_token_takes_so_many_on_a_shard_and_in_all_and_others_take_theirs(counting: Counting) -> None:
     for number in range(3):
         counting.take(number)
-    with pytest.raises(Overloaded, match="'evil' holds 3 leases on shard 'orders' and 3 in all") as refused:
+    with pytest.raises(Overloaded, match="'evil' holds 3 leases on shard 'orders' and 3 in total") as refused:
         counting.take(3)
     assert refused.value.details["retry_after_s"] > 0
     counting.take(4, "other")
-    with pytest.raises(Overloaded, match="0 leases on shard 'third' and 4 in all"):
+    with pytest.raises(Overloaded, match="0 leases on shard 'third' and 4 in total"):
         counting.send(c.RegisterReader(reader(5), Antichain(0), LEASE_MS, point=True), "third")
     counting.take(6, token="good")
     assert (counting.leases.count("evil"), counting.leases.count("good")) == (4, 1)

@@ -132,7 +132,7 @@ def test_one_caller_has_a_share_and_the_server_itself_the_whole() -> None:
     slots = Slots(4, "many things", share=2)
     CALLER.set("a")
     slots.take(2)
-    with pytest.raises(Overloaded, match="a has too many things: one caller gets 2 of 4"):
+    with pytest.raises(Overloaded, match="a has too many things: one caller may use 2 of 4"):
         slots.take()
     CALLER.set("b")
     slots.take()
