@@ -39,7 +39,7 @@ from rpc.auth import Principal, label_of
 from rpc.concurrency_limits import ABOUT
 from rpc.post_groups import PreparedPost
 from rpc.quotas import admit, check_only_deletes, check_rows, settle
-from rpc.request_body import decode_body
+from rpc.request_body import decode_record
 
 COMMAND_BYTES_MAX = 16 * 1024 * 1024  # body of one command
 READ_COMMAND_BYTES_MAX = 64 * 1024  # of a command by a token with the scope `read` alone
@@ -64,7 +64,7 @@ async def commit_command(
     `scope` is that of the request; the audit details go there, whatever the outcome.
     """
     with service.allowance() as allowed:
-        command = await decode_body(service.work, data, decode_command, allowed)
+        command = await decode_record(service.work, data, decode_command, allowed)
         scope[DID] = of_command(command)
         for scopes in c.scopes_of(command):
             principal.require_any(scopes, name)

@@ -123,7 +123,7 @@ BYTES_AT_ONCE_MAX = 128 * 1024  # of such a record
 BYTES_FEW = 16 * 1024  # of a record that is decoded without counting
 
 
-async def decode_body(work: Work, data: bytes, decode: Callable[[bytes], T], allowed: Allowance) -> T:
+async def decode_record(work: Work, data: bytes, decode: Callable[[bytes], T], allowed: Allowance) -> T:
     """The record that `decode` reads from a body, on another thread if it may have many items, counted in `allowed`.
 
     Raises BodyTooLarge, Overloaded, and what `decode` raises.

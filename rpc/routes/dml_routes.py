@@ -228,7 +228,7 @@ async def _with_json(
 
     def read(shard: Shard, data: bytes) -> Edited:
         with service.allowance() as allowed, unless_landed(shard.open_writer(), options["token"]):
-            body = body_reader(kind)(body_json(data, allowed.spend, is_exact=is_exact))
+            body = body_reader(kind)(decode_body(data, allowed.spend, is_exact=is_exact))
             return work(shard, body, options, allowed)
 
     return await run_with_body(request, service.limits.rows_bytes_max, read)

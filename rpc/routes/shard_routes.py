@@ -30,7 +30,7 @@ from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
 from rpc.audit import MANY, MOVE_CURSOR, MOVE_UPPER
 from rpc.command_endpoint import bytes_max_of, commit_command
 from rpc.prefix_usage import usage_of
-from rpc.request_body import decode_body
+from rpc.request_body import decode_record
 from rpc.route_table import BY_COMMAND, Router
 from rpc.routes.parameters import (
     Frontier,
@@ -299,7 +299,7 @@ async def receipts(request: Request) -> Response:
     service, name = service_of(request), shard_of(request)
     async with service.body(request, command_endpoint.COMMAND_BYTES_MAX) as data:
         with service.allowance() as allowed:
-            runs = await decode_body(service.work, data, partial(decode_staged, bad=InvalidUsage), allowed)
+            runs = await decode_record(service.work, data, partial(decode_staged, bad=InvalidUsage), allowed)
             receipted = await service.work.run(service.location.machine(name).receipted, runs)
         return Response(encoded(StagedRuns(receipted)), media_type=RECORD)
 
