@@ -43,8 +43,7 @@ from rpc.connection_limits import ConnectionBounds
 from rpc.metrics import ServerMetrics
 from rpc.post_groups import PostGroups
 from rpc.prefix_usage import PrefixUsage
-from rpc.quota_file import quota_file_of
-from rpc.quotas import Quotas
+from rpc.quotas import Quotas, quota_file_of
 from rpc.request_body import Body, check_declared
 from rpc.settings import ServerSettings
 from rpc.shard_watcher import WAITS_MAX, ShardWatcher

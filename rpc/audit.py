@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -25,20 +24,6 @@ SHARDS_MAX = 1_000  # names listed for a request about many shards
 _log = logging.getLogger("persist.audit")
 
 
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
-    """What one request did. `status` is that of the response; None: the client disconnected before it."""
-
-    token: str
-    what: str
-    shard: str | None
-    status: int | None
-    address: str | None
-    request_id: str
-    detail: Mapping[str, Any] = field(default_factory=dict)
-    shards: Sequence[str] = ()
-
-
 class Audit:
     """Writes the audit log of one server process. Belongs to the event loop's thread."""
 
@@ -46,20 +31,18 @@ class Audit:
         self.is_on = is_on
         self._written = self._failed = 0
 
-    def note(self, entry: AuditEntry) -> None:
-        """Write one line. A failure is counted and does not change the response."""
-        line: dict[str, Any] = {
-            "token": entry.token,
-            "what": entry.what,
-            "shard": entry.shard and entry.shard[:NAME_CHARS_MAX],
-            "status": entry.status,
-            "address": entry.address,
-            "request_id": entry.request_id,
-        }
-        if entry.detail:
-            line["detail"] = dict(entry.detail)
-        if entry.shards:
-            line["shards"] = [name[:NAME_CHARS_MAX] for name in entry.shards[:SHARDS_MAX]]
+    def note(
+        self, what: str, shard: str | None, detail: Mapping[str, Any], shards: Sequence[str] = (), **fields: Any
+    ) -> None:
+        """Write the line of one request. A failure is counted and does not change the response.
+
+        `fields`: token, status (None: the client disconnected before the response), address and request_id.
+        """
+        line: dict[str, Any] = {"what": what, "shard": shard and shard[:NAME_CHARS_MAX], **fields}
+        if detail:
+            line["detail"] = dict(detail)
+        if shards:
+            line["shards"] = [name[:NAME_CHARS_MAX] for name in shards[:SHARDS_MAX]]
         record = _log.makeRecord(_log.name, logging.INFO, __file__, 0, "audit", (), None, extra=line)
         try:
             _log.handle(record)

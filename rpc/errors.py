@@ -117,20 +117,15 @@ def _path(request: Request) -> str:
 def install(app: FastAPI) -> None:
     """Make every error of the app a problem+json response."""
 
-    async def on_persist(request: Request, error: Exception) -> Response:
-        assert isinstance(error, e.PersistError)
-        request.scope[TOLD] = error
-        return problem(error)
-
-    async def on_http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        request.scope[TOLD] = known = from_http(error, request.method, _path(request))
-        return problem(known, error.status_code)
-
-    async def on_validation(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        request.scope[TOLD] = known = from_validation(error)
-        return problem(known, 422)
+    async def respond(request: Request, error: Exception) -> Response:
+        known, status = error, None
+        if isinstance(error, HTTPException):
+            known, status = from_http(error, request.method, _path(request)), error.status_code
+        elif isinstance(error, RequestValidationError):
+            known, status = from_validation(error), 422
+        assert isinstance(known, e.PersistError)
+        request.scope[TOLD] = known
+        return problem(known, status)
 
     async def on_bug(_request: Request, error: Exception) -> Response:
         if isinstance(error, ClientDisconnect):
@@ -138,6 +133,5 @@ def install(app: FastAPI) -> None:
         return problem(from_bug())
 
     app.add_exception_handler(Exception, on_bug)
-    app.add_exception_handler(e.PersistError, on_persist)
-    app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(RequestValidationError, on_validation)
+    for kind in (e.PersistError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, respond)

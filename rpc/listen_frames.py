@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
+from msgspec import Meta, Struct
+from msgspec.json import decode as json_decode
 
 from persist.client.commit_info import checked_purpose, read_info
 from persist.client.listen import ListenEvent
@@ -100,17 +102,11 @@ def _progress(lower: Antichain, upper: Antichain) -> dict[str, Any]:
     return {"lower": lower.to_json(), "upper": upper.to_json()}
 
 
-def _id_in(header: dict[str, Any]) -> str | None:
-    frame_id = header.get("id")
-    if frame_id is None:
-        return None
-    if (
-        not isinstance(frame_id, str)
-        or len(frame_id) > ID_LENGTH_MAX
-        or not (frame_id.isascii() and frame_id.isprintable())
-    ):
-        raise ValueError("the id is invalid")
-    return frame_id
+class _Header(Struct):
+    lower: list[int]
+    upper: list[int]
+    bytes: int
+    id: Annotated[str, Meta(max_length=ID_LENGTH_MAX, pattern=r"^[ -~]*\Z")] | None = None
 
 
 def frames(pieces: Iterator[bytes]) -> Iterator[Frame]:
@@ -135,19 +131,18 @@ def frames(pieces: Iterator[bytes]) -> Iterator[Frame]:
         if not ready(4 + size):
             return
         try:
-            header: dict[str, Any] = json.loads(bytes(buffer[4 : 4 + size]))
-            lower, upper = Antichain.from_json(header["lower"]), Antichain.from_json(header["upper"])
-            total = 4 + size + int(header["bytes"])
+            header = json_decode(bytes(buffer[4 : 4 + size]), type=_Header)
+            lower, upper = Antichain.from_json(header.lower), Antichain.from_json(header.upper)
+            total = 4 + size + header.bytes
             if not 4 + size <= total <= FRAME_BYTES_MAX:
                 raise ValueError(f"a frame of {total} bytes")
             if not ready(total):
                 return
             body = bytes(buffer[4 + size : total])
             event = ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all()) if body else None
-            frame = Frame(event, _id_in(header))
+            frame = Frame(event, header.id)
         except (
             ValueError,
-            LookupError,
             TypeError,
             ArithmeticError,
             OSError,

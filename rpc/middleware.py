@@ -20,7 +20,7 @@ from persist.telemetry.metrics import REASON_MAX
 from persist.telemetry.tracing import TRACEPARENT, TraceSpan, begin_request
 from rpc import csrf
 from rpc.app_state import Service
-from rpc.audit import MANY, AuditEntry, did
+from rpc.audit import MANY, did
 from rpc.auth import ANYBODY, MAINTENANCE, STRANGER, Principal, has_token, label_of
 from rpc.concurrency_limits import CALLER
 from rpc.connection_limits import network_of
@@ -186,10 +186,15 @@ class RequestMiddleware:
         if described is None:
             return
         what, detail = described
-        address = scope["client"][0] if scope.get("client") else None
-        name = None if shard is None else shard[0]
         audit.note(
-            AuditEntry(label_of(principal), what, name, status, address, request_id, detail, tuple(scope.get(MANY, ())))
+            what,
+            None if shard is None else shard[0],
+            detail,
+            scope.get(MANY, ()),
+            token=label_of(principal),
+            status=status,
+            address=scope["client"][0] if scope.get("client") else None,
+            request_id=request_id,
         )
 
     def _authenticate(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal:

@@ -1,24 +1,171 @@
-"""Quotas: request and row rates of tokens, shards and bytes of prefixes, and their check before each commit."""
+"""Quotas: their file, request and row rates of tokens, shards and bytes of prefixes, and checks before each commit."""
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from typing import Annotated, TypeVar
 
+from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, convert, to_builtins
+
+from persist.client.arguments import read_bounded
 from persist.client.transport import AsCaller, Transport
 from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Part
-from persist.core.errors import Forbidden, Indeterminate, Overloaded, PersistError
+from persist.core.errors import Forbidden, Indeterminate, InvalidUsage, Overloaded, PersistError
 from persist.core.state import State
 from persist.core.transitions.writers import parts_of
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
+from persist.formats.http_messages import named_once
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
 from rpc.prefix_usage import PrefixUsage, within
-from rpc.quota_file import QuotaFile, Rules
+from rpc.settings import ServerSettings
+from rpc.tls import ChangedFiles
+
+_log = logging.getLogger("persist.rpc")
+T = TypeVar("T")
+
+# The quotas file: limits for each token and for all shards under a prefix. It is reloaded when it changes.
+#
+#     {"ask": "ops@example.org",
+#      "default": {"requests_per_s": 100},
+#      "tokens": {"etl": {"requests_per_s": null, "rows_per_s": 100000}},
+#      "prefixes": {"eu/": {"shards": 200, "bytes": 1099511627776}}}
+#
+# `default` applies to each token; an entry of a token overrides it, and `null` means no limit. Tokens have rates,
+# prefixes have counts.
+
+
+ENTRIES_MAX = 10_000  # tokens, and prefixes
+FILE_BYTES_MAX = 16 * 1024 * 1024
+ASK_CHARS_MAX = 200
+_MOST = 2**53  # the largest integer that every JSON reader keeps exactly
+_Rate = Annotated[int, Meta(ge=1, le=_MOST)] | None | UnsetType  # None: no limit
+_Count = Annotated[int, Meta(ge=0, le=_MOST)] | None | UnsetType
+_TokenId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
+_Prefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{0,128})?\Z")]
+
+
+class TokenLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Rates of a token at one server."""
+
+    requests_per_s: _Rate = UNSET
+    rows_per_s: _Rate = UNSET
+
+
+class PrefixLimits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Totals of all shards under a prefix."""
+
+    shards: _Count = UNSET
+    bytes: _Count = UNSET
+
+
+RATES, COUNTS = TokenLimits.__struct_fields__, PrefixLimits.__struct_fields__
+
+
+class Rules(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a quotas file."""
+
+    ask: Annotated[str, Meta(min_length=1, max_length=ASK_CHARS_MAX)] = "the operator of this server"
+    default: TokenLimits = TokenLimits()
+    tokens: Annotated[dict[_TokenId, TokenLimits], Meta(max_length=ENTRIES_MAX)] = {}
+    prefixes: Annotated[dict[_Prefix, PrefixLimits], Meta(max_length=ENTRIES_MAX)] = {}
+
+    def of_token(self, name: str) -> dict[str, int]:
+        """The limits of a token."""
+        return _limits(self.default, self.tokens.get(name, TokenLimits()))
+
+    def of_prefix(self, prefix: str) -> dict[str, int]:
+        """The limits of all shards under a prefix together."""
+        return _limits(self.prefixes[prefix])
+
+
+def _limits(*entries: TokenLimits | PrefixLimits) -> dict[str, int]:
+    """The limits by the names of quotas; later entries override earlier ones."""
+    limits: dict[str, int | None] = {}
+    for entry in entries:
+        limits |= to_builtins(entry)
+    return {quota: most for quota, most in limits.items() if most is not None}
+
+
+class QuotaFile:
+    """The rules of a file, which is reloaded when it changes. While it is invalid, the previous rules apply.
+
+    The constructor raises InvalidUsage if the file is invalid, or limits tokens at a server without tokens
+    (`has_tokens`); after a reload this is logged. Used from the event loop's thread.
+    """
+
+    def __init__(self, path: str, now_s: Callable[[], float], *, has_tokens: bool = True) -> None:
+        self._path = path
+        self._has_tokens = has_tokens
+        self._file = ChangedFiles([path], now_s)
+        self.rules = read_rules(path)
+        self.unreadable = ""  # why the file is invalid now
+        if self._limits_no_token:
+            raise InvalidUsage(
+                f"the quotas file {path} limits tokens, but this server has none: "
+                "give --tokens FILE, or quotas of prefixes alone"
+            )
+
+    @property
+    def _limits_no_token(self) -> bool:
+        """Whether the rules limit tokens although there are none."""
+        return not self._has_tokens and (bool(self.rules.tokens) or self.rules.default != TokenLimits())
+
+    def reload(self) -> bool:
+        """Reload the file if it has changed; returns whether its rules changed."""
+        if not self._file.look():
+            return False
+        before = self.rules
+        try:
+            self.rules, self.unreadable = read_rules(self._path), ""
+        except InvalidUsage as error:
+            self._file.again()  # the cause may be temporary
+            if str(error) != self.unreadable:
+                _log.error("the quotas file is invalid; the previous quotas apply", extra={"why": str(error)[:500]})
+            self.unreadable = str(error)
+        if self.rules != before and self._limits_no_token:
+            _log.warning("the quotas file limits tokens, but this server has none")
+        return self.rules != before
+
+
+def quota_file_of(settings: ServerSettings, now_s: Callable[[], float]) -> QuotaFile | None:
+    """The quotas file of a server; None: it has none. Raises InvalidUsage."""
+    if settings.quotas is None:
+        return None
+    return QuotaFile(settings.quotas, now_s, has_tokens=settings.tokens_file is not None)
+
+
+def read_rules(path: str) -> Rules:
+    """The rules in a file. Raises InvalidUsage naming the invalid entry."""
+    data = read_bounded(f"the quotas file {path}", path, FILE_BYTES_MAX, own=True)
+    try:
+        document = json.loads(data, object_pairs_hook=named_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"the quotas file {path} is not JSON: {error}") from error
+    if isinstance(document, dict):
+        for kind, entry_type in (("tokens", TokenLimits), ("prefixes", PrefixLimits)):
+            entries = document.get(kind)
+            for name, entry in entries.items() if isinstance(entries, dict) else ():
+                _convert(entry, entry_type, f"{kind} {name!r:.100} in the quotas file {path}")
+    rules = _convert(document, Rules, f"the quotas file {path}")
+    if not rules.ask.isprintable():
+        raise InvalidUsage(f"ask in the quotas file {path} must be printable text")
+    return rules
+
+
+def _convert(value: object, kind: type[T], place: str) -> T:
+    try:
+        return convert(value, kind)
+    except ValidationError as error:
+        raise InvalidUsage(f"{place} is invalid: {error}") from error
+
 
 # Token buckets: a rate per second, with bursts. The caller passes the clock.
 
@@ -417,7 +564,6 @@ def _once(refund: Callable[[], None]) -> Callable[[], None]:
 
 def check_rows(quotas: Quotas, principal: Principal, command: c.Command) -> None:
     """Raises QuotaFull if the quota of rows is used up, before the parts of the command are validated."""
-    """Raises QuotaFull where no more rows may be written: then nobody looks at what the command brings."""
     if isinstance(command, c.WRITES_ROWS):
         quotas.count_rows(principal, 0)
 

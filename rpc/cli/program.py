@@ -1,4 +1,4 @@
-"""`persist COMMAND`: the program, and the table of its commands.
+"""`persist COMMAND`: the program, the table of its commands, and shell completion.
 
 A command is a module with `add_arguments(parser)` and, unless its subcommands set another default for `run`,
 `run(arguments) -> int`; in a module of several commands these are `add_NAME` and `run_NAME`. A module is imported only
@@ -12,7 +12,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[ModuleType, str, str]] = {
     "serve": (rpc.cli, "serve", "serve shards over HTTP"),
     "maintain": (compactor.cli, "maintain", "merge batches and delete garbage in the background"),
     "token": (rpc.cli, "token", "create, list and revoke bearer tokens of a server"),
-    "completion": (rpc.cli, "completion", "print a script by which bash, zsh or fish complete commands"),
+    "completion": (rpc.cli, "program", "print a script by which bash, zsh or fish complete commands"),
 }
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -151,3 +151,101 @@ def _check_texts(arguments: Sequence[str]) -> None:
     for name, value in os.environ.items():
         if name.startswith("PERSIST_") and _SURROGATE.search(value):  # not shown, as it may be a token
             raise InvalidUsage(f"the variable {name} is not valid Unicode text: write it as UTF-8")
+
+
+# The command `completion`. Its script calls it with `--line` for the candidates. Shard names are those of the location
+# in the line. If there are no candidates, the shell completes file names.
+
+
+_SHARD_NAMES = frozenset({"name", "names", "source", "other"})
+_SCRIPTS = {
+    "bash": """\
+# Completion of persist for bash: source <(persist completion bash)
+_persist() {
+    local IFS=$'\\n'
+    COMPREPLY=($(persist completion bash --line "${COMP_LINE:0:COMP_POINT}" 2>/dev/null))
+}
+complete -o default -F _persist persist
+""",
+    "zsh": """\
+# Completion of persist for zsh, after compinit: source <(persist completion zsh)
+_persist() {
+    local -a known
+    known=(${(f)"$(persist completion zsh --line "${(j: :)words[1,CURRENT]}" 2>/dev/null)"})
+    if (( $#known )); then compadd -a known; else _files; fi
+}
+compdef _persist persist
+""",
+    "fish": """\
+# Completion of persist for fish: persist completion fish | source
+complete -c persist -a '(persist completion fish --line (commandline -cp) 2>/dev/null)'
+""",
+}
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=_SCRIPTS, help="the shell; its script is printed")
+    parser.add_argument("--line", metavar="TEXT", help="print the candidates for the end of this command line instead")
+
+
+def run_completion(arguments: argparse.Namespace) -> int:
+    if arguments.line is None:
+        print(_SCRIPTS[arguments.shell], end="")
+    else:
+        for word in candidates(arguments.line):
+            print(word)
+    return 0
+
+
+def candidates(line: str) -> list[str]:
+    """The candidates for the end of a command line, by the parsers of the commands."""
+    _, *words = line.split()
+    current = "" if line[-1:].isspace() or not words else words.pop()
+    parser = parser_for(words[0] if words and words[0] in COMMANDS else None)
+    return [word for word in _following(parser, words, current) if word.startswith(current)]
+
+
+def _following(parser: argparse.ArgumentParser, words: Sequence[str], current: str) -> Iterable[str]:
+    positionals = [action for action in parser._actions if not action.option_strings]
+    option: argparse.Action | None = None  # that takes the next word
+    count = 0
+    for number, word in enumerate(words):
+        if option is not None:
+            option = None
+        elif word.startswith("-"):
+            option = parser._option_string_actions.get(word)
+            if option is not None and option.nargs == 0:
+                option = None
+        else:
+            subcommands = next(
+                (action for action in positionals if isinstance(action, argparse._SubParsersAction)), None
+            )
+            if subcommands is not None:
+                inner = subcommands.choices.get(word)
+                return [] if inner is None else _following(inner, words[number + 1 :], current)
+            count += 1
+    if option is not None:
+        return _values(option, words, current)
+    if current.startswith("-"):
+        return parser._option_string_actions
+    if not positionals or (count >= len(positionals) and positionals[-1].nargs not in ("*", "+")):
+        return []
+    return _values(positionals[min(count, len(positionals) - 1)], words, current)
+
+
+def _values(action: argparse.Action, words: Sequence[str], current: str) -> Iterable[str]:
+    if action.choices is not None:
+        return action.choices
+    return _shard_names(words, current) if action.dest in _SHARD_NAMES else []
+
+
+def _shard_names(words: Sequence[str], prefix: str) -> Iterable[str]:
+    from persist.cli.connection_args import add_client_arguments, client_of  # imports the client
+
+    where = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    add_client_arguments(where)
+    try:
+        with client_of(where.parse_known_args(words)[0]) as client:
+            return list(client.shards(prefix))
+    except (argparse.ArgumentError, PersistError):
+        return []

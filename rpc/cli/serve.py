@@ -29,7 +29,7 @@ from persist.telemetry.tracing import open_tracer
 from rpc.app import bind, local_url_of, serve, url_of
 from rpc.auth import Tokens, maintenance_token
 from rpc.config_file import in_force, load, misspelt
-from rpc.quota_file import quota_file_of
+from rpc.quotas import quota_file_of
 from rpc.settings import DEFAULT_DIRECTORY, SETTINGS, ServerSettings, Setting, Value
 
 # The maintenance process of a server is restarted when it ends.
@@ -38,58 +38,51 @@ from rpc.settings import DEFAULT_DIRECTORY, SETTINGS, ServerSettings, Setting, V
 LOOK_S = 0.5
 PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 60.0  # before a restart; doubled at each consecutive one
 STOP_EXTRA_S = 5.0  # for a process to end, beyond the server's own shutdown time
-Children = list[subprocess.Popen[bytes]]
 
 
 class ChildKeeper:
-    """Restarts the processes that `start` returns; `children` are the current ones."""
+    """Restarts the process that `start` returns, if any."""
 
-    def __init__(self, start: Callable[[], Children]) -> None:
-        self.children: Children = []
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes] | None]) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
         self._start = start
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="persist-keeper", daemon=True)
 
     def begin(self) -> None:
-        self.children = self._start()
-        if self.children:
+        self._child = self._start()
+        if self._child is not None:
             self._thread.start()
 
-    def end(self) -> None:
-        """Stop restarting. Also possible before `begin`."""
+    def stop(self, shutdown_s: float) -> None:
+        """Stop restarting, and end the process; after `shutdown_s` and `STOP_EXTRA_S` it is killed."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
-
-    def stop(self, shutdown_s: float) -> None:
-        """End the processes; after `shutdown_s` and `STOP_EXTRA_S` they are killed."""
-        self.end()
-        for child in self.children:
-            if child.poll() is None:
-                child.terminate()
-        deadline = time.monotonic() + shutdown_s + STOP_EXTRA_S
-        for child in self.children:
-            try:
-                child.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        if self._child is None:
+            return
+        self._child.terminate()
+        try:
+            self._child.wait(shutdown_s + STOP_EXTRA_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
 
     def _keep(self) -> None:
         pause_s, running_s = PAUSE_FIRST_S, 0.0
         while not self._ending.wait(LOOK_S):
-            ended = [child.returncode for child in self.children if child.poll() is not None]
-            if not ended:
+            exit_code = None if self._child is None else self._child.poll()
+            if exit_code is None:
                 running_s += LOOK_S
                 if running_s > PAUSE_MAX_S:
                     pause_s = PAUSE_FIRST_S
                 continue
-            announce("maintenance ended; it is restarted", exit_code=ended[0])
+            announce("maintenance ended; it is restarted", exit_code=exit_code)
             if self._ending.wait(pause_s):
                 return
             pause_s, running_s = min(2 * pause_s, PAUSE_MAX_S), 0.0
             try:
-                self.children = self._start()
+                self._child = self._start()
             except OSError as error:  # not enough processes or memory at the moment
                 announce("maintenance cannot be started; it is retried", why=str(error))
 
@@ -258,15 +251,13 @@ def maintenance_command(settings: ServerSettings, url: str | None) -> list[str]:
     return command + [f"--{name}={value}" for name, value in options.items() if value]
 
 
-def _maintenance(settings: ServerSettings, listener: socket.socket) -> list[subprocess.Popen[bytes]]:
+def _maintenance(settings: ServerSettings, listener: socket.socket) -> subprocess.Popen[bytes] | None:
     """Start maintenance as a process of low priority, unless it is disabled.
 
     It commits through the server. With TLS, maintenance bypasses the server and commits directly.
     """
-    if settings.read_only or not settings.maintenance:
-        return []
-    if settings.in_memory:  # another process could not open these stores
-        return []
+    if settings.read_only or not settings.maintenance or settings.in_memory:
+        return None  # another process could not open stores in memory
     command = maintenance_command(settings, None if settings.tls_certificate else local_url_of(listener, settings))
     environment = dict(os.environ)
     for setting in SETTINGS:
@@ -279,4 +270,4 @@ def _maintenance(settings: ServerSettings, listener: socket.socket) -> list[subp
         environment["PERSIST_TOKEN"] = settings.maintenance_token
     # Standard output is for the URL alone, so the output of maintenance is redirected to standard error.
 
-    return [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)

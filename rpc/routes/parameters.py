@@ -74,21 +74,15 @@ IdempotencyToken = Annotated[
 ]
 
 
+def _header(name: str, example: str, description: str, **more: Any) -> dict[str, Any]:
+    """The OpenAPI description of a header."""
+    schema = {"type": "string"}
+    return {"name": name, "in": "header", **more, "schema": schema, "example": example, "description": description}
+
+
 CALLER_PARAMETERS = [
-    {
-        "name": INFO,
-        "in": "header",
-        "schema": {"type": "string"},
-        "example": '{"ticket": 4711}',
-        "description": "Information for the commit history: a JSON object of at most 4 KiB.",
-    },
-    {
-        "name": PURPOSE,
-        "in": "header",
-        "schema": {"type": "string"},
-        "example": "nightly load",
-        "description": "The purpose of the write for the commit history, percent-encoded.",
-    },
+    _header(INFO, '{"ticket": 4711}', "Information for the commit history: a JSON object of at most 4 KiB."),
+    _header(PURPOSE, "nightly load", "The purpose of the write for the commit history, percent-encoded."),
 ]
 
 
@@ -144,14 +138,9 @@ def transport_for(request: Request) -> Transport:
     return WithinQuotas(service.transport, caller_of(request), service.quotas, principal_of(request))
 
 
-IF_MATCH = {
-    "name": "If-Match",
-    "in": "header",
-    "required": True,
-    "schema": {"type": "string"},
-    "example": '"1"',
-    "description": "The current version of the settings, from the header ETag of the GET.",
-}
+IF_MATCH = _header(
+    "If-Match", '"1"', "The current version of the settings, from the header ETag of the GET.", required=True
+)
 
 
 def version_of(request: Request) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rpc.quota_file import RATES
+from rpc.quotas import RATES
 from tests.attacks import harness
 from tests.attacks.harness import Evil, House
 from tests.support.waiting import wait_until

@@ -36,12 +36,11 @@ from persist.formats.exposition import exposition
 from persist.maintenance.collector import Collector
 from persist.regions.replica import Home, open_replica
 from rpc.app import create_app
-from rpc.audit import Audit, AuditEntry
+from rpc.audit import Audit
 from rpc.auth import ANYBODY
 from rpc.metrics import ServerMetrics
 from rpc.prefix_usage import PrefixUsage
-from rpc.quota_file import QuotaFile
-from rpc.quotas import Quotas
+from rpc.quotas import QuotaFile, Quotas
 from rpc.settings import Limits, ServerSettings
 from rpc.tls import LOOK_AGAIN_S
 from tests.integration.test_metrics import documented
@@ -361,11 +360,11 @@ def test_an_audit_that_cannot_be_written(tmp_path: Path) -> None:
             raise OSError("no space left on device")
 
     audit, full, log = Audit(is_on=True), Full(), logging.getLogger("persist.audit")
-    audit.note(AuditEntry("etl", "drop", "eu/a", 200, None, "1"))
+    audit.note("drop", "eu/a", {}, token="etl", status=200, address=None, request_id="1")
     before = told(audit)
     log.addHandler(full)
     try:
-        audit.note(AuditEntry("etl", "drop", "eu/b", 200, None, "2"))
+        audit.note("drop", "eu/b", {}, token="etl", status=200, address=None, request_id="2")
     finally:
         log.removeHandler(full)
     check(tmp_path, before, told(audit), "PersistAuditFails")

@@ -23,7 +23,7 @@ from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.codec import encode_inline, encode_parquet
 from persist.parts.python_values import KEYS_MAX
 from rpc.auth import mint
-from rpc.quota_file import RATES
+from rpc.quotas import RATES
 from tests.integration.test_quotas import FIELDS, FIVE, House
 from tests.support.server import Server
 from tests.support.shard import make_part

@@ -27,10 +27,10 @@ from persist.core.state import State
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.csrf import SAFE_HEADERS
+from rpc.routes.inspection_routes import trace_json
 from rpc.routes.server_routes import PATHS, POLICY, console_files
 from rpc.routes.shard_routes import BATCHES_ON_THE_LOOP_MAX
 from rpc.settings import ServerSettings
-from rpc.shard_stats import trace_json
 from tests.support.location import InlineBackground
 from tests.support.served import Served
 from tests.support.server import Server

@@ -20,7 +20,7 @@ from persist.core.ids import PartId, Token, WriterId, shard_id_of
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
-from rpc.quota_file import COUNTS, RATES
+from rpc.quotas import COUNTS, RATES
 from rpc.settings import ServerSettings
 from rpc.tls import LOOK_AGAIN_S
 from tests.support.location import InlineBackground

@@ -333,7 +333,7 @@ def test_maintenance_of_its_own_is_not_started_for_stores_in_memory(
     assert settings.in_memory == is_in_memory
     if is_in_memory:
         with socket.socket() as listener:
-            assert _maintenance(settings, listener) == []
+            assert _maintenance(settings, listener) is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])

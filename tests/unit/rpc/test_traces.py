@@ -14,7 +14,15 @@ from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.named_holds import Tag
 from persist.core.record import replace
 from persist.core.state import Claim, CriticalReader, LeasedReader, State, initial_state
-from rpc.shard_stats import BATCHES_MAX, HOLDS_MAX, NAMES_MAX, RECENT_MAX, activity_json, level_of, trace_json
+from rpc.routes.inspection_routes import (
+    BATCHES_MAX,
+    HOLDS_MAX,
+    NAMES_MAX,
+    RECENT_MAX,
+    activity_json,
+    level_of,
+    trace_json,
+)
 from tests.support.shard import NAME, SCHEMA, make_part, numbered
 
 
