@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -16,7 +15,6 @@ from starlette.requests import Request
 from compactor.embedded import maintain
 from persist.client.embedded import EmbeddedTransport
 from persist.client.lease_pool import LeasePool
-from persist.client.server_writer import Names, ThinWriter
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.transport import waits_for_holds
@@ -26,14 +24,13 @@ from persist.codecs.json_rows import decode_body
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.errors import ConstraintViolated, Forbidden, ReadOnly, SchemaMismatch, UnknownShard
-from persist.core.ids import ShardId, check_shard_name, family_of, shard_id_of
+from persist.core.errors import Forbidden, ReadOnly, UnknownShard
+from persist.core.ids import check_shard_name, family_of, shard_id_of
 from persist.core.phases import dropped
 from persist.core.shard_view import ViewRequest
 from persist.core.state import State
 from persist.formats.exposition import Family
 from persist.formats.http_messages import validate_command
-from persist.parts import current_schema
 from persist.regions.region_index import region_of
 from rpc.audit import BODY, BODY_BYTES_MAX, Audit
 from rpc.auth import Principal, Tokens
@@ -41,7 +38,7 @@ from rpc.change_streams import Listeners
 from rpc.concurrency_limits import CommandTurns, Slots, TokenLeases, Work, share
 from rpc.connection_limits import ConnectionBounds
 from rpc.metrics import ServerMetrics
-from rpc.post_groups import PostGroups
+from rpc.post_groups import PostGroups, ThinWriters
 from rpc.prefix_usage import PrefixUsage
 from rpc.quotas import Quotas, quota_file_of
 from rpc.request_body import Body, check_declared
@@ -91,8 +88,6 @@ T = TypeVar("T")
 JSON_AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is parsed on the event loop
 THIN_WRITER_LEASE_MS = 600_000
 THIN_RETRY_S = 15.0  # how long the server retries on behalf of a thin client before it answers 429 or 503
-THIN_WRITERS_IDLE_MAX = 1_000
-SCHEMAS_MAX = 10_000
 SHARD_IDS_MAX = 200_000
 WAIT_S_MAX = 60.0  # of one request
 STREAMS_SHARE_PERCENT = 75  # of listen streams that one caller may have
@@ -247,66 +242,6 @@ class Service:
             self.transport.leases.close()
         self.work.close()
         self.usage.close()
-
-
-class ThinWriters:
-    """A bounded pool of idle writers for clients that post rows. Thread-safe."""
-
-    def __init__(self, transport: EmbeddedTransport, settings: WriteSettings) -> None:
-        self._transport = transport
-        self._settings = settings
-        self._lock = threading.Lock()
-        self._idle: OrderedDict[ShardId, list[ThinWriter]] = OrderedDict()
-        self._idle_count = 0
-        self._names: OrderedDict[tuple[ShardId, int], Names] = OrderedDict()
-
-    def names(self, state: State) -> Names:
-        """The column names of this State, cached. Raises Corruption if none of its schemas can be read."""
-        key = (state.shard_id, state.schema_id)
-        with self._lock:
-            names = self._names.get(key)
-        if names is None:
-            names = Names(state.shard_id, *current_schema(state.schemas), state.schema_id)
-            with self._lock:
-                self._names[key] = names
-                if len(self._names) > SCHEMAS_MAX:
-                    self._names.popitem(last=False)
-        return names
-
-    @contextmanager
-    def writer(self, name: str, names: Names, caller: Caller = NOBODY) -> Iterator[ThinWriter]:
-        """A writer for exclusive use on behalf of `caller`. After an unexpected error it is left to expire."""
-        handle = self.take(name, names, caller)
-        try:
-            yield handle
-        except (ConstraintViolated, SchemaMismatch):  # nothing was written, so the writer can be reused
-            self.give_back(handle)
-            raise
-        self.give_back(handle)
-
-    def take(self, name: str, names: Names, caller: Caller = NOBODY) -> ThinWriter:
-        """A writer for rows that were read by `names`. Return it with `give_back`, or let it expire."""
-        with self._lock:
-            handles = self._idle.get(names.shard)
-            handle = handles.pop() if handles else None
-            self._idle_count -= handle is not None
-        handle = handle or ThinWriter(self._transport, name, names, self._settings)
-        handle.caller, handle.names = caller, names
-        return handle
-
-    def give_back(self, handle: ThinWriter) -> None:
-        """Return a writer that `take` gave, with no call in progress, to the pool."""
-        shard = handle.names.shard
-        with self._lock:
-            self._idle.setdefault(shard, []).append(handle)
-            self._idle.move_to_end(shard)
-            self._idle_count += 1
-            while self._idle_count > THIN_WRITERS_IDLE_MAX:
-                oldest = next(iter(self._idle))
-                self._idle[oldest].pop()
-                self._idle_count -= 1
-                if not self._idle[oldest]:
-                    del self._idle[oldest]
 
 
 class ShardIds:

@@ -10,8 +10,7 @@ import logging
 import re
 import secrets
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +19,6 @@ from persist.check.location_checks import TokenSeen
 from persist.client.arguments import OTHERS_WRITE, read_with_mode
 from persist.core.commands import ADMIN, INCLUDED, MAINTAIN, MANAGE, READ, SCOPES, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
-from persist.formats.exposition import COUNTER, Family, Labelled
 from persist.formats.http_messages import named_once
 from rpc.tls import ChangedFiles, Peer, checked_name
 
@@ -319,11 +317,7 @@ def tokens_seen(ending: Iterable[Principal]) -> list[TokenSeen]:
     return tokens
 
 
-# Requests, bytes and refusals by token, for a bounded number of tokens.
-
-COUNTED_TOKENS_MAX = 100  # with their own series; the rest share OTHER
-# Labels of callers that are not a token of the file. Token ids have no underscore, so these cannot collide with one.
-OTHER = "_other"
+# Labels of callers in metrics and logs. Token ids have no underscore, so these cannot collide with one.
 NOBODY = "_unknown"
 _OWN = ((ANYBODY, "_anybody"), (STRANGER, "_anybody"), (MAINTENANCE, "_maintenance"))
 
@@ -333,49 +327,3 @@ def label_of(principal: Principal | None) -> str:
     if principal is None:
         return NOBODY
     return next((label for own, label in _OWN if principal is own), principal.name)
-
-
-class TokenFigures:
-    """Counts of each token. All methods but `families` belong to the event loop's thread."""
-
-    def __init__(self, tokens_max: int = COUNTED_TOKENS_MAX) -> None:
-        self._most = tokens_max
-        self._known: dict[str, str] = {}
-        self._requests: Counter[str] = Counter()
-        self._received: Counter[str] = Counter()
-        self._sent: Counter[str] = Counter()
-        self._refused: Counter[tuple[str, str]] = Counter()
-
-    def observe(self, token: str, received: int, sent: int) -> None:
-        """Count a request and the bytes of its body and of the response body."""
-        token = self._known.get(token) or self._named(token)
-        self._requests[token] += 1
-        self._received[token] += received
-        self._sent[token] += sent
-
-    def refused(self, token: str, kind: str) -> None:
-        """Count a refusal or a failure by the kind of its error."""
-        self._refused[self._known.get(token) or self._named(token), kind] += 1
-
-    def families(self, only: str | None) -> Iterator[Family]:
-        """The metrics of all tokens, or of the token `only`."""
-
-        def shown(token: str) -> bool:
-            return only is None or token == only
-
-        requests: list[Labelled] = [((name,), n) for name, n in list(self._requests.items()) if shown(name)]
-        moved: list[Labelled] = []
-        for direction, counts in (("in", self._received), ("out", self._sent)):
-            moved += [((name, direction), n) for name, n in list(counts.items()) if shown(name)]
-        refused: list[Labelled] = [(key, n) for key, n in list(self._refused.items()) if shown(key[0])]
-        yield Family("persist_token_requests_total", COUNTER, "Requests by token", ("token",), requests)
-        yield Family("persist_token_bytes_total", COUNTER, "Bytes of bodies by token", ("token", "direction"), moved)
-        yield Family(
-            "persist_token_refusals_total", COUNTER, "Requests refused or failed by token", ("token", "kind"), refused
-        )
-
-    def _named(self, token: str) -> str:
-        if len(self._known) >= self._most:
-            return OTHER
-        self._known[token] = token
-        return token

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,6 +28,7 @@ from rpc.settings import Limits
 # may be used outside the event loop's thread.
 
 
+K = TypeVar("K")
 RETRY_AFTER_S = 0.1
 SHARE_PERCENT = 50  # of a limit that one token or address may use
 CALLER: ContextVar[str] = ContextVar("persist.caller", default="")
@@ -180,7 +180,7 @@ class CommandTurns:
                 del self._waiting[caller]
 
 
-def decrease(counts: dict[str, int], key: str, count: int = 1) -> None:
+def decrease(counts: dict[K, int], key: K, count: int = 1) -> None:
     """Subtract from a count, and remove it at zero."""
     left = counts.get(key, 0) - count
     if left > 0:
@@ -365,34 +365,19 @@ class _Lease(NamedTuple):
     lease_s: float
 
 
-@dataclass(slots=True)
-class _Taken:
-    """The leases of one token, and their number per shard; lapsed ones are removed when it is full."""
-
-    leases: dict[tuple[str, ReaderId], _Lease] = field(default_factory=dict)
-    by_shard: Counter[str] = field(default_factory=Counter)
-
-    def forget(self, shard: str, reader: ReaderId) -> None:
-        """Stop counting a lease. Does nothing if it was not counted."""
-        if self.leases.pop((shard, reader), None) is not None:
-            self.by_shard[shard] -= 1
-            if not self.by_shard[shard]:
-                del self.by_shard[shard]
-
-
 class TokenLeases:
-    """Not thread-safe: it belongs to the event loop."""
+    """Counts leases by token. Lapsed ones are forgotten when a limit is reached. Belongs to the event loop."""
 
     def __init__(self, of_shard_max: int, of_all_max: int, now_s: Callable[[], float]) -> None:
         self._of_shard_max = of_shard_max
         self._of_all_max = of_all_max
         self._now_s = now_s
-        self._taken: dict[str, _Taken] = {}
+        self._leases: dict[str, dict[tuple[str, ReaderId], _Lease]] = {}  # by token
+        self._by_shard: Counter[tuple[str, str]] = Counter()  # of each token
 
     def count(self, token: str) -> int:
         """The number of counted leases of a token."""
-        taken = self._taken.get(token)
-        return 0 if taken is None else len(taken.leases)
+        return len(self._leases.get(token, ()))
 
     @contextmanager
     def counted(
@@ -404,8 +389,7 @@ class TokenLeases:
         `known_state` returns after the command: a command for another incarnation of the shard ends nothing.
         """
         reader: ReaderId = command.reader  # type: ignore[attr-defined]
-        known = self._taken.get(token)
-        is_new = known is None or (shard, reader) not in known.leases
+        is_new = (shard, reader) not in self._leases.get(token, ())
         if isinstance(command, c.RegisterReader):
             self._take(token, shard, reader, command.lease_ms / 1000)
         try:
@@ -414,53 +398,51 @@ class TokenLeases:
             raise
         except PersistError:
             if is_new:
-                self._give_back(token, shard, reader)
+                self._forget(token, shard, reader)
             raise
         if isinstance(command, c.DowngradeSince):
             self._renew(token, shard, reader)
         elif isinstance(command, c.ExpireReader):
             state = known_state()
             if state is not None and reader not in state.leased_readers:
-                self._give_back(token, shard, reader)
+                self._forget(token, shard, reader)
 
     def _take(self, token: str, shard: str, reader: ReaderId, seconds: float) -> None:
         """Taking a lease again for a shorter time does not shorten it: the shard may keep the longer time."""
-        taken = self._taken.setdefault(token, _Taken())
-        known, lapses_s = taken.leases.get((shard, reader)), self._now_s() + seconds
+        known, lapses_s = self._leases.get(token, {}).get((shard, reader)), self._now_s() + seconds
         if known is None:
-            if self._is_full(taken, shard):
-                self._forget_lapsed(taken)
-            if self._is_full(taken, shard):
+            if self._is_full(token, shard):
+                self._forget_lapsed(token)
+            if self._is_full(token, shard):
                 raise Overloaded(
-                    f"the token {token!r} holds {taken.by_shard[shard]} leases on shard {shard!r} and "
-                    f"{len(taken.leases)} in total; close readers, or wait: it may hold {self._of_shard_max} on one "
+                    f"the token {token!r} holds {self._by_shard[token, shard]} leases on shard {shard!r} and "
+                    f"{self.count(token)} in total; close readers, or wait: it may hold {self._of_shard_max} on one "
                     f"shard and {self._of_all_max} in total",
                     retry_after_s=LEASE_RETRY_AFTER_S,
                 )
-            taken.by_shard[shard] += 1
+            self._by_shard[token, shard] += 1
         if known is None or known.lapses_s <= lapses_s:
-            taken.leases[shard, reader] = _Lease(lapses_s, seconds)
+            self._leases.setdefault(token, {})[shard, reader] = _Lease(lapses_s, seconds)
 
-    def _is_full(self, taken: _Taken, shard: str) -> bool:
-        return len(taken.leases) >= self._of_all_max or taken.by_shard[shard] >= self._of_shard_max
+    def _is_full(self, token: str, shard: str) -> bool:
+        return self.count(token) >= self._of_all_max or self._by_shard[token, shard] >= self._of_shard_max
 
     def _renew(self, token: str, shard: str, reader: ReaderId) -> None:
-        taken = self._taken.get(token)
-        held = None if taken is None else taken.leases.get((shard, reader))
-        if held is not None:
-            self._take(token, shard, reader, held.lease_s)
-        elif taken is None or not self._is_full(taken, shard):  # taken at another server, or before a restart
+        known = self._leases.get(token, {}).get((shard, reader))
+        if known is not None:
+            self._take(token, shard, reader, known.lease_s)
+        elif not self._is_full(token, shard):  # taken at another server, or before a restart
             self._take(token, shard, reader, RENEWED_S)
 
-    def _give_back(self, token: str, shard: str, reader: ReaderId) -> None:
-        taken = self._taken.get(token)
-        if taken is not None:
-            taken.forget(shard, reader)
-            if not taken.leases:
-                del self._taken[token]
+    def _forget(self, token: str, shard: str, reader: ReaderId) -> None:
+        leases = self._leases.get(token, {})
+        if leases.pop((shard, reader), None) is not None:
+            decrease(self._by_shard, (token, shard))
+            if not leases:
+                del self._leases[token]
 
-    def _forget_lapsed(self, taken: _Taken) -> None:
+    def _forget_lapsed(self, token: str) -> None:
         now_s = self._now_s()
-        for (shard, reader), lease in list(taken.leases.items()):
+        for (shard, reader), lease in list(self._leases.get(token, {}).items()):
             if lease.lapses_s <= now_s:
-                taken.forget(shard, reader)
+                self._forget(token, shard, reader)

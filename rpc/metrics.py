@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import persist
@@ -10,11 +11,53 @@ from persist.commit.location import Location
 from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, one
 from persist.regions.replica import ReplicaLocation
 from persist.telemetry.metrics import Durations, of_process, pools
-from rpc.auth import ANYBODY, Principal, TokenFigures, label_of
+from rpc.auth import ANYBODY, Principal, label_of
 
 __all__ = ["CONTENT_TYPE", "ServerMetrics"]
 
 Pools = Callable[[], Mapping[str, tuple[int, int]]]  # by name: the current use, and the limit
+
+
+COUNTED_TOKENS_MAX = 100  # with their own series; the rest share OTHER
+OTHER = "_other"  # no token id has an underscore
+
+
+class TokenFigures:
+    """Counts of each token. All methods but `families` belong to the event loop's thread."""
+
+    def __init__(self, tokens_max: int = COUNTED_TOKENS_MAX) -> None:
+        self._most = tokens_max
+        self._known: dict[str, str] = {}
+        self._requests: Counter[tuple[str, ...]] = Counter()
+        self._bytes: Counter[tuple[str, ...]] = Counter()
+        self._refused: Counter[tuple[str, ...]] = Counter()
+
+    def observe(self, token: str, received: int, sent: int) -> None:
+        """Count a request and the bytes of its body and of the response body."""
+        token = self._known.get(token) or self._named(token)
+        self._requests[token,] += 1
+        self._bytes[token, "in"] += received
+        self._bytes[token, "out"] += sent
+
+    def refused(self, token: str, kind: str) -> None:
+        """Count a refusal or a failure by the kind of its error."""
+        self._refused[self._known.get(token) or self._named(token), kind] += 1
+
+    def families(self, only: str | None) -> Iterator[Family]:
+        """The metrics of all tokens, or of the token `only`."""
+        for name, text, labels, counts in (
+            ("requests", "Requests by token", ("token",), self._requests),
+            ("bytes", "Bytes of bodies by token", ("token", "direction"), self._bytes),
+            ("refusals", "Requests refused or failed by token", ("token", "kind"), self._refused),
+        ):
+            shown: list[Labelled] = [(key, n) for key, n in list(counts.items()) if only in (None, key[0])]
+            yield Family(f"persist_token_{name}_total", COUNTER, text, labels, shown)
+
+    def _named(self, token: str) -> str:
+        if len(self._known) >= self._most:
+            return OTHER
+        self._known[token] = token
+        return token
 
 
 class ServerMetrics:
@@ -33,12 +76,12 @@ class ServerMetrics:
         self._shards_max = shards_max
         self._others = others
         self._seconds = Durations()
-        self._requests: dict[tuple[str, int], int] = {}
-        self._errors: dict[tuple[str, str], int] = {}
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._errors: Counter[tuple[str, str]] = Counter()
 
     def observe(self, verb: str, status: int, seconds: float) -> None:
         """Count a request. `verb` comes from a fixed set, so that clients cannot create series."""
-        self._requests[verb, status] = self._requests.get((verb, status), 0) + 1
+        self._requests[verb, status] += 1
         self._seconds.observe((verb,), seconds)
 
     def observe_caller(self, principal: Principal | None, received: int, sent: int) -> None:
@@ -47,7 +90,7 @@ class ServerMetrics:
 
     def count_error(self, verb: str, kind: str, principal: Principal | None = None) -> None:
         """Count a refusal or a failure."""
-        self._errors[verb, kind] = self._errors.get((verb, kind), 0) + 1
+        self._errors[verb, kind] += 1
         self.tokens.refused(label_of(principal), kind)
 
     def text(self, principal: Principal = ANYBODY) -> bytes:

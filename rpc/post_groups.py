@@ -1,26 +1,36 @@
-"""Prepares inserts of rows that wait for the same shard together: read, checked, encoded and described at once.
+"""Writers for posted rows, and groups of posts to one shard that are read, checked, encoded and described at once.
 
-The result is one part for each post, as if it had come alone, so each is committed, counted and answered separately.
-Posts that arrive while a group is committed form the next group; no post waits for a group to fill up. A post that
-cannot be prepared in a group is handled alone, which reports its error.
+A group results in one part for each post, as if it had come alone, so each is committed, counted and answered
+separately. Posts that arrive while a group is committed form the next group; no post waits for a group to fill up. A
+post that cannot be prepared in a group is handled alone, which reports its error.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
+from persist.client.embedded import EmbeddedTransport
 from persist.client.server_writer import Names, ThinWriter
+from persist.client.write import WriteSettings
 from persist.codecs import rows
 from persist.codecs.allowance import Allowance
+from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Run
+from persist.core.errors import ConstraintViolated, SchemaMismatch
 from persist.core.ids import ShardId
+from persist.core.state import State
+from persist.parts import current_schema
 from rpc.concurrency_limits import CALLER
 
+WRITERS_IDLE_MAX = 1_000
+SCHEMAS_MAX = 10_000
 GROUP_POSTS_MAX = 128
 GROUP_BYTES_MAX = 256 * 1024  # of bodies
 GROUP_ROWS_BYTES_MAX = 1024 * 1024  # of their rows in memory: preparing blocks the event loop
@@ -50,18 +60,70 @@ class _Waiting:
     prepared: asyncio.Future[PreparedPost | None]
 
 
-class Writers(Protocol):
-    """A pool of writers, such as `rpc.app_state.ThinWriters`."""
+class ThinWriters:
+    """A bounded pool of idle writers for clients that post rows. Thread-safe."""
 
-    def take(self, name: str, names: Names) -> ThinWriter: ...
+    def __init__(self, transport: EmbeddedTransport, settings: WriteSettings) -> None:
+        self._transport = transport
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[ShardId, list[ThinWriter]] = OrderedDict()
+        self._idle_count = 0
+        self._names: OrderedDict[tuple[ShardId, int], Names] = OrderedDict()
 
-    def give_back(self, handle: ThinWriter) -> None: ...
+    def names(self, state: State) -> Names:
+        """The column names of this State, cached. Raises Corruption if none of its schemas can be read."""
+        key = (state.shard_id, state.schema_id)
+        with self._lock:
+            names = self._names.get(key)
+        if names is None:
+            names = Names(state.shard_id, *current_schema(state.schemas), state.schema_id)
+            with self._lock:
+                self._names[key] = names
+                if len(self._names) > SCHEMAS_MAX:
+                    self._names.popitem(last=False)
+        return names
+
+    @contextmanager
+    def writer(self, name: str, names: Names, caller: Caller = NOBODY) -> Iterator[ThinWriter]:
+        """A writer for exclusive use on behalf of `caller`. After an unexpected error it is left to expire."""
+        handle = self.take(name, names, caller)
+        try:
+            yield handle
+        except (ConstraintViolated, SchemaMismatch):  # nothing was written, so the writer can be reused
+            self.give_back(handle)
+            raise
+        self.give_back(handle)
+
+    def take(self, name: str, names: Names, caller: Caller = NOBODY) -> ThinWriter:
+        """A writer for rows that were read by `names`. Return it with `give_back`, or let it expire."""
+        with self._lock:
+            handles = self._idle.get(names.shard)
+            handle = handles.pop() if handles else None
+            self._idle_count -= handle is not None
+        handle = handle or ThinWriter(self._transport, name, names, self._settings)
+        handle.caller, handle.names = caller, names
+        return handle
+
+    def give_back(self, handle: ThinWriter) -> None:
+        """Return a writer that `take` gave, with no call in progress, to the pool."""
+        shard = handle.names.shard
+        with self._lock:
+            self._idle.setdefault(shard, []).append(handle)
+            self._idle.move_to_end(shard)
+            self._idle_count += 1
+            while self._idle_count > WRITERS_IDLE_MAX:
+                oldest = next(iter(self._idle))
+                self._idle[oldest].pop()
+                self._idle_count -= 1
+                if not self._idle[oldest]:
+                    del self._idle[oldest]
 
 
 class PostGroups:
     """The waiting posts of one server. For one event loop. `rows_max` limits each post."""
 
-    def __init__(self, writers: Writers, allowance: Callable[[], Allowance], rows_max: int) -> None:
+    def __init__(self, writers: ThinWriters, allowance: Callable[[], Allowance], rows_max: int) -> None:
         self._writers = writers
         self._allowance = allowance
         self._rows_max = rows_max

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -274,20 +274,19 @@ class HttpTransport:
         return runs
 
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        body = encoded(StagedRuns(runs))
-        reply = self._calls.call(Call("POST", _path(name, "/receipts"), name, body, _COMMAND))
-        return decode_staged(reply.data, Corruption)
+        return decode_staged(
+            self._call("POST", name, "/receipts", encoded(StagedRuns(runs)), _COMMAND).data, Corruption
+        )
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         headers = _COMMAND if caller == NOBODY else {**_COMMAND, **caller_headers(caller)}
-        call = Call("POST", _path(name, "/commands"), name, encoded(command), headers, safe=False)
-        return decode_result(self._calls.call(call).data)
+        return decode_result(self._call("POST", name, "/commands", encoded(command), headers, safe=False).data)
 
     def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         query = f"limit={limit}&maintenance={str(maintenance).lower()}"
         if before is not None:
             query += f"&before={before.seqno}.{before.number}"
-        return decode_history(self._calls.call(Call("GET", _path(name, f"/history?{query}"), name, headers=_VIEW)).data)
+        return decode_history(self._call("GET", name, f"/history?{query}", headers=_VIEW).data)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         wait_s = deadlines.at_most(request.timeout_s)
@@ -302,23 +301,33 @@ class HttpTransport:
             "details": "true" if request.with_details else None,
             "batches": str(request.with_batches).lower(),
         }
-        path = _path(name, f"?{urlencode({key: value for key, value in query.items() if value is not None})}")
+        given = urlencode({key: value for key, value in query.items() if value is not None})
         headers = _VIEW
         if request.seen is not None:
             headers = {**_VIEW, "persist-seen": f"{int(request.seen.seqno)}.{request.seen.commit_id}"}
-        return decode_view(self._calls.call(Call("GET", path, name, headers=headers, wait_s=wait_s)).data)
+        return decode_view(self._call("GET", name, f"?{given}", headers=headers, wait_s=wait_s).data)
 
     def erased_before(self, name: str, before: int) -> dict[str, Any]:
-        call = Call("GET", _path(name, f"/erasures?before={before}"), name)
-        return decoded_json(self._calls.call(call), dict[str, Any])
+        return decoded_json(self._call("GET", name, f"/erasures?before={before}"), dict[str, Any])
 
     def maintain(self, name: str, verb: str) -> dict[str, Any]:
-        call = Call("POST", _path(name, f"/{verb}"), name, wait_s=MAINTAINED_S)
-        return decoded_json(self._calls.call(call), dict[str, Any])
+        return decoded_json(self._call("POST", name, f"/{verb}", wait_s=MAINTAINED_S), dict[str, Any])
 
     def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
         """Every update after a time, pushed through the server: for clients without access to parts."""
         return follow(self._calls, check_shard_name(name), after, until)
+
+    def _call(
+        self,
+        method: str,
+        name: str,
+        rest: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> Reply:
+        """A call for a shard; `rest` is the part of the path after its name."""
+        return self._calls.call(Call(method, _path(name, rest), name, body, headers or {}, **more))
 
     def close(self) -> None:
         if self.leases is not None:

@@ -17,7 +17,7 @@ from persist.core.commands import MAINTAIN, READ, WRITE
 from persist.core.errors import Conflict, InvalidUsage, PersistError, Unauthorized
 from persist.core.ids import ShardId
 from persist.formats.http_messages import BlobMissing
-from persist.formats.store_errors import translated
+from persist.formats.store_errors import translated, translated_but_missing
 from rpc.app_state import Service, principal_of, service_of
 from rpc.auth import Principal
 from rpc.change_streams import HeldStream
@@ -162,13 +162,8 @@ def _size(service: Service, key: str) -> int:
 
 
 def _get(service: Service, key: str, start: int, length: int) -> bytes:
-    try:
+    with translated_but_missing():
         return service.location.blob.get_range(key, start, length)
-    except BlobNotFound:
-        raise
-    except Exception as error:
-        with translated():
-            raise error
 
 
 def _stat(service: Service, key: str) -> BlobStat | None:

@@ -21,8 +21,9 @@ import persist
 from persist.cli import row_files
 from persist.cli.long_running import LINES_MAX, WINDOW_S, FloodFilter
 from persist.core.errors import InvalidUsage
-from rpc.auth import ANYBODY, MAINTENANCE, Principal, TokenFigures, Tokens, label_of, mint
+from rpc.auth import ANYBODY, MAINTENANCE, Principal, Tokens, label_of, mint
 from rpc.cli.program import main
+from rpc.metrics import TokenFigures
 from tests.support.forked import Forked, ran
 from tests.support.shells import environment
 from tests.support.waiting import WAIT_S

@@ -21,7 +21,7 @@ from persist.formats.records import encoded
 from persist.telemetry.metrics import OTHER, SERIES_MAX, Durations
 from rpc import app_state
 from rpc.app import create_app
-from rpc.auth import COUNTED_TOKENS_MAX, TokenFigures
+from rpc.metrics import COUNTED_TOKENS_MAX, TokenFigures
 from rpc.settings import ServerSettings
 from tests.support.asking import typed
 from tests.support.location import InlineBackground

@@ -98,7 +98,7 @@ def test_nothing_is_kept_of_a_token_without_leases(counting: Counting) -> None:
     counting.take(1)
     counting.send(c.ExpireReader(reader(1)))
     counting.send(c.ExpireReader(reader(2)), token="good")
-    assert counting.leases._taken == {}
+    assert counting.leases._leases == {}
 
 
 def test_a_lease_that_the_shard_still_has_is_not_given_back(counting: Counting) -> None:
