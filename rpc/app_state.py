@@ -32,7 +32,7 @@ from persist.core.state import State
 from persist.formats.exposition import Family
 from persist.formats.http_messages import validate_command
 from persist.regions.region_index import region_of
-from rpc.audit import BODY, BODY_BYTES_MAX, Audit
+from rpc.audit import BODY_BYTES_MAX, BODY_KEY, Audit
 from rpc.auth import Principal, Tokens
 from rpc.change_streams import Listeners
 from rpc.concurrency_limits import CommandTurns, Slots, TokenLeases, Work, share
@@ -177,7 +177,7 @@ class Service:
         body = Body(self.work)
         try:
             data = await body.read(request.receive, bytes_max)
-            request.scope[BODY] = data if len(data) <= BODY_BYTES_MAX else None
+            request.scope[BODY_KEY] = data if len(data) <= BODY_BYTES_MAX else None
             yield data
         finally:
             body.release()

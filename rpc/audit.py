@@ -67,8 +67,11 @@ _PARAMETERS = (
     "as_of", "at", "before", "confirm", "cursor", "dry_run", "expected_upper", "follows", "force", "keep", "lower",
     "min_seqno", "mode", "new_upper", "read_time", "retries", "since", "timestamp", "upper",
 )  # fmt: skip
-BODY, DID = "persist.body", "persist.did"  # keys of a request's scope: a short body; the description of its command
-MANY = "persist.many"  # likewise: the names of the shards of a request about many
+BODY_KEY, ACTION_KEY = (
+    "persist.body",
+    "persist.did",
+)  # keys of a request's scope: a short body; the description of its command
+SHARDS_KEY = "persist.many"  # likewise: the names of the shards of a request about many
 BODY_BYTES_MAX = 2_000  # of a body that is logged
 
 MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER, CLOSE = "move cursor", "move since", "move upper", "close"
@@ -101,24 +104,24 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, dict[str, Any]] | None:
+def describe_request(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, dict[str, Any]] | None:
     """The name and details of a request or its command; None: it is not audited."""
-    if DID in scope:
-        described: tuple[str, dict[str, Any]] | None = scope[DID]
+    if ACTION_KEY in scope:
+        described: tuple[str, dict[str, Any]] | None = scope[ACTION_KEY]
         return described
     route: Route | None = scope[ROUTE]
     if route is None or route.audit is None:
         return None
     query = scope["query_string"]
-    detail = of_query("" if shard is None else shard[1], query)
+    detail = describe_query("" if shard is None else shard[1], query)
     if route.closes_by and dict(parse_qsl(query.decode("latin-1"))).get(route.closes_by) in ("[]", "closed"):
         return CLOSE, detail
-    if route.audits_body and (body := scope.get(BODY)) is not None:
+    if route.audits_body and (body := scope.get(BODY_KEY)) is not None:
         detail["body"] = body.decode("utf-8", "replace")
     return route.audit, detail
 
 
-def of_command(command: c.Command, verdict: Verdict = SOUND) -> tuple[str, dict[str, Any]] | None:
+def describe_command(command: c.Command, verdict: Verdict = SOUND) -> tuple[str, dict[str, Any]] | None:
     """The name and audited fields of a command; None: it is not audited."""
     if isinstance(command, c.Rewrite):
         return _of_rewrite(command)
@@ -148,7 +151,7 @@ def upper_of(command: c.AdvanceUpper | c.CompareAndAppend | c.Append) -> Anticha
     return command.new_upper if isinstance(command, c.CompareAndAppend) else command.upper
 
 
-def of_query(verb: str, query: bytes) -> dict[str, Any]:
+def describe_query(verb: str, query: bytes) -> dict[str, Any]:
     """The audited query parameters of a request, and the tag in its path."""
     detail: dict[str, Any] = {}
     if verb.startswith("tags/"):

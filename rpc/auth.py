@@ -87,15 +87,15 @@ class Principal:
             )
 
 
-ANYBODY = Principal("anybody", frozenset(SCOPES))
-STRANGER = Principal("anybody", frozenset())
+ANONYMOUS = Principal("anybody", frozenset(SCOPES))
+UNAUTHENTICATED = Principal("anybody", frozenset())
 """A caller without a valid token, at a server with tokens: may request only public paths."""
 MAINTENANCE = Principal("maintenance", INCLUDED[MAINTAIN])
 
 
 def has_token(principal: Principal) -> bool:
     """Whether the caller authenticated."""
-    return principal is not ANYBODY and principal is not STRANGER
+    return principal is not ANONYMOUS and principal is not UNAUTHENTICATED
 
 
 def maintenance_token() -> str:
@@ -215,13 +215,13 @@ def _ending(tokens: dict[str, KnownToken]) -> list[Principal]:
 
 def _read(path: str) -> dict[str, KnownToken]:
     try:
-        data = tokens_read(path)
+        data = read_tokens_file(path)
     except FileNotFoundError as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
-    return known_of(data, path)
+    return parse_tokens(data, path)
 
 
-def tokens_read(path: str) -> bytes:
+def read_tokens_file(path: str) -> bytes:
     """The bytes of a tokens file. Raises FileNotFoundError, and InvalidUsage if it cannot be read.
 
     Whoever can write the file can mint tokens, so a file that others than its owner may write is rejected.
@@ -240,7 +240,7 @@ def tokens_read(path: str) -> bytes:
     return data
 
 
-def known_of(data: bytes, path: str) -> dict[str, KnownToken]:
+def parse_tokens(data: bytes, path: str) -> dict[str, KnownToken]:
     """The tokens in the content of a file, by their ids. Raises InvalidUsage."""
     try:
         if len(data) > FILE_BYTES_MAX:
@@ -307,7 +307,7 @@ def mint(name: str) -> tuple[str, str]:
 _WIDEST_FIRST = (ADMIN, MANAGE, WRITE, MAINTAIN, READ)
 
 
-def tokens_seen(ending: Iterable[Principal]) -> list[TokenSeen]:
+def tokens_for_check(ending: Iterable[Principal]) -> list[TokenSeen]:
     """The tokens for the check, sorted by id."""
     tokens = []
     for principal in sorted(ending, key=lambda principal: principal.name):
@@ -318,12 +318,12 @@ def tokens_seen(ending: Iterable[Principal]) -> list[TokenSeen]:
 
 
 # Labels of callers in metrics and logs. Token ids have no underscore, so these cannot collide with one.
-NOBODY = "_unknown"
-_OWN = ((ANYBODY, "_anybody"), (STRANGER, "_anybody"), (MAINTENANCE, "_maintenance"))
+UNKNOWN = "_unknown"
+_OWN = ((ANONYMOUS, "_anybody"), (UNAUTHENTICATED, "_anybody"), (MAINTENANCE, "_maintenance"))
 
 
 def label_of(principal: Principal | None) -> str:
     """The label under which a caller is counted; None: an unknown caller."""
     if principal is None:
-        return NOBODY
+        return UNKNOWN
     return next((label for own, label in _OWN if principal is own), principal.name)

@@ -34,9 +34,9 @@ from persist.formats.http_messages import decode_command, validate_command
 from persist.formats.records import encoded
 from persist.parts import ShardSchema
 from rpc.app_state import Service
-from rpc.audit import DID, of_command, upper_of
+from rpc.audit import ACTION_KEY, describe_command, upper_of
 from rpc.auth import Principal, label_of
-from rpc.concurrency_limits import ABOUT
+from rpc.concurrency_limits import LEASE_COMMANDS
 from rpc.post_groups import PreparedPost
 from rpc.quotas import admit, check_only_deletes, check_rows, settle
 from rpc.request_body import decode_record
@@ -65,14 +65,16 @@ async def commit_command(
     """
     with service.allowance() as allowed:
         command = await decode_record(service.work, data, decode_command, allowed)
-        scope[DID] = of_command(command)
+        scope[ACTION_KEY] = describe_command(command)
         for scopes in c.scopes_of(command):
             principal.require_any(scopes, name)
         if type(command) in _RESTRICTED:
             command = restrict(command, principal)
-            scope[DID] = of_command(command)  # of the effective command: without `manage` since does not move
+            scope[ACTION_KEY] = describe_command(
+                command
+            )  # of the effective command: without `manage` since does not move
         machine = service.location.machine(name)
-        if service.leases is None or type(command) not in ABOUT:
+        if service.leases is None or type(command) not in LEASE_COMMANDS:
             return await _commit(service, machine, principal, command, caller, scope)
         with service.leases.counted(label_of(principal), name, command, lambda: machine.cached):
             return await _commit(service, machine, principal, command, caller, scope)
@@ -94,7 +96,7 @@ async def _commit(
 
     def admitted(verdict: Verdict) -> None:
         if verdict.constrains:
-            scope[DID] = of_command(command, verdict)
+            scope[ACTION_KEY] = describe_command(command, verdict)
         admit(service.quotas, principal, name, command)
 
     await service.give_back(name, command)
@@ -103,7 +105,7 @@ async def _commit(
     return encoded(result)
 
 
-_RESTRICTED = ABOUT | {c.CompareAndAppend, c.Append}
+_RESTRICTED = LEASE_COMMANDS | {c.CompareAndAppend, c.Append}
 
 
 def restrict(command: c.Command, principal: Principal) -> c.Command:

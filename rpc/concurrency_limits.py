@@ -357,7 +357,7 @@ def _closing(error: RuntimeError) -> Exception:
 
 LEASE_RETRY_AFTER_S = 5.0
 RENEWED_S = 3600.0  # how long a lease counts of which only the renewal was seen here
-ABOUT = frozenset({c.RegisterReader, c.DowngradeSince, c.ExpireReader})
+LEASE_COMMANDS = frozenset({c.RegisterReader, c.DowngradeSince, c.ExpireReader})
 
 
 class _Lease(NamedTuple):
@@ -383,7 +383,7 @@ class TokenLeases:
     def counted(
         self, token: str, shard: str, command: c.Command, known_state: Callable[[], State | None]
     ) -> Iterator[None]:
-        """Count what a command in `ABOUT` takes, renews or gives back. Raises Overloaded beyond a limit.
+        """Count what a command in `LEASE_COMMANDS` takes, renews or gives back. Raises Overloaded beyond a limit.
 
         A refused lease is not counted. An expired one counts until it is gone from the shard's State, which
         `known_state` returns after the command: a command for another incarnation of the shard ends nothing.

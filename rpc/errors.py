@@ -20,7 +20,7 @@ from rpc.csrf import FormRefused
 
 CLIENT_GONE = 499  # for logs and counters only: the client has disconnected
 RETRY_AFTER_DEFAULT_S = 1.0
-TOLD = "persist.error"
+ERROR_KEY = "persist.error"
 """The key of a request's scope that holds the error of its response, for the log and the counters."""
 
 
@@ -124,7 +124,7 @@ def install(app: FastAPI) -> None:
         elif isinstance(error, RequestValidationError):
             known, status = from_validation(error), 422
         assert isinstance(known, e.PersistError)
-        request.scope[TOLD] = known
+        request.scope[ERROR_KEY] = known
         return problem(known, status)
 
     async def on_bug(_request: Request, error: Exception) -> Response:

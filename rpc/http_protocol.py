@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from persist.core.errors import InvalidUsage, Overloaded, PersistError, Unavailable
 from rpc.connection_limits import ConnectionBounds, Pace
-from rpc.errors import TOLD, HeadersTooLarge, RequestLineTooLong, TooSlow, problem
+from rpc.errors import ERROR_KEY, HeadersTooLarge, RequestLineTooLong, TooSlow, problem
 from rpc.settings import Limits
 from rpc.tls import Peer, peer_of
 
@@ -41,7 +41,7 @@ ANSWER_BYTES_PER_S_MIN = 8 * 1024  # a client may read a response slower for `sl
 NOTHING, HEAD, BODY = range(3)  # the part of a request that is being received
 
 
-def peer_in(scope: Mapping[str, Any]) -> Peer | None:
+def peer_of_request(scope: Mapping[str, Any]) -> Peer | None:
     """The client's identity by the certificate of the connection. None: it has shown none, or has disconnected."""
     connection = scope.get(CONNECTION)
     peer: Peer | None = None if connection is None else connection.peer
@@ -216,7 +216,7 @@ class JoiningProtocol(HttpToolsProtocol):
             if why == "answer" and self._is_answering:
                 least, grace_s = ANSWER_BYTES_PER_S_MIN, self._limits.slow_reader_s
                 text = f"the client read the response slower than {least} bytes/s for {grace_s:g} s; it can resume"
-                self.cycle.scope[TOLD] = Unavailable(text)  # type: ignore[literal-required]  # logged, not sent
+                self.cycle.scope[ERROR_KEY] = Unavailable(text)  # type: ignore[literal-required]  # logged, not sent
             self.end()
 
     @property

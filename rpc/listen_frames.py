@@ -21,7 +21,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import ShardId
 from persist.core.shard_view import SeenVersion
 from persist.formats.http_messages import error_to_json
-from rpc.auth import ANYBODY, Principal
+from rpc.auth import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
@@ -180,7 +180,7 @@ def caller_headers(caller: Caller) -> Mapping[str, str]:
 
 def read_caller(principal: Principal, headers: Headers) -> Caller:
     """The principal with the commit information in the headers. Raises InvalidUsage naming the header."""
-    name = "" if principal is ANYBODY else principal.name
+    name = "" if principal is ANONYMOUS else principal.name
     info, purpose = _single(headers, INFO), _single(headers, PURPOSE)
     if info is None and purpose is None:
         return Caller(name)

@@ -11,7 +11,7 @@ from persist.commit.location import Location
 from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, one
 from persist.regions.replica import ReplicaLocation
 from persist.telemetry.metrics import Durations, of_process, pools
-from rpc.auth import ANYBODY, Principal, label_of
+from rpc.auth import ANONYMOUS, Principal, label_of
 
 __all__ = ["CONTENT_TYPE", "ServerMetrics"]
 
@@ -93,11 +93,11 @@ class ServerMetrics:
         self._errors[verb, kind] += 1
         self.tokens.refused(label_of(principal), kind)
 
-    def text(self, principal: Principal = ANYBODY) -> bytes:
+    def text(self, principal: Principal = ANONYMOUS) -> bytes:
         """All metrics of the server, and those of the shards and tokens that the principal may see."""
         return exposition(self.families(principal))
 
-    def families(self, principal: Principal = ANYBODY) -> Iterator[Family]:
+    def families(self, principal: Principal = ANONYMOUS) -> Iterator[Family]:
         location = self._location
         requests: list[Labelled] = [((verb, str(status)), n) for (verb, status), n in list(self._requests.items())]
         yield Family("persist_requests_total", COUNTER, "Requests answered", ("verb", "status"), requests)

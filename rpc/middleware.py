@@ -20,13 +20,13 @@ from persist.telemetry.metrics import REASON_MAX
 from persist.telemetry.tracing import TRACEPARENT, TraceSpan, begin_request
 from rpc import csrf
 from rpc.app_state import Service
-from rpc.audit import MANY, did
-from rpc.auth import ANYBODY, MAINTENANCE, STRANGER, Principal, has_token, label_of
+from rpc.audit import SHARDS_KEY, describe_request
+from rpc.auth import ANONYMOUS, MAINTENANCE, UNAUTHENTICATED, Principal, has_token, label_of
 from rpc.concurrency_limits import CALLER
 from rpc.connection_limits import network_of
-from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
-from rpc.http_protocol import CONNECTION, REFUSED, peer_in
-from rpc.quotas import CHARGED, QuotaFull
+from rpc.errors import CLIENT_GONE, ERROR_KEY, from_bug, problem
+from rpc.http_protocol import CONNECTION, REFUSED, peer_of_request
+from rpc.quotas import REFUNDS, QuotaFull
 from rpc.route_table import ROUTE, SHARD, Route
 from rpc.routes import server_routes, table
 from rpc.routes.parameters import check_scopes
@@ -94,7 +94,7 @@ class RequestMiddleware:
                 is_complete = is_complete or not message.get("more_body", False)
 
         refunds: list[Callable[[], None]] = []
-        CHARGED.set(refunds)
+        REFUNDS.set(refunds)
         try:
             if REFUSED in scope:
                 raise scope[REFUSED]
@@ -107,7 +107,7 @@ class RequestMiddleware:
         except ClientDisconnect:
             status = status or CLIENT_GONE
         except Exception as raised:
-            scope[TOLD] = error = _cause(raised)
+            scope[ERROR_KEY] = error = _cause(raised)
             if not status:
                 known = error if isinstance(error, PersistError) else from_bug()
                 await problem(known)(scope, receive, sending)
@@ -115,7 +115,7 @@ class RequestMiddleware:
         finally:
             if status in (0, CLIENT_GONE):  # the client disconnected before the response
                 self._audit(scope, shard, None, request_id)
-            refusal = scope.get(TOLD)
+            refusal = scope.get(ERROR_KEY)
             is_refused = status >= 400  # work that was done counts, even if its response was cut off
             if refunds and is_refused and isinstance(refusal, PersistError) and not isinstance(refusal, Indeterminate):
                 for refund in refunds:
@@ -123,9 +123,11 @@ class RequestMiddleware:
             fields = (scope, shard, verb, status, request_id)
             self._record(fields, time.perf_counter() - started, sent, is_complete=is_complete)
             if span is not None:
-                _describe(span, self._fields(*fields), scope.get(TOLD))
-            if TOLD in scope:  # its traceback refers to the request body, and would keep it until a garbage collection
-                scope.pop(TOLD).__traceback__ = None
+                _describe(span, self._fields(*fields), scope.get(ERROR_KEY))
+            if (
+                ERROR_KEY in scope
+            ):  # its traceback refers to the request body, and would keep it until a garbage collection
+                scope.pop(ERROR_KEY).__traceback__ = None
 
     async def _respond(self, route: Route | None, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the handler of the route directly for a simple request, else FastAPI."""
@@ -151,12 +153,12 @@ class RequestMiddleware:
         metrics, principal = self._service.metrics, scope.get("persist.principal")
         metrics.observe(verb, status, seconds)
         metrics.observe_caller(principal, scope["persist.received"], sent)
-        if TOLD in scope:
-            metrics.count_error(verb, _kind(scope[TOLD]), principal)
-            if isinstance(scope[TOLD], Corruption):
+        if ERROR_KEY in scope:
+            metrics.count_error(verb, _kind(scope[ERROR_KEY]), principal)
+            if isinstance(scope[ERROR_KEY], Corruption):
                 self._service.location.sight.storms.count_corruption()
-        if status >= 500 or (TOLD in scope and not is_complete):
-            _log_failure(scope.get(TOLD), self._fields(*request))
+        if status >= 500 or (ERROR_KEY in scope and not is_complete):
+            _log_failure(scope.get(ERROR_KEY), self._fields(*request))
         if self._service.settings.access_log:
             _access.info("request", extra={**self._fields(*request), "ms": round(seconds * 1000, 3)})
 
@@ -182,7 +184,7 @@ class RequestMiddleware:
         audit, principal = self._service.audit, scope.get("persist.principal")
         if not audit.is_on or principal is None or principal is MAINTENANCE:
             return
-        described = did(scope, shard)
+        described = describe_request(scope, shard)
         if described is None:
             return
         what, detail = described
@@ -190,7 +192,7 @@ class RequestMiddleware:
             what,
             None if shard is None else shard[0],
             detail,
-            scope.get(MANY, ()),
+            scope.get(SHARDS_KEY, ()),
             token=label_of(principal),
             status=status,
             address=scope["client"][0] if scope.get("client") else None,
@@ -201,15 +203,15 @@ class RequestMiddleware:
         if self._service.tokens is not None:
             header, is_open = headers.get(b"authorization"), scope["path"] in OPEN_PATHS
             if is_open and header is None:
-                return STRANGER
-            peer = peer_in(scope)
+                return UNAUTHENTICATED
+            peer = peer_of_request(scope)
             try:
                 return self._service.tokens.principal(None if header is None else header.decode("latin-1"), peer)
             except Unauthorized:
                 if is_open:
-                    return STRANGER
+                    return UNAUTHENTICATED
                 raise
-        return ANYBODY
+        return ANONYMOUS
 
     def _check_page(self, scope: Scope, headers: dict[bytes, bytes], principal: Principal) -> None:
         """Raises Forbidden, FormRefused if a web page sent the request, or could have sent it."""

@@ -81,7 +81,7 @@ class PrefixUsage:
         with self._lock:
             if quota == "shards":
                 self._created.add(name)
-            for prefix in within(name, self._prefixes):
+            for prefix in prefixes_of(name, self._prefixes):
                 self._admitted.setdefault(prefix, Counter())[quota] += count
             return self._counts
 
@@ -92,7 +92,7 @@ class PrefixUsage:
                 return
             if quota == "shards":
                 self._created.discard(name)
-            for prefix in within(name, self._prefixes & self._admitted.keys()):
+            for prefix in prefixes_of(name, self._prefixes & self._admitted.keys()):
                 self._admitted[prefix][quota] -= count
 
     def refresh(self) -> None:
@@ -150,7 +150,7 @@ class PrefixUsage:
             known[name] = (state.seqno, Counter() if state.is_closed else usage_of(state))
         sums: dict[str, Usage] = {prefix: Counter() for prefix in prefixes}
         for name, (_, usage) in known.items():
-            for prefix in within(name, prefixes):
+            for prefix in prefixes_of(name, prefixes):
                 sums[prefix].update(usage)
         with self._lock:
             self._known, self._sums = known, sums
@@ -165,6 +165,6 @@ class PrefixUsage:
 _NOTHING: Usage = Counter()
 
 
-def within(name: str, prefixes: Set[str]) -> list[str]:
+def prefixes_of(name: str, prefixes: Set[str]) -> list[str]:
     """The prefixes of a name among these. Takes time by the length of the name, not by the number of prefixes."""
     return [name[:end] for end in range(len(name) + 1) if name[:end] in prefixes]

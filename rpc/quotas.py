@@ -23,8 +23,8 @@ from persist.core.state import State
 from persist.core.transitions.writers import parts_of
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
 from persist.formats.http_messages import named_once
-from rpc.auth import ANYBODY, MAINTENANCE, Principal
-from rpc.prefix_usage import PrefixUsage, within
+from rpc.auth import ANONYMOUS, MAINTENANCE, Principal
+from rpc.prefix_usage import PrefixUsage, prefixes_of
 from rpc.settings import ServerSettings
 from rpc.tls import ChangedFiles
 
@@ -224,7 +224,7 @@ FREED_TIMES, FREED_BYTES = (
     1 << 20,
 )  # bytes that deletions may write beyond a quota: a multiple of the usage, plus some
 _REMEDIES = {"shards": "drop some", "bytes": "delete rows, forget history, or drop shards"}
-CHARGED: ContextVar[list[Callable[[], None]] | None] = ContextVar("persist.charged", default=None)
+REFUNDS: ContextVar[list[Callable[[], None]] | None] = ContextVar("persist.charged", default=None)
 """Refunds of what was counted for the current request; the middleware calls them if the request is refused."""
 
 
@@ -441,7 +441,7 @@ class Quotas:
 
     def _buckets_of(self, principal: Principal) -> Mapping[str, RateBucket]:
         """The rates of a caller; usually none."""
-        if self._file is None or principal is MAINTENANCE or principal is ANYBODY:
+        if self._file is None or principal is MAINTENANCE or principal is ANONYMOUS:
             return _NO_BUCKETS
         buckets = self._tokens.get(principal.name)
         if buckets is None:
@@ -456,7 +456,7 @@ class Quotas:
         """The prefixes of a shard that have this quota; none for a principal that may not access the shard."""
         if not self._prefixes or principal is MAINTENANCE or not principal.sees(shard):
             return []
-        rooms = [self._prefixes[prefix] for prefix in within(shard, self._prefixes.keys())]
+        rooms = [self._prefixes[prefix] for prefix in prefixes_of(shard, self._prefixes.keys())]
         return [room for room in rooms if quota in room.most]
 
     def _used(self, room: PrefixRoom, quota: str, but: Sequence[str] = ()) -> int:
@@ -498,7 +498,7 @@ class Quotas:
 
     @staticmethod
     def _add_refund(refund: Callable[[], None]) -> None:
-        refunds = CHARGED.get()
+        refunds = REFUNDS.get()
         if refunds is not None:
             refunds.append(refund)
 

@@ -150,10 +150,10 @@ def peer_of(transport: Any) -> Peer | None:
     certificate = transport.get_extra_info("peercert")
     if not certificate:
         return None
-    return Peer(frozenset(names_in(certificate)), float(ssl.cert_time_to_seconds(certificate["notAfter"])))
+    return Peer(frozenset(names_of(certificate)), float(ssl.cert_time_to_seconds(certificate["notAfter"])))
 
 
-def names_in(certificate: Mapping[str, Any]) -> list[str]:
+def names_of(certificate: Mapping[str, Any]) -> list[str]:
     """The names in a certificate as `ssl` returns it: `DNS:…`, `URI:…`, `email:…`, `IP:…`, and `subject:CN=…,O=…`."""
     names = [f"{_KINDS[kind]}:{value}" for kind, value in certificate.get("subjectAltName", ()) if kind in _KINDS]
     subject = [

@@ -28,7 +28,7 @@ from persist.regions.replica import Home, open_replica
 from persist.telemetry.tracing import open_tracer
 from rpc.app import bind, local_url_of, serve, url_of
 from rpc.auth import Tokens, maintenance_token
-from rpc.config_file import in_force, load, misspelt
+from rpc.config_file import effective_settings, load, misspelt
 from rpc.quotas import quota_file_of
 from rpc.settings import DEFAULT_DIRECTORY, SETTINGS, ServerSettings, Setting, Value
 
@@ -123,11 +123,11 @@ def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    loaded = load(given_by(arguments), os.environ, arguments.config)
+    loaded = load(option_values(arguments), os.environ, arguments.config)
     settings = loaded.settings
     if arguments.check:
         _check(settings)
-        print("\n".join(in_force(loaded)))
+        print("\n".join(effective_settings(loaded)))
         print("".join(f"# {_unknown(name, meant)}\n" for name, meant in misspelt(os.environ)), end="")
         return 0
     if settings.maintenance and settings.tokens_file and settings.maintenance_token is None:
@@ -155,7 +155,7 @@ def _unknown(name: str, meant: str) -> str:
     return f"nothing reads the variable {name}: did you mean {meant}?"
 
 
-def given_by(arguments: argparse.Namespace) -> dict[str, Value]:
+def option_values(arguments: argparse.Namespace) -> dict[str, Value]:
     """The settings of the options, by name. Raises InvalidUsage if one of them is empty."""
     check_given(arguments, "region", "of", "home", "index")
     stores: dict[str, Value] = {"directory": arguments.dir, "blob": arguments.blob, "consensus": arguments.consensus}

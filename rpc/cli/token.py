@@ -16,7 +16,7 @@ from persist.cli.output_files import replacing
 from persist.core.commands import SCOPES
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.formats.http_messages import named_once
-from rpc.auth import expiry_of, known_of, mint, tokens_read
+from rpc.auth import expiry_of, mint, parse_tokens, read_tokens_file
 from rpc.tls import checked_name
 
 
@@ -109,7 +109,7 @@ def _certificate(name: str) -> str:
 
 def _tokens(path: Path) -> list[dict[str, Any]]:
     try:
-        tokens = json.loads(tokens_read(str(path)), object_pairs_hook=named_once)["tokens"]
+        tokens = json.loads(read_tokens_file(str(path)), object_pairs_hook=named_once)["tokens"]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -122,7 +122,7 @@ def _tokens(path: Path) -> list[dict[str, Any]]:
 def _checked(path: Path, tokens: list[dict[str, Any]]) -> bytes:
     """The content of a file with these tokens. Raises InvalidUsage if a server would reject it."""
     data = (json.dumps({"tokens": tokens}, indent=2) + "\n").encode()
-    known_of(data, str(path))
+    parse_tokens(data, str(path))
     return data
 
 

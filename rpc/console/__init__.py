@@ -1,1 +1,1 @@
-"""The console: a web page that shows what the API tells. Nothing of it is built, and nothing comes from elsewhere."""
+"""The console: a web page over the HTTP API, without a build step and without external resources."""

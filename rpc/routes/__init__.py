@@ -1,1 +1,1 @@
-"""The routes, one module for each kind of thing that is asked for."""
+"""The HTTP routes, one module for each topic."""

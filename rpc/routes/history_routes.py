@@ -35,7 +35,7 @@ from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms
 from persist.formats.http_messages import RECORD
 from persist.formats.records import encoded
 from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
-from rpc.audit import MANY
+from rpc.audit import SHARDS_KEY
 from rpc.route_table import Router
 from rpc.routes.parameters import (
     IF_MATCH,
@@ -76,10 +76,10 @@ async def time_at(
     service, name = service_of(request), shard_of(request)
     instant = read_instant("parameter timestamp", timestamp)
     wait_s = min(wait, WAIT_S_MAX)
-    found = await service.work.run(partial(resolved, service.transport, name, instant, wait_s, wait_s))
-    upper = found.upper.element
+    resolution = await service.work.run(partial(resolved, service.transport, name, instant, wait_s, wait_s))
+    upper = resolution.upper.element
     as_of = {} if upper is None or upper == 0 else {"as_of": upper - 1}
-    return json_response({"frontier": found.upper.to_json(), **as_of, "timestamp": instant_text(found.at_ms)})
+    return json_response({"frontier": resolution.upper.to_json(), **as_of, "timestamp": instant_text(resolution.at_ms)})
 
 
 @router.on("GET", "/{name}/timestamp-of", (READ,), summary="The wall clock at which a time became readable")
@@ -320,7 +320,7 @@ async def truncate_all(
     cut = await service.json(request, TEXT_CHARS_MAX, Cut.of)
     for name in cut.shards:
         principal.require(WRITE, name)
-    request.scope[MANY] = [] if dry_run else sorted(cut.shards)
+    request.scope[SHARDS_KEY] = [] if dry_run else sorted(cut.shards)
     options = TruncationRequest(dry_run, retries)
     service.snapshots.take(TRUNCATED_AT_ONCE)  # each takes as much memory as one
     try:

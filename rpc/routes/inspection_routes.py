@@ -36,7 +36,7 @@ from persist.inspect.part_listing import SHOWN_MAX
 from persist.inspect.queries import OF_LOCATION, OF_ONE
 from persist.inspect.readonly_location import look_into, prefix_of
 from rpc.app_state import Service, principal_of, service_of, shard_of
-from rpc.auth import Principal, tokens_seen
+from rpc.auth import Principal, tokens_for_check
 from rpc.change_streams import HeldStream, Stepped, check_incarnation
 from rpc.listen_frames import EVENTS, HEARTBEAT_S
 from rpc.route_table import Router
@@ -188,7 +188,7 @@ def _beside(service: Service, principal: Principal) -> Beside:
     served = served_by(service.location)
     if not principal.is_unlimited:
         return Beside(served=replace(served, calls={}))
-    tokens = tokens_seen([] if service.tokens is None else service.tokens.ending())
+    tokens = tokens_for_check([] if service.tokens is None else service.tokens.ending())
     return Beside(tokens=tokens, served=served)
 
 

@@ -35,7 +35,7 @@ from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.python_values import decode_json_keys
 from persist.parts.scan_spec import KEY_CHARS_MAX, Values, read_values
 from rpc.app_state import principal_of, service_of, shard_of
-from rpc.http_protocol import peer_in
+from rpc.http_protocol import peer_of_request
 from rpc.listen_frames import INFO, PURPOSE, read_caller
 from rpc.quotas import WithinQuotas
 from rpc.route_table import BY_COMMAND, ROUTE, Route, route_of
@@ -363,7 +363,7 @@ def check_scopes(route: Route, request: Request) -> None:
 def authorization_check(request: Request) -> Callable[[], None]:
     """Returns a function that raises Unauthorized or Forbidden once the request would be refused."""
     tokens, name, scopes = service_of(request).tokens, request.scope.get("persist.shard"), route_of(request).scopes
-    authorization, peer = request.headers.get("authorization"), peer_in(request.scope)
+    authorization, peer = request.headers.get("authorization"), peer_of_request(request.scope)
 
     def check() -> None:
         if tokens is not None and scopes is not None:

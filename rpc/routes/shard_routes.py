@@ -31,7 +31,7 @@ from persist.parts.constraint_checks import ConstraintChange, constraints_json
 from persist.parts.schema_changes import Change
 from rpc import command_endpoint
 from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
-from rpc.audit import MANY, MOVE_CURSOR, MOVE_UPPER
+from rpc.audit import MOVE_CURSOR, MOVE_UPPER, SHARDS_KEY
 from rpc.command_endpoint import bytes_max_of, commit_command
 from rpc.prefix_usage import usage_of
 from rpc.request_body import decode_record
@@ -148,7 +148,7 @@ async def delete_many(request: Request) -> Response:
         principal.require_prefix(chosen.prefix)
     transport = AsCaller(service.transport, caller_of(request))
     dropping = await service.work.run(drop_all, transport, service.handles, chosen)
-    request.scope[MANY] = [outcome.shard for outcome in dropping.outcomes] if dropping.done else []
+    request.scope[SHARDS_KEY] = [outcome.shard for outcome in dropping.outcomes] if dropping.done else []
     return json_response(dropping.to_json())
 
 
@@ -205,7 +205,7 @@ async def clone(request: Request) -> Response:
     service = service_of(request)
     body = await service.json(request, CLONE_BYTES_MAX, _cloned)
     source, name = body.source, body.name
-    request.scope[MANY] = [source, name]
+    request.scope[SHARDS_KEY] = [source, name]
     for shard in (source, name):
         principal_of(request).require(WRITE, shard)
     service.check_home(name)

@@ -37,7 +37,7 @@ from persist.maintenance.collector import Collector
 from persist.regions.replica import Home, open_replica
 from rpc.app import create_app
 from rpc.audit import Audit
-from rpc.auth import ANYBODY
+from rpc.auth import ANONYMOUS
 from rpc.metrics import ServerMetrics
 from rpc.prefix_usage import PrefixUsage
 from rpc.quotas import QuotaFile, Quotas
@@ -384,5 +384,5 @@ def test_quotas_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def told(teller: Audit | Quotas) -> Figures:
-    families = teller.families() if isinstance(teller, Audit) else teller.families(ANYBODY)
+    families = teller.families() if isinstance(teller, Audit) else teller.families(ANONYMOUS)
     return series(exposition(families).decode())

@@ -27,7 +27,7 @@ from persist.formats.records import encoded
 from persist.parts import ShardSchema
 from persist.parts.schema_changes import RenameColumn, apply_changes
 from rpc.app import create_app
-from rpc.audit import VALUE_CHARS_MAX, did, of_command, of_query
+from rpc.audit import VALUE_CHARS_MAX, describe_command, describe_query, describe_request
 from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.route_table import ROUTE, SHARD
@@ -85,7 +85,7 @@ def test_requests_that_have_a_line(method: str, rest: str, query: str, what: str
     path, shard = (rest, None) if rest.startswith("/") else (f"/v1/shards/a/{rest}", ("a", rest))
     pattern = path if shard is None else f"{SHARD}/{rest}".rstrip("/")
     scope = {"method": method, "query_string": query.encode(), ROUTE: TABLE.find(method, pattern)}
-    found = did(scope, shard)
+    found = describe_request(scope, shard)
     assert (None if found is None else found[0]) == what
 
 
@@ -132,7 +132,7 @@ COMMANDS: list[tuple[c.Command, tuple[str, dict[str, Any]] | None]] = [
 
 @pytest.mark.parametrize(("command", "line"), COMMANDS)
 def test_commands_that_have_a_line(command: c.Command, line: tuple[str, dict[str, Any]] | None) -> None:
-    found = of_command(command)
+    found = describe_command(command)
     if found is not None and "rows" in found[1]:
         assert "'age_ms': 1000" in found[1]["rows"]
         found[1]["rows"] = str
@@ -143,13 +143,13 @@ def test_every_command_that_changes_rows_has_a_line() -> None:
     writing = [kind for kind in c.kinds(c.WriteCommand) if kind is not c.ExpireWriter]
     assert len(writing) > 8
     for kind in writing:
-        assert kind in of_command.__globals__["OF_COMMANDS"], kind
+        assert kind in describe_command.__globals__["OF_COMMANDS"], kind
 
 
 def test_parameters_have_a_bound_and_no_values_of_rows() -> None:
-    assert of_query("tags/nightly", b"token=load-7&keep=1d&where=id+%3D+7") == {"tag": "nightly", "keep": "1d"}
+    assert describe_query("tags/nightly", b"token=load-7&keep=1d&where=id+%3D+7") == {"tag": "nightly", "keep": "1d"}
     many = "&".join(f"n{n}={'x' * 1000}&upper={'y' * 1000}" for n in range(100)).encode()
-    assert of_query("", many) == {"upper": "y" * VALUE_CHARS_MAX}
+    assert describe_query("", many) == {"upper": "y" * VALUE_CHARS_MAX}
 
 
 class House:

@@ -21,7 +21,7 @@ import persist
 from persist.cli import row_files
 from persist.cli.long_running import LINES_MAX, WINDOW_S, FloodFilter
 from persist.core.errors import InvalidUsage
-from rpc.auth import ANYBODY, MAINTENANCE, Principal, Tokens, label_of, mint
+from rpc.auth import ANONYMOUS, MAINTENANCE, Principal, Tokens, label_of, mint
 from rpc.cli.program import main
 from rpc.metrics import TokenFigures
 from tests.support.forked import Forked, ran
@@ -392,7 +392,7 @@ def test_what_a_line_of_a_storm_stood_for_was_forgotten() -> None:
 @pytest.mark.parametrize("name", ["unknown", "other", "anybody", "maintenance"])
 def test_a_token_of_such_a_name_saw_the_figures_of_others(name: str) -> None:
     figures = TokenFigures(tokens_max=3)
-    for principal in (None, ANYBODY, MAINTENANCE, Principal("last", frozenset())):
+    for principal in (None, ANONYMOUS, MAINTENANCE, Principal("last", frozenset())):
         figures.observe(label_of(principal), 1, 1)
     assert [family.samples for family in figures.families(name)] == [[], [], []]
     assert mint(name)

@@ -31,7 +31,7 @@ from persist.core.state import Policy, State
 from persist.maintenance.collector import Collector
 from persist.maintenance.expiry import forget_outlived
 from rpc.app import create_app
-from rpc.auth import ANYBODY, mint
+from rpc.auth import ANONYMOUS, mint
 from rpc.cli.program import main
 from rpc.listen_frames import read_caller as headers_said
 from rpc.settings import ServerSettings
@@ -528,7 +528,7 @@ def test_requests_that_are_refused_write_nothing(
 def test_headers_that_are_no_text_are_refused() -> None:
     for headers in ([(b"persist-info", b'{"a": "\xff"}')], [(b"persist-info", b"{}"), (b"persist-info", b"{}")]):
         with pytest.raises(InvalidUsage, match="Persist-Info"):
-            headers_said(ANYBODY, Headers(raw=headers))
+            headers_said(ANONYMOUS, Headers(raw=headers))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from persist.core.record import replace
 from persist.core.state import Policy
 from persist.inspect.readonly_location import ReadOnlyLocation, look_at_directory
 from persist.maintenance.publication_keeper import Published
-from rpc.auth import read_ending, tokens_seen
+from rpc.auth import read_ending, tokens_for_check
 from rpc.cli.program import main
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.clocks import DAY_MS, HOUR_MS, Clock, Ids, Machine, World
@@ -574,7 +574,7 @@ def token_ends(place: Path) -> Told:
     made = ["token", "etl", "--file", str(file), "--expires", "2099-01-31", "--scope", "write", "--prefix", "eu/"]
     assert main(made) == 0
     file.write_text(file.read_text().replace("2099", "2020"))  # years go by
-    ending = tokens_seen(read_ending(str(file)))
+    ending = tokens_for_check(read_ending(str(file)))
     assert [(one.scope, one.prefixes) for one in ending] == [("write", ("eu/",))]
     assert json.loads(file.read_text())["tokens"][0]["id"] == "etl"
     return Told(at(place, around=Beside(tokens=ending)), ("the token 'etl' has ended 2020-01-31T00:00:00Z",), None)

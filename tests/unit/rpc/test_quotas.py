@@ -24,14 +24,14 @@ from persist.core.frontier import Antichain
 from persist.core.ids import Token, WriterId
 from persist.core.record import replace
 from rpc import quotas as quotas_module
-from rpc.auth import ANYBODY, MAINTENANCE, Principal
+from rpc.auth import ANONYMOUS, MAINTENANCE, Principal
 from rpc.prefix_usage import PrefixUsage
 from rpc.quotas import (
     BURST_S,
-    CHARGED,
     COUNTS,
     FREED_BYTES,
     RATES,
+    REFUNDS,
     SHOWN_MAX,
     STAGED_S,
     QuotaFile,
@@ -71,11 +71,11 @@ class House:
     def admit(self, command: c.Command, shard: str = "eu/a", principal: Principal = ETL) -> Callable[[], None] | None:
         """What gives back what was counted, where that is possible."""
         charged: list[Callable[[], None]] = []
-        CHARGED.set(charged)
+        REFUNDS.set(charged)
         admit(self.quotas, principal, shard, command)
         return charged[0] if charged else None
 
-    def shown(self, principal: Principal = ANYBODY) -> dict[tuple[str, ...], float]:
+    def shown(self, principal: Principal = ANONYMOUS) -> dict[tuple[str, ...], float]:
         families = {family.name: family for family in self.quotas.families(principal)}
         return {labels: float(value) for labels, value in families["persist_quota_used"].samples}  # type: ignore[arg-type]
 
@@ -261,7 +261,7 @@ def test_parts_that_are_not_committed_count_however_many_there_are(
 def test_a_part_that_did_not_get_there_counts_no_more(tmp_path: Path) -> None:
     house = House(tmp_path, {"prefixes": {"eu/": {"bytes": 1_000}}})
     charged: list[Callable[[], None]] = []
-    CHARGED.set(charged)
+    REFUNDS.set(charged)
     house.quotas.count_upload(ETL, "eu/a", "one", 900)
     for give_back in charged:
         give_back()

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 from persist.client.server_address import Trust
 from persist.core.errors import InvalidUsage
 from rpc.settings import ServerSettings
-from rpc.tls import LOOK_AGAIN_S, TlsContext, TlsFiles, checked_name, context_of, names_in, peer_of
+from rpc.tls import LOOK_AGAIN_S, TlsContext, TlsFiles, checked_name, context_of, names_of, peer_of
 from tests.support.certificates import Authority, subject_of
 
 
@@ -165,8 +165,8 @@ def test_a_client_is_known_by_all_its_names_or_by_none(place: Place) -> None:
 
 def test_parts_of_a_subject_that_stand_together_are_told_together() -> None:
     both = ((("commonName", "a"), ("userId", "b+c")), (("1.2.3", "d"),))
-    assert names_in({"subject": both}) == [r"subject:CN=a+UID=b\+c,1.2.3=d"]
-    assert names_in({}) == []
+    assert names_of({"subject": both}) == [r"subject:CN=a+UID=b\+c,1.2.3=d"]
+    assert names_of({}) == []
 
 
 def test_a_certificate_that_has_expired_is_refused(place: Place) -> None:
@@ -255,4 +255,4 @@ def test_a_key_of_another_certificate_is_told_as_that(place: Place) -> None:
     ],
 )
 def test_an_address_in_a_certificate_had_another_spelling_than_in_the_file(given: str, of_certificate: str) -> None:
-    assert names_in({"subjectAltName": (("IP Address", of_certificate),)}) == [checked_name(given)]
+    assert names_of({"subjectAltName": (("IP Address", of_certificate),)}) == [checked_name(given)]
