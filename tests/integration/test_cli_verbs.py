@@ -188,7 +188,7 @@ def arguments(*given: str) -> argparse.Namespace:
 
 
 def settings_of(*given: str) -> ServerSettings:
-    return load(serve.given_by(arguments(*given)), os.environ).settings
+    return load(serve.option_values(arguments(*given)), os.environ).settings
 
 
 def test_serve_keeps_as_much_history_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

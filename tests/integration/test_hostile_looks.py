@@ -380,7 +380,7 @@ def served(home: Path, monkeypatch: pytest.MonkeyPatch, *prefixes: str) -> Itera
     """A server that takes everybody for who administers the shards with these prefixes."""
     location = open_location(f"persist://{home}")
     only = Principal("eu", frozenset({"read", "write", "admin"}), prefixes)
-    monkeypatch.setattr("rpc.middleware.ANYBODY", only)
+    monkeypatch.setattr("rpc.middleware.ANONYMOUS", only)
     with TestClient(create_app(location, ServerSettings()), base_url="http://127.0.0.1") as client:
         yield client
 
