@@ -300,6 +300,10 @@ async def _events(service: Service, name: str, tells_names: bool) -> AsyncGenera
                     yield b": resting\n\n"
 
 
+# The structure of a shard by its State, as JSON: batches, merges in progress, holds on since, recent commits. It contains
+# sizes, times and counts, but no rows, no keys of rows, and no ids that authorise a command. All lists are bounded.
+
+
 BATCHES_MAX = 512  # entries for batches: in a longer trace an entry covers several neighbours
 MERGES_MAX = 64
 HOLDS_MAX = 100  # the earliest ones
@@ -409,7 +413,7 @@ def _merge_json(state: State, claim: Claim) -> dict[str, Any]:
     }
 
 
-# --- holds on since
+# Holds on since.
 
 
 def _holds(state: State) -> Iterator[ShardHold]:
@@ -447,7 +451,7 @@ def _hold_json(kind: str, since: Antichain, holds: list[ShardHold], tells_names:
     }
 
 
-# --- recent commands
+# Recent commands.
 
 
 def _recent(state: State, most: int, *, maintenance: bool = True) -> list[tuple[SeqNo, int, CommandEntry]]:
