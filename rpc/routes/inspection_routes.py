@@ -227,13 +227,13 @@ async def trace(request: Request) -> Response:
     The names of readers and cursors need the scope `manage` or `admin`. A stream that fails ends with an event `error`.
     """
     service, name = service_of(request), shard_of(request)
-    tells_names = not {MANAGE, ADMIN}.isdisjoint(principal_of(request).scopes)
+    with_names = not {MANAGE, ADMIN}.isdisjoint(principal_of(request).scopes)
     state = await service.state(name)
     if EVENTS not in request.headers.get("accept", ""):
-        return Response(await _trace(service, state, tells_names), media_type="application/json")
+        return Response(await _trace(service, state, with_names), media_type="application/json")
     async with AsyncExitStack() as held:
         held.enter_context(service.listeners)
-        events = await held.enter_async_context(aclosing(_events(service, name, tells_names)))
+        events = await held.enter_async_context(aclosing(_events(service, name, with_names)))
         return event_stream(request, held, events, EVENTS)
 
 
@@ -263,16 +263,16 @@ def _activity(service: Service, name: str, cached: bool) -> dict[str, Any] | Non
     return None if state.is_closed else activity_json(state)
 
 
-async def _trace(service: Service, state: State, tells_names: bool) -> bytes:
+async def _trace(service: Service, state: State, with_names: bool) -> bytes:
     def encode() -> bytes:
-        return json.dumps(trace_json(state, tells_names=tells_names), separators=(",", ":")).encode()
+        return json.dumps(trace_json(state, with_names=with_names), separators=(",", ":")).encode()
 
     holds = len(state.leased_readers) + len(state.critical_readers) + len(state.tags)
     is_long = len(state.trace.batches) + holds > BATCHES_ON_THE_LOOP_MAX
     return await service.work.run(encode) if is_long else encode()
 
 
-async def _events(service: Service, name: str, tells_names: bool) -> AsyncGenerator[bytes]:
+async def _events(service: Service, name: str, with_names: bool) -> AsyncGenerator[bytes]:
     """An event for the current version of the shard, then a pause, and so on."""
     watcher, monotonic = service.watcher, service.location.clock.monotonic
     shard, sent = None, 0
@@ -288,7 +288,7 @@ async def _events(service: Service, name: str, tells_names: bool) -> AsyncGenera
                     yield b": nothing new\n\n"
                 continue
             started = monotonic()
-            event = b"event: trace\ndata: " + await _trace(service, state, tells_names) + b"\n\n"
+            event = b"event: trace\ndata: " + await _trace(service, state, with_names) + b"\n\n"
             sent, pause_s = int(state.seqno), max(PAUSE_S, (monotonic() - started) / SHARE)
             yield event
             while pause_s > 0 and not watcher.stopping.is_set():
@@ -300,8 +300,8 @@ async def _events(service: Service, name: str, tells_names: bool) -> AsyncGenera
                     yield b": resting\n\n"
 
 
-# The structure of a shard by its State, as JSON: batches, merges in progress, holds on since, recent commits. It contains
-# sizes, times and counts, but no rows, no keys of rows, and no ids that authorise a command. All lists are bounded.
+# The structure of a shard by its State, as JSON: batches, merges in progress, holds on since, recent commits. It has sizes,
+# times and counts, but no rows, no keys of rows, and no ids that authorise a command. All lists are bounded.
 
 
 BATCHES_MAX = 512  # entries for batches: in a longer trace an entry covers several neighbours
@@ -322,8 +322,8 @@ class ShardHold(NamedTuple):
     lapses_in_s: float | None = None
 
 
-def trace_json(state: State, *, tells_names: bool) -> dict[str, Any]:
-    """One version of a shard. `tells_names`: include the names of readers and cursors, which other users chose."""
+def trace_json(state: State, *, with_names: bool) -> dict[str, Any]:
+    """One version of a shard. `with_names`: include the names of readers and cursors, which other users chose."""
     batches = state.trace.batches
     claims = [claim for _, claim in sorted(state.claims.items())]
     claimed = frozenset(part for claim in claims for part in claim.inputs)
@@ -334,7 +334,7 @@ def trace_json(state: State, *, tells_names: bool) -> dict[str, Any]:
         "batch_count": len(batches),
         "batches": [_stretch_json(stretch, claimed) for stretch in _stretches(batches)],
         "merges": [_merge_json(state, claim) for claim in islice(claims, MERGES_MAX)],
-        "holds": _holds_json(state, tells_names),
+        "holds": _holds_json(state, with_names),
         "readers": len(state.leased_readers),
         "cursors": len(state.critical_readers),
         "writers": len(state.writers),
@@ -429,18 +429,18 @@ def _holds(state: State) -> Iterator[ShardHold]:
         yield ShardHold("tag", Antichain(tag.time), name)
 
 
-def _holds_json(state: State, tells_names: bool) -> list[dict[str, Any]]:
+def _holds_json(state: State, with_names: bool) -> list[dict[str, Any]]:
     """Holds of the same kind on the same time share an entry; the earliest times come first."""
     grouped: dict[tuple[str, Antichain], list[ShardHold]] = defaultdict(list)
     for hold in _holds(state):
         grouped[hold.kind, hold.since].append(hold)
     ordered = sorted(grouped.items(), key=lambda item: (item[0][1].is_empty, item[0][1].element or 0, item[0][0]))
-    return [_hold_json(kind, since, holds, tells_names) for (kind, since), holds in ordered[:HOLDS_MAX]]
+    return [_hold_json(kind, since, holds, with_names) for (kind, since), holds in ordered[:HOLDS_MAX]]
 
 
-def _hold_json(kind: str, since: Antichain, holds: list[ShardHold], tells_names: bool) -> dict[str, Any]:
+def _hold_json(kind: str, since: Antichain, holds: list[ShardHold], with_names: bool) -> dict[str, Any]:
     lapsing = [hold.lapses_in_s for hold in holds if hold.lapses_in_s is not None]
-    is_named = tells_names or kind == "tag"
+    is_named = with_names or kind == "tag"
     names = sorted({hold.name[:NAME_CHARS_MAX] for hold in holds if hold.name})[:NAMES_MAX] if is_named else []
     return {
         "kind": kind,

@@ -186,9 +186,9 @@ def test_a_trace_with_many_holds_is_written_beside_the_event_loop(
     """A shard may have 1,000 cursors and 1,000 tags: all requests would wait for the one that tells of them."""
     threads = []
 
-    def told(state: State, *, tells_names: bool) -> dict[str, Any]:
+    def told(state: State, *, with_names: bool) -> dict[str, Any]:
         threads.append(threading.current_thread().name)
-        return trace_json(state, tells_names=tells_names)
+        return trace_json(state, with_names=with_names)
 
     monkeypatch.setattr(rpc.routes.inspection_routes, "trace_json", told)
     shard = Client(EmbeddedTransport(location, maintain)).shard("eu/other")

@@ -38,13 +38,13 @@ def state(*batches: HollowBatch, **changed: object) -> State:
 
 
 def test_a_new_shard_has_no_batches_and_its_creation_is_told() -> None:
-    told = trace_json(state(), tells_names=True)
+    told = trace_json(state(), with_names=True)
     assert (told["since"], told["upper"], told["batches"], told["merges"]) == ([0], [0], [], [])
     assert [one["operation"] for one in told["recent"]] == ["create"]
 
 
 def test_a_batch_tells_its_times_and_sizes_and_no_key() -> None:
-    told = trace_json(state(batch(0, rows=70), batch(1, inline=10)), tells_names=False)
+    told = trace_json(state(batch(0, rows=70), batch(1, inline=10)), with_names=False)
     large, small = told["batches"]
     assert large == {
         "lower": [0], "upper": [1], "since": [0], "batches": 1, "runs": 1, "parts": 1, "rows": 70, "bytes": 1000,
@@ -61,7 +61,7 @@ def test_a_level_holds_four_times_what_the_one_below_holds(rows: int) -> None:
 
 @given(st.integers(0, 3 * BATCHES_MAX))
 def test_a_long_trace_is_told_in_few_stretches_that_tile_it(count: int) -> None:
-    told = trace_json(state(*map(batch, range(count))), tells_names=False)
+    told = trace_json(state(*map(batch, range(count))), with_names=False)
     stretches = told["batches"]
     assert len(stretches) <= BATCHES_MAX
     assert sum(one["batches"] for one in stretches) == told["batch_count"] == count
@@ -74,7 +74,7 @@ def test_a_merge_under_way_tells_what_it_reads_and_how_far_it_is_and_not_who_doe
     held = [batch(number, rows=10) for number in range(4)]
     inputs = tuple(part.id for one in held[1:3] for part in one.parts())
     claim = Claim("host-7:4711", 0, 60_000, inputs, (make_part(9, rows=12),))
-    told = trace_json(state(*held, claims={"merge:1": claim}), tells_names=True)
+    told = trace_json(state(*held, claims={"merge:1": claim}), with_names=True)
     assert [one["merging"] for one in told["batches"]] == [False, True, True, False]
     [merge] = told["merges"]
     assert (merge["lower"], merge["upper"], merge["batches"], merge["rows"]) == ([1], [3], 2, 20)
@@ -83,7 +83,7 @@ def test_a_merge_under_way_tells_what_it_reads_and_how_far_it_is_and_not_who_doe
 
 
 def test_a_merge_whose_inputs_have_left_has_no_place() -> None:
-    told = trace_json(state(batch(0), claims={"merge:1": Claim("me", 0, 1, ("p" + "0" * 32,))}), tells_names=True)
+    told = trace_json(state(batch(0), claims={"merge:1": Claim("me", 0, 1, ("p" + "0" * 32,))}), with_names=True)
     assert [(one["lower"], one["batches"]) for one in told["merges"]] == [(None, 0)]
 
 
@@ -95,7 +95,7 @@ def held(**changed: object) -> State:
 
 
 def test_holds_are_told_by_their_times_and_those_of_one_time_together() -> None:
-    told = trace_json(held(), tells_names=True)
+    told = trace_json(held(), with_names=True)
     by_kind = {one["kind"]: one for one in told["holds"]}
     assert [one["since"] for one in told["holds"]] == sorted(one["since"] for one in told["holds"])
     assert (by_kind["cursor"]["names"], by_kind["cursor"]["lapses_in_s"]) == (["billing"], None)
@@ -105,7 +105,7 @@ def test_holds_are_told_by_their_times_and_those_of_one_time_together() -> None:
 
 
 def test_who_may_not_know_the_names_of_readers_is_told_all_else() -> None:
-    told = trace_json(held(), tells_names=False)
+    told = trace_json(held(), with_names=False)
     text = json.dumps(told)
     assert "job" not in text
     assert "billing" not in text
@@ -113,7 +113,7 @@ def test_who_may_not_know_the_names_of_readers_is_told_all_else() -> None:
 
 
 def test_no_id_and_no_fence_of_a_hold_is_ever_told() -> None:
-    text = json.dumps(trace_json(held(), tells_names=True))
+    text = json.dumps(trace_json(held(), with_names=True))
     for secret in ("opaque-word", numbered("r", 1), numbered("c", 1)):
         assert secret not in text
 
@@ -122,7 +122,7 @@ def test_the_holds_that_are_told_are_the_earliest_ones() -> None:
     readers = {
         ReaderId(numbered("r", n)): LeasedReader(frontier(n), SeqNo(1), 0, 60_000, "") for n in range(3 * HOLDS_MAX)
     }
-    told = trace_json(state(leased_readers=readers, history_hold=Antichain(None)), tells_names=True)
+    told = trace_json(state(leased_readers=readers, history_hold=Antichain(None)), with_names=True)
     assert [one["since"] for one in told["holds"]] == [[n] for n in range(HOLDS_MAX)]
 
 
@@ -133,7 +133,7 @@ def test_the_newest_commands_are_told_first_and_activity_leaves_out_upkeep() -> 
     )
     entries = {SeqNo(n): Committed(n, (write, merge)) for n in range(1, 200)}
     found = state(batch(0), entries=entries)
-    told = trace_json(found, tells_names=False)["recent"]
+    told = trace_json(found, with_names=False)["recent"]
     assert len(told) == RECENT_MAX
     assert [(one["seqno"], one["operation"]) for one in told[:3]] == [(199, "merge"), (199, "insert"), (198, "merge")]
     line = activity_json(found)
@@ -143,5 +143,5 @@ def test_the_newest_commands_are_told_first_and_activity_leaves_out_upkeep() -> 
 
 def test_a_closed_shard_has_no_times_left() -> None:
     closed = state(HollowBatch(Description(frontier(0), Antichain(None), frontier(0)), (), 0), since=Antichain(None))
-    told = trace_json(closed, tells_names=False)
+    told = trace_json(closed, with_names=False)
     assert (told["since"], told["upper"], told["batches"][0]["upper"]) == ([], [], [])
