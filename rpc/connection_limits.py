@@ -79,7 +79,7 @@ class ConnectionBounds:
         self._quiet: list[LimitedConnection] = []  # idle ones, the first to close last
         self._is_sweeping = False
         self._swept = 0.0  # `now` of the last sweep
-        self._looked = 0.0  # of the loop's clock
+        self._clock_s = 0.0  # of the loop's clock
 
     @property
     def connections(self) -> int:
@@ -164,9 +164,9 @@ class ConnectionBounds:
 
     def _pass(self, loop: asyncio.AbstractEventLoop) -> None:
         """Advance `now`, except by time during which this process was suspended."""
-        looked = loop.time()
-        self.now += min(looked - self._looked, SWEEP_S * SWEEPS_PASSED_MAX)
-        self._looked = looked
+        clock_s = loop.time()
+        self.now += min(clock_s - self._clock_s, SWEEP_S * SWEEPS_PASSED_MAX)
+        self._clock_s = clock_s
 
     def _sweep(
         self, loop: asyncio.AbstractEventLoop, rest: list[LimitedConnection], passed_s: float = 0.0, held: int = 0

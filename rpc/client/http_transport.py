@@ -301,11 +301,11 @@ class HttpTransport:
             "details": "true" if request.with_details else None,
             "batches": str(request.with_batches).lower(),
         }
-        given = urlencode({key: value for key, value in query.items() if value is not None})
+        parameters = urlencode({key: value for key, value in query.items() if value is not None})
         headers = _VIEW
         if request.seen is not None:
             headers = {**_VIEW, "persist-seen": f"{int(request.seen.seqno)}.{request.seen.commit_id}"}
-        return decode_view(self._call("GET", name, f"?{given}", headers=headers, wait_s=wait_s).data)
+        return decode_view(self._call("GET", name, f"?{parameters}", headers=headers, wait_s=wait_s).data)
 
     def erased_before(self, name: str, before: int) -> dict[str, Any]:
         return decoded_json(self._call("GET", name, f"/erasures?before={before}"), dict[str, Any])

@@ -300,8 +300,8 @@ async def _events(service: Service, name: str, with_names: bool) -> AsyncGenerat
                     yield b": resting\n\n"
 
 
-# The structure of a shard by its State, as JSON: batches, merges in progress, holds on since, recent commits. It has sizes,
-# times and counts, but no rows, no keys of rows, and no ids that authorise a command. All lists are bounded.
+# The structure of a shard by its State, as JSON: batches, merges in progress, holds on since, recent commits. It has
+# sizes, times and counts, but no rows, no keys of rows, and no ids that authorise a command. All lists are bounded.
 
 
 BATCHES_MAX = 512  # entries for batches: in a longer trace an entry covers several neighbours
