@@ -121,7 +121,7 @@ def test_the_body_of_an_error_has_a_bound_of_its_own() -> None:
 def test_a_range_of_a_blob_is_not_longer_than_was_asked_for() -> None:
     with Answering(answer(206, bytes(11))) as server, closing(calls_to(server, 2.0)) as calls:
         blob = HttpBlob(calls, "mem:x")
-        with pytest.raises(BlobUnavailable, match="the answer has 11 bytes"):
+        with pytest.raises(BlobUnavailable, match="the response has 11 bytes"):
             blob.get_range("s1/p1", 0, 10)
 
 
@@ -148,7 +148,7 @@ def test_a_store_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
         signed = answer(200, json.dumps({"get": f"{store.url}/s1/p1?signed"}).encode())
         with Answering(signed) as server, closing(calls_to(server)) as calls:
             blob = HttpBlob(calls, "s3://bucket", presigned=True)
-            with pytest.raises(BlobUnavailable, match=r"too slowly|did not answer"):
+            with pytest.raises(BlobUnavailable, match=r"too slowly|did not respond"):
                 blob.get_range("s1/p1", 0, 10_000)
             blob.close()
 
@@ -283,7 +283,7 @@ def test_a_5xx_of_a_proxy_after_a_write_is_indeterminate_and_before_a_read_unava
             writer.insert([{"id": number}], token=token)
             lost["GET"] = answer
             with pytest.MonkeyPatch.context() as hasty:  # a read is repeated until its time is over
-                hasty.setattr(client.transport._calls, "_timeout_s", 0.1)  # type: ignore[attr-defined]
+                hasty.setattr(client.transport._calls, "timeout_s", 0.1)  # type: ignore[attr-defined]
                 with pytest.raises(Unavailable):
                     shard.upper()
             del lost["GET"]

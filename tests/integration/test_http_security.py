@@ -387,7 +387,7 @@ def test_a_signed_url_lives_no_longer_than_its_certificate(
     location = Location(_Signing(), MemoryConsensus(), background=InlineBackground())
     app, peer = create_app(location, settings), Peer(frozenset({"DNS:etl.test"}), time.time() + certificate_s)
 
-    connection = SimpleNamespace(peer=peer, belong=lambda _: None)
+    connection = SimpleNamespace(peer=peer, assign_owner=lambda _: None)
 
     async def with_certificate(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, CONNECTION: connection}, receive, send)
