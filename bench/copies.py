@@ -37,9 +37,9 @@ from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.commit.machine import MachineSettings
 from persist.copies.backup_creation import UPPER, BackupRequest, back_up
-from persist.copies.backup_restore import Choice, chosen, restore
+from persist.copies.backup_restore import RestoreRequest, restore, select_backup
 from persist.copies.backup_store import BackupStore
-from persist.copies.verify import Depth, verified
+from persist.copies.verify import Depth, verify_shards
 from persist.core.state import Policy
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -76,7 +76,7 @@ def verifying(directory: str, args: argparse.Namespace) -> None:
     assert len(list(location.blob.list(""))) >= args.shards * args.parts
 
     def verify() -> None:
-        found = list(verified(location, location.all_names("", with_dropped=False), Depth()))
+        found = list(verify_shards(location, location.all_names("", with_dropped=False), Depth()))
         assert len(found) == args.shards
         assert all(shard.is_sound for shard in found)
 
@@ -116,7 +116,7 @@ def copying(directory: str, args: argparse.Namespace) -> None:
     def back() -> None:
         target = open_location(f"persist://{directory}/back-{next(places)}", settings=STAGED)
         found = stored(location, next(targets))
-        restore(found, chosen(found, None, None), target, Choice(at_once=AT_ONCE))
+        restore(found, select_backup(found, None, None), target, RestoreRequest(at_once=AT_ONCE))
         target.close()
 
     def plain() -> None:

@@ -16,7 +16,7 @@ from compactor.loop import BackgroundThread
 from compactor.metering import MaintenanceMetrics
 from persist.commit.location import Location
 from persist.copies.throttled_blob import PacedBlob, check_rate
-from persist.copies.verify import SAMPLES_MAX, Depth, Sample, samples_of, verified
+from persist.copies.verify import SAMPLES_MAX, Depth, Sample, samples_of, verify_shards
 from persist.core.errors import InvalidUsage, PersistError
 
 log = logging.getLogger("persist.verify")
@@ -99,7 +99,7 @@ class Scrubber(BackgroundThread):
     def _check(self, name: str, depth: Depth) -> bool:
         """Check one shard. An error is logged and does not stop the run. Whether it succeeded."""
         try:
-            for report in verified(self._location, [name], depth, self._blob):
+            for report in verify_shards(self._location, [name], depth, self._blob):
                 self._metrics.add(verify_findings=len(report.faults))
                 for fault in report.faults:
                     fields = {"shard": name, "kind": str(fault.kind), "key": fault.key, "reason": fault.what}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from persist.check.location_checks import TokenSeen
+from persist.check.location_checks import TokenFacts
 from persist.client.arguments import OTHERS_WRITE, read_with_mode
 from persist.core.commands import ADMIN, INCLUDED, MAINTAIN, MANAGE, READ, SCOPES, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
@@ -307,13 +307,13 @@ def mint(name: str) -> tuple[str, str]:
 _WIDEST_FIRST = (ADMIN, MANAGE, WRITE, MAINTAIN, READ)
 
 
-def tokens_for_check(ending: Iterable[Principal]) -> list[TokenSeen]:
+def tokens_for_check(ending: Iterable[Principal]) -> list[TokenFacts]:
     """The tokens for the check, sorted by id."""
     tokens = []
     for principal in sorted(ending, key=lambda principal: principal.name):
         assert principal.expires_s is not None
         scope = next(scope for scope in _WIDEST_FIRST if scope in principal.scopes)
-        tokens.append(TokenSeen(principal.name, int(principal.expires_s * 1000), scope, principal.prefixes))
+        tokens.append(TokenFacts(principal.name, int(principal.expires_s * 1000), scope, principal.prefixes))
     return tokens
 
 

@@ -122,7 +122,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="commit through this server of the same shards; its admin token goes in PERSIST_TOKEN",
     )
-    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of trusted certificates, for --url https://…")
+    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of trusted CAs, for --url https://…")
     parser.add_argument(
         "--publish-every",
         metavar="AGE",

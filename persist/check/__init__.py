@@ -1,1 +1,1 @@
-"""What a location suffers from: one sentence a finding, with its cause and its remedy. Nothing is written for it."""
+"""Checks of a location: findings with their causes and remedies. Read-only."""

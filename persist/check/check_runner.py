@@ -1,4 +1,4 @@
-"""An examination: every shard whose name matches is looked at once, then the location, then what lies beside it."""
+"""Runs the check of a location: shards whose names match, the location itself, backups, tokens and servers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from persist.check import (
     maintenance_checks,
 )
 from persist.check.findings import CheckedShard, CheckThresholds, Diagnosis, ranked
-from persist.check.lease_checks import ClocksSeen
-from persist.check.location_checks import NOTHING_BESIDE, Beside
-from persist.copies.blob_store_scan import lost_logs
+from persist.check.lease_checks import ClockFacts
+from persist.check.location_checks import NO_EXTERNAL_STATE, ExternalState
+from persist.copies.blob_store_scan import find_lost_logs
 from persist.copies.shard_facts import Faults
 from persist.copies.verify import QUICK, Depth, check_shard
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
@@ -35,14 +35,14 @@ from persist.inspect.readonly_location import (
 )
 from persist.parts.prefetch import map_in_order
 
-VERSION: Literal[1] = 1  # of what `--json` prints
-READERS = 8  # shards that are examined at the same time
-TOLD_MAX = 10_000  # findings that one answer tells; the others are counted
+VERSION: Literal[1] = 1  # of the JSON report
+READERS = 8  # shards that are checked concurrently
+TOLD_MAX = 10_000  # findings in one report; more are only counted
 _NAME = re.compile(r"[A-Za-z0-9._/-]*")
 
 Check = Callable[[CheckedShard], Iterator[Diagnosis]]
 
-# What is asked of each shard at every depth, besides its integrity.
+# The checks of each shard at every depth, besides its integrity. All but the first one require a State.
 OF_SHARD: tuple[Check, ...] = (
     integrity_checks.shard_unreadable,
     maintenance_checks.history_behind,
@@ -64,9 +64,9 @@ OF_SHARD: tuple[Check, ...] = (
 
 
 class Report(JsonRecord, frozen=True):
-    """What an examination came to. `at` is the clock by which ages are counted. `pattern` null: all shards.
+    """The result of a check. `at` is the clock for ages. `pattern` null: all shards.
 
-    `shards` is how many were looked at. `findings` has the worst first; `left_out` more were found than it tells.
+    `shards` is the number of checked shards. `findings` are ordered by severity; `left_out` more were found.
     """
 
     persist: Literal["check"]
@@ -79,123 +79,125 @@ class Report(JsonRecord, frozen=True):
     left_out: int
 
     def text(self) -> str:
-        """The report as JSON on one line, with its line feed."""
+        """The report as JSON on one line."""
         return json.dumps(self.to_json()) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
-    """What is kept of a shard that was looked at. `first_ms`: when its log begins. `beyond`: faults beside `found`."""
+class _ShardResult:
+    """The result for one shard. `first_ms`: when its log begins. `beyond`: faults beyond those in `findings`."""
 
     name: str
-    found: list[Diagnosis]
-    clocks: ClocksSeen
+    findings: list[Diagnosis]
+    clocks: ClockFacts
     committed_ms: int
     first_ms: int
     beyond: int
 
 
-def examined(
-    look: ReadOnlyLocation,
+def run_check(
+    location: ReadOnlyLocation,
     pattern: str | None = None,
     limits: CheckThresholds | None = None,
-    around: Beside = NOTHING_BESIDE,
-    how: Depth = QUICK,
+    external: ExternalState = NO_EXTERNAL_STATE,
+    depth: Depth = QUICK,
     blob: Blob | None = None,
 ) -> Report:
-    """Examine the shards whose names match (None: all), and the location. Nothing is written.
+    """Check the shards whose names match (None: all), and the location. Writes nothing.
 
     Parts are read from `blob` (None: from the location).
 
-    Raises InvalidUsage (UnknownShard: no such shard, where one was named), Unavailable, Corruption (a store is damaged
-    as a whole).
+    Raises InvalidUsage (UnknownShard: a named shard does not exist), Unavailable, Corruption (a store is damaged as a
+    whole).
     """
     limits = limits or CheckThresholds()
     is_name = pattern is not None and _NAME.fullmatch(pattern) is not None
     if pattern is not None:
         prefix_of(pattern)
         if is_name:
-            check_named(look, pattern)
-    now_ms = look.clock.now_ms()
-    wrong = Faults()
-    told = location_summary(look, wrong)
-    looked: list[_Looked] = []
-    found: list[Diagnosis] = []
-    names = matching(look, pattern, with_dropped=False)
-    read = blob or look.blob
-    readers = READERS if how.quick else 1
-    for one in map_in_order(lambda name: _examined(look, name, now_ms, limits, how, read), names, readers):
-        if one is not None:
-            found += one.found
-            looked.append(one)
+            check_named(location, pattern)
+    now_ms = location.clock.now_ms()
+    problems = Faults()
+    summary = location_summary(location, problems)
+    results: list[_ShardResult] = []
+    findings: list[Diagnosis] = []
+    names = matching(location, pattern, with_dropped=False)
+    source = blob or location.blob
+    threads = READERS if depth.quick else 1
+    for result in map_in_order(lambda name: _check_one(location, name, now_ms, limits, depth, source), names, threads):
+        if result is not None:
+            findings += result.findings
+            results.append(result)
     if pattern is None:
-        found += map(integrity_checks.log_lost, lost_logs(look, set(look.names())))
-    if is_name and not looked:
-        raise UnknownShard(f"shard {pattern!r} was dropped; `persist shards` lists those that are there")
-    found += location_checks.mispaired(wrong.listed())
-    found += location_checks.disk_full(look, limits)
-    found += location_checks.files_open(look)
-    found += location_checks.maintenance_away(look, max((one.committed_ms for one in looked), default=0))
-    found += lease_checks.clock_off(one.clocks for one in looked)
-    found += _beside(around, told, looked, now_ms, limits)
-    return report(pattern, told, len(looked), found, now_ms, sum(one.beyond for one in looked))
+        findings += map(integrity_checks.log_lost, find_lost_logs(location, set(location.names())))
+    if is_name and not results:
+        raise UnknownShard(f"shard {pattern!r} was dropped; `persist shards` lists the existing ones")
+    findings += location_checks.mispaired(problems.listed())
+    findings += location_checks.disk_full(location, limits)
+    findings += location_checks.files_open(location)
+    findings += location_checks.maintenance_away(location, max((result.committed_ms for result in results), default=0))
+    findings += lease_checks.clock_off(result.clocks for result in results)
+    findings += _external_findings(external, summary.id, results, now_ms, limits)
+    return make_report(pattern, summary, len(results), findings, now_ms, sum(result.beyond for result in results))
 
 
-def report(
-    pattern: str | None, told: LocationSummary, shards: int, found: list[Diagnosis], now_ms: int, left_out: int = 0
+def make_report(
+    pattern: str | None, location: LocationSummary, shards: int, issues: list[Diagnosis], now_ms: int, left_out: int = 0
 ) -> Report:
-    """The findings, ranked."""
-    best = ranked(iter(found))
-    more = max(0, len(best) - TOLD_MAX)
-    return Report("check", VERSION, instant(now_ms), pattern, told, shards, best[:TOLD_MAX], left_out + more)
+    """Assemble a report, with its findings ranked."""
+    findings = ranked(iter(issues))
+    excess = max(0, len(findings) - TOLD_MAX)
+    return Report("check", VERSION, instant(now_ms), pattern, location, shards, findings[:TOLD_MAX], left_out + excess)
 
 
-def _examined(
-    look: ReadOnlyLocation, name: str, now_ms: int, limits: CheckThresholds, how: Depth, blob: Blob
-) -> _Looked | None:
-    """None: the shard was dropped meanwhile."""
-    checked = check_shard(look, name, how, blob)
+def _check_one(
+    location: ReadOnlyLocation, name: str, now_ms: int, limits: CheckThresholds, depth: Depth, blob: Blob
+) -> _ShardResult | None:
+    """Check one shard. None: it was dropped meanwhile."""
+    checked = check_shard(location, name, depth, blob)
     if checked is None or (checked[0].state is not None and checked[0].state.tombstone):
         return None
     facts, faults = checked
-    shard = CheckedShard.of(facts, look, now_ms, limits)
-    found = list(integrity_checks.counted(faults) if how.quick else map(integrity_checks.of_fault, faults))
-    found += [one for check in OF_SHARD for one in _found(check, shard)]
+    shard = CheckedShard.of(facts, location, now_ms, limits)
+    findings = list(integrity_checks.counted(faults) if depth.quick else map(integrity_checks.of_fault, faults))
+    findings += [finding for check in OF_SHARD for finding in _run_check(check, shard)]
     committed_ms = 0 if facts.state is None else facts.state.walltime_ms
-    clocks = lease_checks.clocks_of(shard, look.clock.now_ms())
-    return _Looked(name, found, clocks, committed_ms, facts.log.first_ms, faults.beyond)
+    clocks = lease_checks.clocks_of(shard, location.clock.now_ms())
+    return _ShardResult(name, findings, clocks, committed_ms, facts.log.first_ms, faults.beyond)
 
 
-def _found(check: Check, shard: CheckedShard) -> list[Diagnosis]:
-    """What a check finds. One that meets damage which another check tells of hides no other finding."""
+def _run_check(check: Check, shard: CheckedShard) -> list[Diagnosis]:
+    """Run a check. If it meets damage, that becomes a finding, and the other checks still run."""
+    if shard.state is None and check is not integrity_checks.shard_unreadable:
+        return []
     try:
         return list(check(shard))
     except (Corruption, UpgradeNeeded) as error:
-        return list(integrity_checks.met(shard, error))
+        return [integrity_checks.unreadable(shard, error)]
 
 
-def _beside(
-    around: Beside, told: LocationSummary, looked: list[_Looked], now_ms: int, limits: CheckThresholds
+def _external_findings(
+    state: ExternalState, location_id: str | None, results: list[_ShardResult], now_ms: int, limits: CheckThresholds
 ) -> Iterator[Diagnosis]:
-    names = frozenset(one.name for one in looked)
-    if around.backups is not None:
-        location_checks.check_location(around.backups, told.id)
-        yield from location_checks.backups(around.backups, now_ms, limits)
-        yield from location_checks.lacking(around.backups, [(one.name, one.first_ms) for one in looked])
-    if around.tokens is not None:
-        yield from location_checks.tokens(around.tokens, now_ms, limits)
-    if around.served is not None:
-        yield from location_checks.races_lost(around.served, names)
-        yield from location_checks.store_failing(around.served)
-        yield from location_checks.server_clock(around.served)
+    names = frozenset(result.name for result in results)
+    if state.backups is not None:
+        location_checks.check_location(state.backups, location_id)
+        yield from location_checks.backups(state.backups, now_ms, limits)
+        yield from location_checks.lacking(state.backups, [(shard.name, shard.first_ms) for shard in results])
+    if state.tokens is not None:
+        yield from location_checks.tokens(state.tokens, now_ms, limits)
+    if state.served is not None:
+        yield from location_checks.races_lost(state.served, names)
+        yield from location_checks.store_failing(state.served)
+        yield from location_checks.server_clock(state.served)
 
 
-# --- the report of a server, to which this process adds what it knows
+# --- the report of a server
 
 
-def report_of(document: Any) -> Report:
-    """Decode the report of a server. Raises InvalidUsage: it is none, or of a later version."""
+def decode_report(document: Any) -> Report:
+    """Decode the report of a server. Raises InvalidUsage: it is not a report, or of a later version."""
     try:
         return convert(document, Report)
     except ValidationError as error:
-        raise InvalidUsage(f"the answer is no report of this version of persist check: {error!s:.100}") from error
+        raise InvalidUsage(f"the answer is not a report of this version of persist check: {error!s:.100}") from error

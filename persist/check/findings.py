@@ -1,4 +1,4 @@
-"""Findings and the shard under examination: causes and remedies, thresholds, ages and sizes as text."""
+"""Findings, thresholds, and the shard being checked; ages and sizes as text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from persist.core.state import Leased, State
 from persist.inspect.documents import JsonRecord, instant
 from persist.inspect.readonly_location import ReadOnlyLocation
 
-# Diagnoses: what is told of one finding, and every finding that there is, with its id and how bad it is.
+# Findings: every kind, with its id and severity.
 
 
 PAGE = "docs/check.md"
-# How bad a finding is. Critical: data is lost or cannot be read, or soon nothing can be written. Warning: what was
-# promised is not kept, or room is not given back. Note: it costs something, or will one day.
+# Critical: data is lost or unreadable, or soon nothing can be written. Warning: a promise is not kept, or space is not
+# reclaimed. Note: it costs something, or will.
 CRITICAL, WARNING, NOTE = "critical", "warning", "note"
 SEVERITIES = (CRITICAL, WARNING, NOTE)
 
-# Every finding by its id, the worst first: in this order they are told. An id never changes its meaning.
+# Every finding by its id, in the order of reports, the worst first. An id never changes its meaning.
 IDS: Mapping[str, str] = {
     "shard-unreadable": CRITICAL,
     "stores-mispaired": CRITICAL,
@@ -66,14 +66,14 @@ IDS: Mapping[str, str] = {
     "races-lost": NOTE,
     "backup-lacks": NOTE,
 }
-_ORDER = {found: number for number, found in enumerate(IDS)}
+_ORDER = {finding_id: number for number, finding_id in enumerate(IDS)}
 
 
 class Diagnosis(JsonRecord, frozen=True):
-    """A finding. `shard` is the one it is of; null: it is of the location, or of what is beside it.
+    """A finding. `shard` null: it is about the location, or its backups, tokens or servers.
 
-    `key` is that of the blob; null: it is of none, or of several. `what`, `cause` and `remedy` are a sentence each.
-    `command` is one that helps; null: no command does. It takes the same location as the check. `page` says more.
+    `key` is the key of the blob; null: none, or several. `what`, `cause` and `remedy` are a sentence each. `command`
+    helps, with the same location arguments as the check; null: no command does. `page` has more.
     """
 
     id: Annotated[str, Meta(extra_json_schema={"enum": list(IDS)})]
@@ -88,7 +88,7 @@ class Diagnosis(JsonRecord, frozen=True):
 
 
 def diagnosis(  # noqa: PLR0913 - each is a field
-    found: str,
+    finding_id: str,
     shard: str | None,
     what: str,
     *,
@@ -97,49 +97,49 @@ def diagnosis(  # noqa: PLR0913 - each is a field
     command: str | None = None,
     key: str | None = None,
 ) -> Diagnosis:
-    """The finding of this id, which is one of `IDS`."""
-    return Diagnosis(found, IDS[found], shard, key, what, cause, remedy, command, f"{PAGE}#{found}")
+    """Make the finding with this id, one of `IDS`."""
+    return Diagnosis(finding_id, IDS[finding_id], shard, key, what, cause, remedy, command, f"{PAGE}#{finding_id}")
 
 
-def ranked(found: Iterator[Diagnosis]) -> list[Diagnosis]:
-    """The worst first; those of one id by the names of their shards, what is of no shard before."""
-    return sorted(found, key=lambda one: (_ORDER.get(one.id, len(IDS)), one.shard or "", one.what))
+def ranked(findings: Iterator[Diagnosis]) -> list[Diagnosis]:
+    """Sort by severity, then by shard; findings without a shard come first."""
+    return sorted(findings, key=lambda finding: (_ORDER.get(finding.id, len(IDS)), finding.shard or "", finding.what))
 
 
-# From when on something is a finding: every number by its name, and those that the caller may choose.
+# Thresholds from which something is a finding.
 
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
-OFFSET_MS_MAX = 10_000  # by so much two clocks that agree may differ
-LOG_ENTRIES_LONG = 2_000  # entries of a log that nobody holds, which a collection would take away
+OFFSET_MS_MAX = 10_000  # clock difference that is tolerated
+LOG_ENTRIES_LONG = 2_000  # log entries that no reader holds, which a collection would delete
 LOG_ENTRIES_READ_MAX = 100_000  # that are read of one log
 ROLLUP_ENTRIES_MAX = 4_096  # state diffs after the newest rollup, all of which are read when a shard is opened
-BATCHES_MANY = 256  # with so many batches a merge that is due is late
-CLAIM_SILENT_LEASES = 10  # after so many leases without a word the worker is gone
+BATCHES_MANY = 256  # with so many batches a due merge is late
+CLAIM_SILENT_LEASES = 10  # after so many leases without a heartbeat the worker is dead
 CLAIM_SILENT_MS = HOUR_MS
-HELD_ENTRIES_MANY = 1_000  # log entries that a reader keeps, where it keeps no part
+HELD_ENTRIES_MANY = 1_000  # log entries that a reader holds, if it holds no part
 LAPSES_MANY = 5  # leases of one shard that lapsed within a day
 READERS_MANY = 1_000
 WRITERS_MANY = 1_000
-ORPHANS_MANY = 100  # blobs that nothing names, older than a day
+ORPHANS_MANY = 100  # blobs that no State names, older than a day
 ORPHAN_BYTES_MANY = 1024**3
 RACES_MANY = 20  # commits that lost a race
-RACES_PERCENT_MAX = 10  # of all that were tried
+RACES_PERCENT_MAX = 10  # of all attempts
 FAILURES_MANY = 5  # calls to a store that failed
-FAILURES_PERCENT_MAX = 1  # of all of that kind
-KEYS_TOLD_MAX = 3  # blobs that one sentence names
+FAILURES_PERCENT_MAX = 1  # of all calls of that kind
+KEYS_TOLD_MAX = 3  # blobs that one sentence lists
 _PERCENT = re.compile(r"[0-9]{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckThresholds:
-    """What the caller may choose.
+    """The thresholds that the caller may choose.
 
-    `held_ms`: who holds history or blobs for longer is told. `behind_ms`: so late may maintenance be. `backup_ms`: so
-    old may the newest backup be. `token_ms`: a token that ends sooner is told. `free_percent`: with less room than that
-    a disk is nearly full; 0: no disk is.
+    `held_ms`: longer holds of history or blobs are reported. `behind_ms`: tolerated delay of maintenance. `backup_ms`:
+    tolerated age of the newest backup. `token_ms`: tokens that expire sooner are reported. `free_percent`: a disk with
+    less free space is nearly full; 0: never.
     """
 
     held_ms: int = DAY_MS
@@ -149,48 +149,48 @@ class CheckThresholds:
     free_percent: int = 10
 
 
-# What each is called: as an option with two dashes, and as a parameter over HTTP. What it says is in `--help`.
+# The names as options with two dashes, and as HTTP parameters, with the help of the options.
 AGES = {
-    "held": "tell who holds history, or blobs, for longer (1d)",
-    "behind": "so late may maintenance be (1d)",
-    "backup_age": "so old may the newest backup be (2d)",
-    "token_age": "tell tokens that end sooner (14d)",
+    "held": "report longer holds of history or blobs (1d)",
+    "behind": "tolerated delay of maintenance (1d)",
+    "backup_age": "tolerated age of the newest backup (2d)",
+    "token_age": "report tokens that expire sooner (14d)",
 }
-FREE = "with less of a disk free it is nearly full (10)"
+FREE = "report disks with less free space, in percent (10)"
 
 
 def read_limits(
     held: str = "", behind: str = "", backup_age: str = "", token_age: str = "", free: str = ""
 ) -> CheckThresholds:
-    """The limits that texts such as `12h` and `10` tell; "": the default. Raises InvalidUsage."""
-    known = CheckThresholds()
+    """Parse thresholds such as `12h` and `10`; "": the default. Raises InvalidUsage."""
+    defaults = CheckThresholds()
     return CheckThresholds(
-        _age("held", held, known.held_ms),
-        _age("behind", behind, known.behind_ms),
-        _age("backup-age", backup_age, known.backup_ms),
-        _age("token-age", token_age, known.token_ms),
-        _percent(free, known.free_percent),
+        _age("held", held, defaults.held_ms),
+        _age("behind", behind, defaults.behind_ms),
+        _age("backup-age", backup_age, defaults.backup_ms),
+        _age("token-age", token_age, defaults.token_ms),
+        _percent(free, defaults.free_percent),
     )
 
 
 def _age(what: str, text: str, default: int) -> int:
     if not text:
         return default
-    found = history_ms(text, what, takes_none=False)
-    if found is None:
+    age_ms = history_ms(text, what, takes_none=False)
+    if age_ms is None:
         raise InvalidUsage(f"{what} is {text!r:.100}; it must be an age such as '1d' (ms, s, m, h, d or w)")
-    return found
+    return age_ms
 
 
 def _percent(text: str, default: int) -> int:
     if not text:
         return default
     if not _PERCENT.fullmatch(text) or int(text) > 100:
-        raise InvalidUsage(f"free is {text!r:.100}; it must be a number of percent in [0, 100]")
+        raise InvalidUsage(f"free is {text!r:.100}; it must be a percentage in [0, 100]")
     return int(text)
 
 
-# Ages, sizes and counts in words.
+# Ages, sizes and counts as text.
 
 
 _UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second"))
@@ -198,7 +198,7 @@ _SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def age(ms: int) -> str:
-    """Such as `9 days`, `3 hours` or `1 minute`: in whole units of the largest that fits twice, or once exactly."""
+    """Such as `9 days`, `3 hours` or `1 minute`: in the largest unit that fits at least twice, or exactly once."""
     for unit_ms, name in _UNITS:
         count = ms // unit_ms
         if count >= 2 or (count == 1 and ms % unit_ms == 0):
@@ -223,96 +223,93 @@ def size(count: int) -> str:
 
 def at(ms: int | None) -> str:
     """The wall clock in RFC 3339, to the second."""
-    told = instant(ms)
-    return "a time that is not known" if told is None else f"{told.partition('.')[0].rstrip('Z')}Z"
+    text = instant(ms)
+    return "an unknown time" if text is None else f"{text.partition('.')[0].rstrip('Z')}Z"
 
 
 def some(keys: Sequence[str]) -> str:
-    """The first of these, and how many more there are."""
-    told, more = ", ".join(keys[:KEYS_TOLD_MAX]), len(keys) - KEYS_TOLD_MAX
-    return f"{told} and {more} more" if more > 0 else told
+    """The first keys, and the number of the others."""
+    text, more = ", ".join(keys[:KEYS_TOLD_MAX]), len(keys) - KEYS_TOLD_MAX
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def is_or_are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-# A shard under examination: what was read of it, and how old what it holds is.
+# The shard being checked.
 
 
 @dataclass
 class CheckedShard(ShardFacts):
-    """A shard, the location that it was read from, and the limits of the check. Ages are counted by `now_ms`."""
+    """A shard, and the thresholds of the check. Ages are measured at `now_ms`."""
 
-    look: ReadOnlyLocation = field(kw_only=True)
+    location: ReadOnlyLocation
     now_ms: int = field(kw_only=True)
     limits: CheckThresholds = field(kw_only=True)
 
     @classmethod
-    def of(cls, facts: ShardFacts, look: ReadOnlyLocation, now_ms: int, limits: CheckThresholds) -> CheckedShard:
-        """The facts, which are not read again."""
-        made = cls(look, facts.name, facts.head, facts.state, facts.faults, look=look, now_ms=now_ms, limits=limits)
-        made.log, made.listed = facts.log, facts.listed
-        return made
+    def of(cls, facts: ShardFacts, location: ReadOnlyLocation, now_ms: int, limits: CheckThresholds) -> CheckedShard:
+        """Take over facts without reading them again."""
+        checked = cls(location, facts.name, facts.head, facts.state, facts.faults, now_ms=now_ms, limits=limits)
+        checked.log, checked.listed = facts.log, facts.listed
+        return checked
 
-    def silent_ms(self, held: Leased) -> int:
-        """For how long at least nobody has renewed a lease.
+    def silent_ms(self, lease: Leased) -> int:
+        """The minimum time since a lease was last renewed.
 
-        The lease clock goes on by what committers watch. What has passed since the last commit counts by wall clocks.
+        It is measured by the lease clock up to the last commit, and by wall clocks since then.
         """
-        if self.state is None:
-            return 0
-        idle_ms = max(0, self.now_ms - self.state.walltime_ms)
-        return max(0, self.state.lease_now_ms - held.heartbeat_ms) + idle_ms
+        state = self.known()
+        idle_ms = max(0, self.now_ms - state.walltime_ms)
+        return max(0, state.lease_now_ms - lease.heartbeat_ms) + idle_ms
 
     def complete_ms(self, time: int) -> int | None:
-        """When the shard first was complete beyond a time, by a mark, or else by the log. None: nobody knows."""
-        assert self.state is not None
-        found = _mark_beyond(self.look, self.state, time)
-        if found is not None and found.at_ms:
-            return found.at_ms
+        """When the shard was first complete beyond a time, by a mark, or else by the log. None: unknown."""
+        mark = _mark_beyond(self.location, self.known(), time)
+        if mark is not None and mark.at_ms:
+            return mark.at_ms
         if self.log.uppers and (self.log.first_seqno == 1 or self.log.uppers[0][1] <= time):
             return next((at_ms for at_ms, upper in self.log.uppers if upper > time), None)
         return None
 
     def age_ms(self, time: int) -> int | None:
-        """How long ago that was."""
+        """How long ago the shard was first complete beyond a time. None: unknown."""
         at_ms = self.complete_ms(time)
         return None if at_ms is None else max(0, self.now_ms - at_ms)
 
     def upper_by(self, at_ms: int) -> Antichain | None:
-        """The upper that the shard had by an instant, at least, as marks and the log tell it. None: nobody knows."""
-        assert self.state is not None
-        by_log = [Antichain(upper) for known_ms, upper in self.log.uppers if known_ms <= at_ms]
-        by_mark = _mark_by(self.look, self.state, at_ms)
+        """A lower bound of the upper by an instant, by marks and the log. None: unknown."""
+        by_log = [Antichain(upper) for commit_ms, upper in self.log.uppers if commit_ms <= at_ms]
+        by_mark = _mark_by(self.location, self.known(), at_ms)
         return max([*by_log[-1:], *([] if by_mark is None else [by_mark.upper])], default=None)
 
 
-def _mark_beyond(look: ReadOnlyLocation, state: State, time: int) -> Mark | None:
+def _mark_beyond(location: ReadOnlyLocation, state: State, time: int) -> Mark | None:
     last = state.seal.last
     marks = [Mark(at_ms, upper) for at_ms, upper in sorted(state.marks.items())]
     marks += [last] if last is not None else []
-    shown = next((mark for mark in marks if not mark.upper.less_equal(time)), None)
-    if shown is None or shown is not marks[0]:
-        return shown
-    return _indexed(look, state, lambda indexed: indexed.first_beyond(time)) or shown
+    first_after = next((mark for mark in marks if not mark.upper.less_equal(time)), None)
+    if first_after is None or first_after is not marks[0]:
+        return first_after
+    return _search_index(location, state, lambda index: index.first_beyond(time)) or first_after
 
 
-def _mark_by(look: ReadOnlyLocation, state: State, at_ms: int) -> Mark | None:
+def _mark_by(location: ReadOnlyLocation, state: State, at_ms: int) -> Mark | None:
     last = state.seal.last
     if last is not None and last.at_ms <= at_ms:
         return last
-    recent = max((known for known in state.marks if known <= at_ms), default=None)
+    recent = max((at for at in state.marks if at <= at_ms), default=None)
     if recent is not None:
         return Mark(recent, state.marks[recent])
-    return _indexed(look, state, lambda marks: marks.newest_at(at_ms))
+    return _search_index(location, state, lambda index: index.newest_at(at_ms))
 
 
-def _indexed(look: ReadOnlyLocation, state: State, ask: Callable[[Marks], Mark | None]) -> Mark | None:
-    """What the index of attributes tells of marks. One that is damaged, or has moved on, tells nothing."""
+def _search_index(location: ReadOnlyLocation, state: State, search: Callable[[Marks], Mark | None]) -> Mark | None:
+    """Search the marks in the attribute index. None also if the index is damaged, or has changed."""
     if not state.attribute_root.height:
         return None
     try:
-        return ask(Marks(state, ChunkReader(look.blob, state.attribute_chunks, look.nodes)))
+        return search(Marks(state, ChunkReader(location.blob, state.attribute_chunks, location.nodes)))
     except (Corruption, StaleIndex):
         return None

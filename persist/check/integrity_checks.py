@@ -1,4 +1,4 @@
-"""Damage: shards that cannot be read, blobs that are not there or have another size, entries of logs."""
+"""Damage: shards that cannot be read, blobs that are missing or have the wrong size, log entries."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from persist.check.findings import CheckedShard, Diagnosis, diagnosis, is_or_are
 from persist.copies.shard_facts import Fault, FaultKind, Faults
 from persist.core.errors import PersistError
 
-RESTORES = "bring it back from a copy of the blob store, or from a backup: a blob never changes"
-# Of each kind of damage its cause, its remedy, and the command that helps.
+RESTORES = "restore it from a copy of the blob store, or from a backup: a blob never changes"
+STOP_GC = "stop everything that deletes (persist maintain gc, and maintenance of servers)"
+# kind of damage -> its cause, its remedy, and a command
 ADVICE: Mapping[str, tuple[str, str, str]] = {
     "blob-missing": (
-        "somebody or a rule of the bucket deleted it, or the store was copied without it",
-        f"{RESTORES}; what is lost for good is taken out by persist check --repair --excise",
+        "it was deleted by a user or a lifecycle rule of the bucket, or the store was copied without it",
+        f"{RESTORES}; remove a lost part by persist check --repair --excise",
         "persist check {} --deep",
     ),
     "blob-damaged": (
-        "the bytes in the store are not those that were written",
+        "the bytes in the store differ from those that were written",
         f"{RESTORES}; persist check --deep reads every byte",
         "persist check {} --deep",
     ),
     "log-damaged": (
-        "the consensus store has lost or changed what it acknowledged, or was restored to an older time",
-        "restore the consensus store, or begin the logs anew from the blob store",
+        "the consensus store has lost or changed acknowledged data, or was restored to an earlier time",
+        "restore the consensus store, or restart the logs from the blob store",
         "persist check {}",
     ),
     "state-damaged": (
-        "bytes were changed so that their checksums hold, or a version of persist has a fault",
-        "stop what deletes (persist maintain gc, and maintenance of servers); restore the shard from a backup, and "
-        "report it",
+        "bytes were changed together with their checksums, or a version of persist has a bug",
+        f"{STOP_GC}; restore the shard from a backup, and report the bug",
         "persist check {} --deep",
     ),
     "loan-broken": (
         "the shard that lends was restored without its loans, or a list of a loan is damaged",
-        "stop what deletes (persist maintain gc, and maintenance of servers); restore both shards from one backup",
+        f"{STOP_GC}; restore both shards from one backup",
         "persist inspect holds {}",
     ),
 }
@@ -54,56 +54,55 @@ OF_KIND: Mapping[FaultKind, str] = {
 }
 
 
-def damage(found: str, shard: str, what: str, key: str = "") -> Diagnosis:
-    """A finding of damage, with its cause and remedy. `key`: of the blob."""
-    cause, remedy, command = ADVICE[found]
+def damage(finding_id: str, shard: str, what: str, key: str = "") -> Diagnosis:
+    """Make a finding of damage, with its cause and remedy. `key`: of the blob."""
+    cause, remedy, command = ADVICE[finding_id]
     command = command.format(shard)
-    return diagnosis(found, shard, what, cause=cause, remedy=remedy, command=command, key=key or None)
+    return diagnosis(finding_id, shard, what, cause=cause, remedy=remedy, command=command, key=key or None)
 
 
 def of_fault(fault: Fault) -> Diagnosis:
-    """The finding that a fault is. A rollup without a key is of the log."""
-    found = OF_KIND[fault.kind]
+    """Turn a fault into a finding. A rollup fault without a key is about the log."""
+    finding_id = OF_KIND[fault.kind]
     if fault.kind is FaultKind.ROLLUP and not fault.key:
-        found = "log-damaged"
-    return damage(found, fault.shard or "", fault.what, fault.key)
+        finding_id = "log-damaged"
+    return damage(finding_id, fault.shard or "", fault.what, fault.key)
 
 
-def shard_unreadable(seen: CheckedShard) -> Iterator[Diagnosis]:
-    """No State can be made: nobody can read or write the shard."""
-    if seen.state is not None:
+def shard_unreadable(shard: CheckedShard) -> Iterator[Diagnosis]:
+    """No State can be loaded: the shard can be neither read nor written."""
+    if shard.state is not None:
         return
-    why = "; ".join(dict.fromkeys(one.what for one in seen.faults)) or "its log leads to none"
+    reason = "; ".join(dict.fromkeys(fault.what for fault in shard.faults)) or "no State follows from its log"
     yield diagnosis(
         "shard-unreadable",
-        seen.name,
-        f"nobody can read or write the shard: no State of its log, which ends at v{seen.head}, can be made",
-        cause=why,
-        remedy="stop what deletes (persist maintain gc, and maintenance of servers); bring back the blobs, or the log",
-        command=f"persist inspect log {seen.name}",
+        shard.name,
+        f"the shard can be neither read nor written: no State can be loaded from its log, which ends at v{shard.head}",
+        cause=reason,
+        remedy=f"{STOP_GC}; restore the blobs, or the log",
+        command=f"persist inspect log {shard.name}",
     )
 
 
 def log_lost(name: str) -> Diagnosis:
-    """The blob store has rollups of a shard, and the consensus store has nothing of it."""
+    """The blob store has rollups of a shard, and the consensus store has no log of it."""
     return diagnosis(
         "shard-unreadable",
         name,
-        "nobody can read or write the shard: its log is not in the consensus store, and its blobs are there",
-        cause="the consensus store has lost what it acknowledged, or is an older copy of itself",
-        remedy="stop what deletes (persist maintain gc, and maintenance of servers); restore a newer backup of the "
-        "consensus store",
+        "the shard can be neither read nor written: its blobs exist, but its log is missing in the consensus store",
+        cause="the consensus store has lost acknowledged data, or is an older copy of itself",
+        remedy=f"{STOP_GC}; restore a newer backup of the consensus store",
         command=f"persist check {name}",
     )
 
 
-def met(seen: CheckedShard, error: PersistError) -> Iterator[Diagnosis]:
+def unreadable(shard: CheckedShard, error: PersistError) -> Diagnosis:
     """Another check has met something damaged."""
-    yield damage("blob-damaged", seen.name, f"something that the shard names cannot be read: {error.message}")
+    return damage("blob-damaged", shard.name, f"something that the shard names cannot be read: {error.message}")
 
 
 def counted(faults: Faults) -> Iterator[Diagnosis]:
-    """What a quick look finds, of each kind of damage one finding."""
+    """Summarize the faults of a quick check: one finding for each kind of damage."""
     log, missing, damaged = list[str](), dict[str, str](), dict[str, str]()
     for fault in faults:
         if not fault.key:
@@ -113,10 +112,10 @@ def counted(faults: Faults) -> Iterator[Diagnosis]:
     damaged = {key: what for key, what in damaged.items() if key not in missing}
     name = faults.shard or ""
     if log:
-        count = f"{many(len(log), 'thing')} in the log {is_or_are(len(log))} damaged"
+        count = f"{many(len(log), 'problem')} in the log"
         yield damage("log-damaged", name, f"{count}: {log[0]}")
     if missing:
-        count = f"{many(len(missing), 'blob')} that the shard needs {is_or_are(len(missing))} not there"
+        count = f"{many(len(missing), 'blob')} that the shard needs {is_or_are(len(missing))} missing"
         yield damage("blob-missing", name, f"{count}: {some(sorted(missing))}")
     if damaged:
         count = f"{many(len(damaged), 'blob')} of the shard {is_or_are(len(damaged))} damaged"

@@ -1,4 +1,4 @@
-"""Checks of leases and clocks: who holds history, blobs or a name, since when, and whose clock is wrong."""
+"""Checks of leases and clocks: holders of history, blobs and space, and clocks that are wrong."""
 
 from __future__ import annotations
 
@@ -28,254 +28,243 @@ from persist.core.ids import CriticalReaderId, ReaderId, critical_reader_id_of
 from persist.core.state import CriticalReader, LeasedReader, State, latest_time
 from persist.regions.remote_holds import PURPOSE as REGION
 
-# Who holds: history, blobs that left the shard, a place in it. By name, since when, and whether they still live.
+# Holders of history, blobs and space: since when, and whether they are alive.
 
 
-DATA_FRAMES = "spark "  # what reads of PySpark say: nobody knows when a DataFrame is done with, so their leases lapse
-READERS_TOLD_MAX = 100  # of a shard, by one kind of finding
+DATA_FRAMES = "spark "  # purpose of PySpark reads: the end of a DataFrame is unknown, so that their leases lapse
+READERS_TOLD_MAX = 100  # of a shard, for one kind of finding
 
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Who holds `since`. `lives` says whether somebody still renews it, in words."""
+    """A holder of `since`. `liveness` describes whether it is alive."""
 
-    who: str
+    name: str
     since: Antichain
     began: str
-    lives: str
+    liveness: str
     remedy: str
     command: str
 
 
-def since_held(seen: CheckedShard) -> Iterator[Diagnosis]:
-    """Readers for whom history is kept that the shard's own setting would let go, for long."""
-    state = seen.state
-    if state is None or state.since.element is None:
+def since_held(shard: CheckedShard) -> Iterator[Diagnosis]:
+    """Readers that have long held history that the shard's settings would delete."""
+    state = shard.known()
+    if state.since.element is None:
         return
     allowed = state.history_hold if state.settings.keeps_history else latest_time(state)
     kept_ms = (state.settings.history_ms or 0) if state.settings.keeps_history else 0
-    for holder in _holders(seen, state):
+    for holder in _holders(shard, state):
         time = holder.since.element
         if time is None or not holder.since < allowed or holder.since > state.since:
             continue
-        old_ms = seen.age_ms(time)
-        if old_ms is None or old_ms < seen.limits.held_ms + kept_ms:
+        age_ms = shard.age_ms(time)
+        if age_ms is None or age_ms < shard.limits.held_ms + kept_ms:
             continue
         yield diagnosis(
             "since-held",
-            seen.name,
-            f"{holder.who} holds all history from time {time} on, which is {age(old_ms)} old; without it history would "
-            f"begin at {allowed.element}",
-            cause=f"{holder.began}; {holder.lives}",
+            shard.name,
+            f"{holder.name} holds all history from time {time} on, which is {age(age_ms)} old; without it history "
+            f"would begin at {allowed.element}",
+            cause=f"{holder.began}; {holder.liveness}",
             remedy=holder.remedy,
             command=holder.command,
         )
 
 
 def _cursors(state: State) -> list[tuple[CriticalReaderId, CriticalReader]]:
-    """The critical readers, those first that hold the most."""
+    """The critical readers, oldest since first."""
     return sorted(state.critical_readers.items(), key=lambda item: (item[1].since.element or 0, item[0]))
 
 
-def _holders(seen: CheckedShard, state: State) -> Iterator[_Holder]:
-    """Those who hold the most, at most READERS_TOLD_MAX of each kind."""
-    leased = [(key, one) for key, one in state.leased_readers.items() if not one.point and not one.since.is_empty]
-    for reader, held in sorted(leased, key=lambda item: (item[1].since.element or 0, item[0]))[:READERS_TOLD_MAX]:
+def _holders(shard: CheckedShard, state: State) -> Iterator[_Holder]:
+    """The holders with the oldest since, at most READERS_TOLD_MAX of each kind."""
+    leased = [item for item in state.leased_readers.items() if not item[1].point and not item[1].since.is_empty]
+    for reader, lease in sorted(leased, key=lambda item: (item[1].since.element or 0, item[0]))[:READERS_TOLD_MAX]:
         yield _Holder(
-            _reader_name(reader, held), held.since, f"it was opened {_opened(seen, reader)}", _lives(seen, held),
-            _reader_remedy(seen, held), _reader_command(seen, held),
-        )  # fmt: skip
+            _reader_name(reader, lease),
+            lease.since,
+            f"it was opened {_opened(shard, reader)}",
+            *_liveness_and_advice(shard, lease),
+        )
     for cursor, critical in _cursors(state)[:READERS_TOLD_MAX]:
         yield _Holder(
             _cursor_name(state, cursor), critical.since, f"it was registered {_registered(int(critical.registered))}",
-            "a critical reader holds until it is moved or given up, whether anybody reads or not",
-            "let its reader go on, or give it up: shard.critical_reader(NAME).expire()",
-            f"persist inspect holds {seen.name}",
+            "a critical reader holds history until it is moved or expired, whether it is used or not",
+            "resume its reader, or expire it: shard.critical_reader(NAME).expire()",
+            f"persist inspect holds {shard.name}",
         )  # fmt: skip
 
 
-def _reader_name(reader: ReaderId, held: LeasedReader) -> str:
-    if held.purpose.startswith(REGION):
-        return f"region {held.purpose.removeprefix(REGION)!r} (reader {reader})"
-    return f"reader {held.purpose!r} ({reader})" if held.purpose else f"a reader without a purpose ({reader})"
+def _reader_name(reader: ReaderId, lease: LeasedReader) -> str:
+    if lease.purpose.startswith(REGION):
+        return f"region {lease.purpose.removeprefix(REGION)!r} (reader {reader})"
+    return f"reader {lease.purpose!r} ({reader})" if lease.purpose else f"a reader without a purpose ({reader})"
 
 
 def _cursor_name(state: State, cursor: CriticalReaderId) -> str:
-    """A State keeps no names of critical readers, only what they are made into; consumers of a policy are named."""
+    """A State has only digests of the names of critical readers; consumers of a retention policy are known by name."""
     policy = state.settings.rows
-    name = next((one for one in (policy.consumers if policy else ()) if critical_reader_id_of(one) == cursor), None)
+    name = next(
+        (consumer for consumer in (policy.consumers if policy else ()) if critical_reader_id_of(consumer) == cursor),
+        None,
+    )
     purpose = state.critical_readers[cursor].purpose
-    told = repr(name) if name is not None else repr(purpose) if purpose else "without a purpose"
-    return f"critical reader {told} ({cursor})"
+    label = repr(name) if name is not None else repr(purpose) if purpose else "without a purpose"
+    return f"critical reader {label} ({cursor})"
 
 
-def _opened(seen: CheckedShard, reader: ReaderId) -> str:
-    """When it came, by the log, or else by the clock of who made its id."""
-    by_log = seen.log.began.get(reader)
-    if by_log is not None and seen.log.first_seqno == 1:
+def _opened(shard: CheckedShard, reader: ReaderId) -> str:
+    """When the reader was opened, by the log, or else by the clock that minted its id."""
+    by_log = shard.log.began.get(reader)
+    if by_log is not None and shard.log.first_seqno == 1:
         return at(by_log)
     return at(born_ms(reader))
 
 
 def _registered(seqno: int) -> str:
-    return f"after v{seqno}" if seqno else "before that was noted"
+    return f"after v{seqno}" if seqno else "before registrations were recorded"
 
 
-def _lives(seen: CheckedShard, held: LeasedReader) -> str:
-    silent_ms = seen.silent_ms(held)
-    if silent_ms > held.lease_ms:
-        return f"nobody has renewed it for {age(silent_ms)}, and its lease is {age(held.lease_ms)}: its program is gone"
-    return f"its program lives: it has renewed its lease of {age(held.lease_ms)} within {age(max(silent_ms, 1000))}"
+def _liveness_and_advice(shard: CheckedShard, lease: LeasedReader) -> tuple[str, str, str]:
+    """Whether the program of a reader is alive, a remedy, and a command."""
+    silent_ms, command = shard.silent_ms(lease), f"persist inspect holds {shard.name}"
+    if silent_ms > lease.lease_ms:
+        liveness = f"it was not renewed for {age(silent_ms)}, its lease is {age(lease.lease_ms)}: its program is gone"
+        return liveness, "start maintenance, which expires leases that are not renewed", "persist maintain gc --once"
+    liveness = f"its program is alive: it renewed its lease of {age(lease.lease_ms)} within {age(max(silent_ms, 1000))}"
+    if lease.purpose.startswith(REGION):
+        return liveness, "find out why that region is behind; its holds can be released", command
+    return liveness, "end that program, or let it continue to read; its lease then ends", command
 
 
-def _is_gone(seen: CheckedShard, held: LeasedReader) -> bool:
-    return seen.silent_ms(held) > held.lease_ms
-
-
-def _reader_remedy(seen: CheckedShard, held: LeasedReader) -> str:
-    if _is_gone(seen, held):
-        return "start maintenance, which ends leases that nobody renews"
-    if held.purpose.startswith(REGION):
-        return "look why that region is behind; what it holds can be let go"
-    return "end that program, or have it read on; then its lease ends by itself"
-
-
-def _reader_command(seen: CheckedShard, held: LeasedReader) -> str:
-    return "persist maintain gc --once" if _is_gone(seen, held) else f"persist inspect holds {seen.name}"
-
-
-def gc_held(seen: CheckedShard) -> Iterator[Diagnosis]:
-    """Readers of old versions: blobs that left the shard since then stay, and so does the log."""
-    state = seen.state
-    if state is None:
-        return
-    found = sorted(state.leased_readers.items(), key=lambda item: (item[1].seqno, item[0]))
-    for reader, held in found[:READERS_TOLD_MAX]:
-        began_ms = seen.log.walltimes.get(int(held.seqno) + 1)
-        if began_ms is None or seen.now_ms - began_ms < seen.limits.held_ms:
+def gc_held(shard: CheckedShard) -> Iterator[Diagnosis]:
+    """Readers of old versions: blobs that left the shard since then, and the log, are retained."""
+    state = shard.known()
+    readers = sorted(state.leased_readers.items(), key=lambda item: (item[1].seqno, item[0]))
+    for reader, lease in readers[:READERS_TOLD_MAX]:
+        began_ms = shard.log.walltimes.get(int(lease.seqno) + 1)
+        if began_ms is None or shard.now_ms - began_ms < shard.limits.held_ms:
             continue
-        left = [key for key, seqno in seen.log.gone.items() if seqno > held.seqno and key in seen.listed]
-        entries = seen.head - int(held.seqno)
+        left = [key for key, seqno in shard.log.gone.items() if seqno > lease.seqno and key in shard.listed]
+        entries = shard.head - int(lease.seqno)
         if all(map(is_rollup_key, left)) and entries < HELD_ENTRIES_MANY:
-            continue  # a listener of a shard at rest: its own renewals are all that came since
-        kept = sum(seen.listed[key].size for key in left)
+            continue  # a listener of an idle shard: only its own renewals are newer
+        kept = sum(shard.listed[key].size for key in left)
+        liveness, remedy, command = _liveness_and_advice(shard, lease)
         yield diagnosis(
             "gc-held",
-            seen.name,
-            f"{_reader_name(reader, held)} has read v{held.seqno} for {age(seen.now_ms - began_ms)}: it keeps "
+            shard.name,
+            f"{_reader_name(reader, lease)} has read v{lease.seqno} for {age(shard.now_ms - began_ms)}: it retains "
             f"{many(len(left), 'blob')} of {size(kept)} and {many(entries, 'log entry')}",
-            cause=f"it was opened {_opened(seen, reader)}; {_lives(seen, held)}",
-            remedy=_reader_remedy(seen, held),
-            command=_reader_command(seen, held),
+            cause=f"it was opened {_opened(shard, reader)}; {liveness}",
+            remedy=remedy,
+            command=command,
         )
 
 
-def cursor_still(seen: CheckedShard) -> Iterator[Diagnosis]:
+def cursor_still(shard: CheckedShard) -> Iterator[Diagnosis]:
     """Critical readers that have not moved for long, though there is more to read."""
-    state = seen.state
-    if state is None:
-        return
+    state = shard.known()
     latest = latest_time(state)
     for cursor, critical in _cursors(state):
         time = critical.since.element
         if time is None or not critical.since < latest:
             continue
-        moved_ms, old_ms = seen.log.moved.get(cursor), seen.age_ms(time + 1)
+        moved_ms, still_ms = shard.log.moved.get(cursor), shard.age_ms(time + 1)
         if moved_ms is not None:
-            old_ms = seen.now_ms - moved_ms if old_ms is None else min(old_ms, seen.now_ms - moved_ms)
-        if old_ms is None or old_ms < seen.limits.held_ms:
+            still_ms = shard.now_ms - moved_ms if still_ms is None else min(still_ms, shard.now_ms - moved_ms)
+        if still_ms is None or still_ms < shard.limits.held_ms:
             continue
         behind = (latest.element or 0) - time
         yield diagnosis(
             "cursor-still",
-            seen.name,
-            f"{_cursor_name(state, cursor)} has stood at time {time} for {age(old_ms)}, {many(behind, 'time')} behind "
+            shard.name,
+            f"{_cursor_name(state, cursor)} has been at time {time} for {age(still_ms)}, {many(behind, 'time')} behind "
             "the latest",
-            cause=f"who reads by it has stopped; it was registered {_registered(int(critical.registered))}",
-            remedy="start its reader again, or give it up: shard.critical_reader(NAME).expire()",
-            command=f"persist inspect holds {seen.name}",
+            cause=f"its reader has stopped; it was registered {_registered(int(critical.registered))}",
+            remedy="restart its reader, or expire it: shard.critical_reader(NAME).expire()",
+            command=f"persist inspect holds {shard.name}",
         )
 
 
-def many_holders(seen: CheckedShard) -> Iterator[Diagnosis]:
-    """Very many readers, or writers: each costs every State room."""
-    if seen.state is None:
-        return
-    for found, what, held, most in (
-        ("readers-many", "reader", seen.state.leased_readers, READERS_MANY),
-        ("writers-many", "writer", seen.state.writers, WRITERS_MANY),
+def many_holders(shard: CheckedShard) -> Iterator[Diagnosis]:
+    """Very many readers or writers: each takes space in every State."""
+    state = shard.known()
+    for finding_id, role, registered, threshold in (
+        ("readers-many", "reader", state.leased_readers, READERS_MANY),
+        ("writers-many", "writer", state.writers, WRITERS_MANY),
     ):
-        if len(held) >= most:
+        if len(registered) >= threshold:
             yield diagnosis(
-                found,
-                seen.name,
-                f"the shard has {len(held):,} registered {what}s, and every commit carries what they do",
-                cause=f"a program opens {what}s, and does not close them: each stays until its lease ends",
-                remedy=f"keep one {what} open, or close each",
-                command=f"persist inspect holds {seen.name}",
+                finding_id,
+                shard.name,
+                f"the shard has {len(registered):,} registered {role}s, which makes every State larger",
+                cause=f"a program opens {role}s without closing them: each remains until its lease ends",
+                remedy=f"keep one {role} open, or close each",
+                command=f"persist inspect holds {shard.name}",
             )
 
 
-def lease_lapses(seen: CheckedShard) -> Iterator[Diagnosis]:
-    """Leases that ended because nobody renewed them, within a day, as far as the live log tells."""
+def lease_lapses(shard: CheckedShard) -> Iterator[Diagnosis]:
+    """Leases that lapsed within a day, as far as the live log goes back."""
     lapses = [
-        one for one in seen.log.lapses if seen.now_ms - one.at_ms < DAY_MS and not one.purpose.startswith(DATA_FRAMES)
+        lapse
+        for lapse in shard.log.lapses
+        if shard.now_ms - lapse.at_ms < DAY_MS and not lapse.purpose.startswith(DATA_FRAMES)
     ]
     if len(lapses) < LAPSES_MANY:
         return
-    names = [f"reader {one.purpose!r}" if one.kind == "reader" else "a writer" for one in lapses]
+    names = [f"reader {lapse.purpose!r}" if lapse.kind == "reader" else "a writer" for lapse in lapses]
     often = max(sorted(set(names)), key=names.count)
     yield diagnosis(
         "lease-lapses",
-        seen.name,
+        shard.name,
         f"{len(lapses)} leases have lapsed since {at(lapses[0].at_ms)}, {names.count(often)} of them of {often}",
-        cause="their programs were killed, suspended, or cut off; or they open readers and writers and leave them",
-        remedy="close what is opened, give longer leases (lease_ms), or look why those programs end",
-        command=f"persist inspect holds {seen.name}",
+        cause="their programs were killed, suspended or disconnected; or they leave readers and writers open",
+        remedy="close them, use longer leases (lease_ms), or find out why those programs end",
+        command=f"persist inspect holds {shard.name}",
     )
 
 
-def loan_stuck(seen: CheckedShard) -> Iterator[Diagnosis]:
-    """Blobs that are lent to a clone that does not have them, or is no more."""
-    state = seen.state
-    if state is None:
-        return
+def loan_stuck(shard: CheckedShard) -> Iterator[Diagnosis]:
+    """Blobs that are lent to a clone that does not have them, or no longer exists."""
+    state = shard.known()
     for loan_id, loan in sorted(state.loans.items()):
-        old_ms = seen.now_ms - loan.begun_ms
-        if old_ms < seen.limits.behind_ms or _has_borrowed(seen, loan.borrower, loan_id):
+        if shard.now_ms - loan.begun_ms < shard.limits.behind_ms or _has_borrowed(shard, loan.borrower, loan_id):
             continue
-        lent_to = seen.look.shown_name(loan.borrower)
+        lent_to = shard.location.shown_name(loan.borrower)
         yield diagnosis(
             "loan-stuck",
-            seen.name,
+            shard.name,
             f"{many(loan.keys, 'blob')} {'is' if loan.keys == 1 else 'are'} lent to {lent_to!r} since "
             f"{at(loan.begun_ms)}, and that shard needs none of them",
-            cause="the clone was never made, was dropped, or was merged, and maintenance has not ended the loan",
-            remedy="start maintenance, which ends it",
+            cause="the clone was never created, was dropped, or was merged, and maintenance has not ended the loan",
+            remedy="start maintenance, which ends the loan",
             command="persist maintain gc --once",
         )
 
 
-def _has_borrowed(seen: CheckedShard, borrower: str, loan_id: object) -> bool:
+def _has_borrowed(shard: CheckedShard, borrower: str, loan_id: object) -> bool:
     try:
-        state = newest(seen.look, borrower).state
+        state = newest(shard.location, borrower).state
     except UnknownShard:
         return False
     except PersistError:
-        return True  # nobody knows
+        return True  # unknown
     return state is None or (loan_id in state.borrowed and not state.is_closed)
 
 
-# Clocks: of who commits, of the blob store, and of this machine. Nothing is probed: what lies there already tells.
+# Clocks of writers, of the blob store, and of this machine, as far as existing data shows. Nothing is probed.
 
 
 REMEDY = "set the clocks by NTP on all machines that write, and on that of the blob store"
 
 
 @dataclass(frozen=True, slots=True)
-class ClocksSeen:
-    """What one shard tells of clocks: by how much its last commit lies in the future, by how much a blob was made after
-    the store says that it was written, and by how much the store's time of a blob lies in the future. At least 0.
+class ClockFacts:
+    """What the data of one shard shows of clocks, each at least 0: how far its last commit is in the future, how much
+    later a blob was created than the store says it was written, and how far the store's time of a blob is ahead.
     """
 
     shard: str
@@ -284,36 +273,40 @@ class ClocksSeen:
     store_ms: int
 
 
-def clocks_of(seen: CheckedShard, now_ms: int) -> ClocksSeen:
-    """Of a shard that was read before `now_ms`: what is later than that lies in the future."""
-    commit_ms = 0 if seen.state is None else seen.state.walltime_ms - now_ms
+def clocks_of(shard: CheckedShard, now_ms: int) -> ClockFacts:
+    """Compare the times of a shard that was read before `now_ms`."""
+    commit_ms = 0 if shard.state is None else shard.state.walltime_ms - now_ms
     maker_ms = store_ms = 0
-    for key, stat in seen.listed.items():
+    for key, stat in shard.listed.items():
         store_ms = max(store_ms, stat.modified_ms - now_ms)
         if belongs_to(key, shard_of(key)):
             maker_ms = max(maker_ms, born_ms(key) - stat.modified_ms)
-    return ClocksSeen(seen.name, max(0, commit_ms), maker_ms, store_ms)
+    return ClockFacts(shard.name, max(0, commit_ms), maker_ms, store_ms)
 
 
-def clock_off(found: Iterable[ClocksSeen]) -> Iterator[Diagnosis]:
-    """One finding for each pair of clocks that do not agree, by the shard that shows it most.
+def clock_off(clocks: Iterable[ClockFacts]) -> Iterator[Diagnosis]:
+    """One finding for each pair of clocks that differ, about the shard with the largest difference.
 
-    A maker's clock that is behind the store's cannot be told from a copy that was made later.
+    A writer's clock that is behind the store's is indistinguishable from a copy that was made later.
     """
-    known = [one for one in found if max(one.commit_ms, one.maker_ms, one.store_ms) > OFFSET_MS_MAX]
-    for ahead, name in (
+    wrong = [
+        shard_clocks
+        for shard_clocks in clocks
+        if max(shard_clocks.commit_ms, shard_clocks.maker_ms, shard_clocks.store_ms) > OFFSET_MS_MAX
+    ]
+    for attribute, name in (
         ("maker_ms", "a writer's clock is {} ahead of the blob store's"),
         ("store_ms", "the blob store's clock is {} ahead of this machine's"),
         ("commit_ms", "a commit is {} in the future, by this machine's clock"),
     ):
-        worst = max(known, key=lambda one: (getattr(one, ahead), one.shard), default=None)
-        if worst is None or getattr(worst, ahead) <= OFFSET_MS_MAX:
+        worst = max(wrong, key=lambda clocks: (getattr(clocks, attribute), clocks.shard), default=None)
+        if worst is None or getattr(worst, attribute) <= OFFSET_MS_MAX:
             continue
         yield diagnosis(
             "clock-off",
             worst.shard,
-            name.format(age(getattr(worst, ahead))),
-            cause="clocks of machines differ; while they do no instants are settled, and nothing goes by age",
-            remedy=f"{REMEDY}; what a clock far ahead has settled is taken back by --repair-clock",
+            name.format(age(getattr(worst, attribute))),
+            cause="clocks of machines differ; until they agree no instants are settled, and nothing expires by age",
+            remedy=f"{REMEDY}; --repair-clock undoes what a clock that was far ahead has settled",
             command=f"persist history {worst.shard}",
         )

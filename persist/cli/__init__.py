@@ -1,1 +1,1 @@
-"""The commands of the program that are about shards, locations and regions. `rpc.cli.program` has the table."""
+"""Commands about shards, locations and regions. `rpc.cli.program` has the table of all commands."""

@@ -1,6 +1,6 @@
 """`persist backup …`: backups of a location in a blob store of their own, and recovery after a store is lost.
 
-`export-state` and `import-state` take a single shard, as a JSON file, out of a location and into another one.
+`export-state` and `import-state` move a single shard between locations as a JSON file.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from persist.cli.output_files import replacing
 from persist.client.timestamps import instant_text, kept_ms, read_instant
 from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up
-from persist.copies.backup_restore import Choice, checked_backup, chosen, restore
+from persist.copies.backup_restore import RestoreRequest, restore, select_backup, verify_backup
 from persist.copies.backup_store import Backup, BackupStore, KeepRule, prune
-from persist.copies.recovery import GAP, Recovered, plan, recover
-from persist.copies.state_file import FILE_BYTES_MAX, exported, imported, read_file
+from persist.copies.recovery import GAP, Recovered, RecoveryRequest, plan, recover
+from persist.copies.state_file import FILE_BYTES_MAX, export_state, import_state, read_file
 from persist.copies.throttled_blob import read_rate
 from persist.copies.verify import Depth
 from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
 
-EXIT_FOUND = 1  # faults, or backups that cannot be read
+EXIT_FOUND = 1  # faults, or unreadable backups
 EXIT_LOST = 1  # shards whose newest version cannot be recovered
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="SUBCOMMAND")
-    create = add_subcommand(commands, "create", "make a backup, of all shards or of some", _create)
+    create = add_subcommand(commands, "create", "back up all shards or some of them", _create)
     add_where(create)
     create.add_argument("--to", required=True, metavar="URL", help="the blob store of the backups: file:///dir, s3://…")
     _add_shards(create)
@@ -53,12 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_from(back, backup=True)
     add_where(back)
     _add_shards(back)
-    back.add_argument("--as", dest="as_name", metavar="NAME", help="the name for the only shard")
-    back.add_argument("--at", metavar="TIME", help="the contents of that wall clock, such as 2026-11-20T12:00:00Z")
-    back.add_argument("--keep-policies", action="store_true", help="apply policies of rows again at once")
+    back.add_argument("--as", dest="as_name", metavar="NAME", help="the new name, if there is only one shard")
+    back.add_argument("--at", metavar="TIME", help="the contents as of a wall clock, such as 2026-11-20T12:00:00Z")
+    back.add_argument("--keep-policies", action="store_true", help="apply row retention policies at once")
     back.add_argument("--ahead", action="store_true", help="copy the blobs only; a later restore takes seconds")
     _add_pace(back)
-    pruning = add_subcommand(commands, "prune", "delete old backups, and what only they need", _prune)
+    pruning = add_subcommand(commands, "prune", "delete old backups, and blobs that only they need", _prune)
     _add_from(pruning, backup=False)
     pruning.add_argument("--last", type=int, metavar="N", help="keep the newest N")
     pruning.add_argument("--within", metavar="AGE", help="keep those that are younger, such as 30d")
@@ -68,80 +68,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_recovery(commands: Any) -> None:
-    what = "start the logs of shards anew from the blob store, after the consensus store is lost"
+    what = "restart the logs of shards from the blob store, after the consensus store is lost"
     recovery = add_subcommand(commands, "recover", what, _recover)
     add_where(recovery)
     recovery.add_argument("--dry-run", action="store_true", help="only print what would be recovered")
+    recovery.add_argument("--accept-loss", action="store_true", help="continue although newest versions are incomplete")
     recovery.add_argument(
-        "--accept-loss", action="store_true", help="continue although the newest versions of shards are not whole"
+        "--gap", type=int, default=GAP, metavar="N", help=f"times to skip after the last known one ({GAP})"
     )
-    recovery.add_argument(
-        "--gap", type=int, default=GAP, metavar="N", help=f"times that are left out after the last known one ({GAP})"
-    )
-    recovery.add_argument(
-        "--older-consensus", metavar="URL", help="an older copy of the lost consensus store, which is read only"
-    )
+    recovery.add_argument("--older-consensus", metavar="URL", help="an older copy of the lost store; it is only read")
     what = "write the State of a shard as JSON, with the blobs that it names"
     out = add_subcommand(commands, "export-state", what, _export_state)
     out.add_argument("name", metavar="NAME", help="the shard")
     add_where(out)
     out.add_argument("-o", "--out", metavar="FILE", help="the file; else standard output")
-    what = "make a shard of such a file, with copies of its blobs"
+    what = "create a shard from such a file, with copies of its blobs"
     back = add_subcommand(commands, "import-state", what, _import_state)
     back.add_argument("file", metavar="FILE")
     add_where(back)
-    back.add_argument("--as", dest="as_name", required=True, metavar="NAME", help="the name of the shard that is made")
-    back.add_argument("--from", dest="source", metavar="URL", help="the blob store that has its blobs; else this one")
-    back.add_argument("--keep-policies", action="store_true", help="apply its policy of rows again at once")
+    back.add_argument("--as", dest="as_name", required=True, metavar="NAME", help="the name of the new shard")
+    back.add_argument("--from", dest="source", metavar="URL", help="the blob store with its blobs; default: this one")
+    back.add_argument("--keep-policies", action="store_true", help="apply its row retention policy at once")
 
 
 def _add_from(parser: argparse.ArgumentParser, *, backup: bool) -> None:
     parser.add_argument("--from", dest="source", required=True, metavar="URL", help="the blob store of the backups")
     if backup:
-        parser.add_argument("--backup", metavar="ID", help="the backup; without it the latest one")
+        parser.add_argument("--backup", metavar="ID", help="the backup; default: the latest")
 
 
 def _add_shards(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="the shards; without one, all of them")
-    parser.add_argument("--prefix", default="", metavar="TEXT", help="all shards whose names begin so")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the shards; default: all")
+    parser.add_argument("--prefix", default="", metavar="TEXT", help="all shards whose names begin with this")
 
 
 def _add_pace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", metavar="BYTES", help="read at most so many bytes a second, such as 50MiB")
-    parser.add_argument(
-        "--at-once", type=int, default=4, metavar="N", help="shards, and blobs, on their way at a time (4)"
-    )
+    parser.add_argument("--at-once", type=int, default=4, metavar="N", help="concurrent shards, and blobs (4)")
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    wanted = BackupRequest(
+    request = BackupRequest(
         tuple(arguments.names), arguments.prefix, arguments.consistent, read_rate(arguments.rate), arguments.at_once
     )
-    wanted.check()
+    request.check()
     with (
         closing(where_of(arguments).open(must_exist=True)) as location,
         blob_at(arguments.to, must_exist=False) as blob,
-        _shown() as shown,
+        _progress_line() as show,
     ):
-        made = back_up(location, BackupStore(blob, SystemClock(), SystemIds()), wanted, shown)
-    print(json.dumps(_line(made)))
+        backup = back_up(location, BackupStore(blob, SystemClock(), SystemIds()), request, show)
+    print(json.dumps(_line(backup)))
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    """1: there are backups that cannot be read; each has a line."""
+    """Print a line for each backup. 1: some backups cannot be read."""
     with backups_at(arguments.source) as store:
         listed = store.listed()
     for backup in listed.backups:
         print(json.dumps(_line(backup)))
     for unread in listed.unread:
-        print(json.dumps({"backup": unread.id, "kind": unread.why.kind, "why": unread.why.message}))
+        print(json.dumps({"backup": unread.id, "kind": unread.error.kind, "why": unread.error.message}))
     return EXIT_FOUND if listed.unread else 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
     with backups_at(arguments.source) as store:
-        backup = chosen(store, None, arguments.backup)
+        backup = select_backup(store, None, arguments.backup)
     for shard in backup.shards:
         print(json.dumps({"shard": shard.name, "since": shard.since, "upper": shard.upper, "blobs": shard.blobs,
                           "bytes": shard.size, "sent": shard.sent}))  # fmt: skip
@@ -150,14 +144,14 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    """1: there are faults; each has a line."""
-    how = Depth(arguments.deep, read_rate(arguments.rate))
-    how.check()
+    """Print a line for each fault. 1: there are faults."""
+    depth = Depth(arguments.deep, read_rate(arguments.rate))
+    depth.check()
     faults = 0
     with backups_at(arguments.source) as store:
-        backup = chosen(store, None, arguments.backup)
-        for _, found in checked_backup(store, backup, how):
-            for fault in found:
+        backup = select_backup(store, None, arguments.backup)
+        for _, shard_faults in verify_backup(store, backup, depth):
+            for fault in shard_faults:
                 faults += 1
                 print(json.dumps(fault.to_json()))
     print(json.dumps({**_line(backup), "faults": faults}))
@@ -166,7 +160,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _restore(arguments: argparse.Namespace) -> int:
     at = None if arguments.at is None else read_instant("--at", arguments.at)
-    choice = Choice(
+    choice = RestoreRequest(
         tuple(arguments.names),
         arguments.prefix,
         arguments.as_name,
@@ -178,59 +172,57 @@ def _restore(arguments: argparse.Namespace) -> int:
     )
     choice.check()
     with backups_at(arguments.source) as store:
-        backup = chosen(store, at, arguments.backup)
-        with closing(where_of(arguments).open()) as location, _shown() as shown:
-            back = restore(store, backup, location, choice, shown)
-    for shard in back:
+        backup = select_backup(store, at, arguments.backup)
+        with closing(where_of(arguments).open()) as location, _progress_line() as show:
+            restored = restore(store, backup, location, choice, show)
+    for shard in restored:
         if arguments.ahead:
             print(json.dumps({"shard": shard.name, "sent": shard.sent, "ahead": True}))
             continue
-        told = {"shard": shard.name, "upper": shard.upper, "sent": shard.sent, "policy_taken_away": shard.policy}
-        print(json.dumps({**told, "critical_readers": list(shard.readers), "left": shard.left}))
-    print(json.dumps({"backup": backup.id, "shards": len(back), "sent": sum(shard.sent for shard in back)}))
+        line = {"shard": shard.name, "upper": shard.upper, "sent": shard.sent, "policy_taken_away": shard.policy}
+        print(json.dumps({**line, "critical_readers": list(shard.readers), "left": shard.left}))
+    print(json.dumps({"backup": backup.id, "shards": len(restored), "sent": sum(shard.sent for shard in restored)}))
     return 0
 
 
 def _prune(arguments: argparse.Namespace) -> int:
     within = None if arguments.within is None else kept_ms(arguments.within, "--within", takes_none=False)
-    kept = KeepRule(arguments.last, within, arguments.damaged)
-    kept.check()
+    rule = KeepRule(arguments.last, within, arguments.damaged)
+    rule.check()
     with backups_at(arguments.source) as store:
-        found = prune(store, kept, dry_run=arguments.dry_run)
-    print(json.dumps({**asdict(found), "dry_run": arguments.dry_run}))
+        pruned = prune(store, rule, dry_run=arguments.dry_run)
+    print(json.dumps({**asdict(pruned), "dry_run": arguments.dry_run}))
     return 0
 
 
 def _recover(arguments: argparse.Namespace) -> int:
-    """0: done. 1: `--dry-run` has found shards whose newest version would not be recovered."""
+    """0: done. 1: with `--dry-run`, there are shards whose newest version would not be recovered."""
     try:
         recovered = _recovered(arguments)
     except InvalidUsage as error:
         if arguments.older_consensus or not error.details.get("in_use"):
             raise
-        raise InvalidUsage(
-            f"{error.message}; an older copy of the lost one is given by --older-consensus beside it"
-        ) from error
+        raise InvalidUsage(f"{error.message}; give an older copy of the lost store by --older-consensus") from error
     show_recovered(recovered, dry_run=arguments.dry_run)
     return EXIT_LOST if arguments.dry_run and recovered.lacking else 0
 
 
 def _recovered(arguments: argparse.Namespace) -> Recovered:
-    with ExitStack() as opened:
-        location = opened.enter_context(closing(where_of(arguments).open(must_exist=True)))
+    with ExitStack() as stack:
+        location = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
         older = None
         if arguments.older_consensus:
             check_there(arguments.older_consensus)
             with translated():
                 older = open_consensus(arguments.older_consensus)
-            opened.callback(older.close)
+            stack.callback(older.close)
         if arguments.dry_run:
-            return plan(location, arguments.gap, older)
+            return plan(location, RecoveryRequest(gap=arguments.gap, older=older))
         return recover(location, accept_loss=arguments.accept_loss, gap=arguments.gap, older=older)
 
 
 def show_recovered(recovered: Recovered, *, dry_run: bool) -> None:
-    """A line of JSON for each shard, and one for all of them."""
+    """Print a line of JSON for each shard, and one for all of them."""
     for shard in recovered.shards:
         print(json.dumps(shard.to_json()))
     beat = None if recovered.beat_ms is None else instant_text(recovered.beat_ms)
@@ -243,7 +235,7 @@ def show_recovered(recovered: Recovered, *, dry_run: bool) -> None:
 
 def _export_state(arguments: argparse.Namespace) -> int:
     with closing(where_of(arguments).open(must_exist=True)) as location:
-        text = json.dumps(exported(location, arguments.name), indent=1)
+        text = json.dumps(export_state(location, arguments.name), indent=1)
     if arguments.out is None:
         sys.stdout.write(text + "\n")
     else:
@@ -261,23 +253,27 @@ def _import_state(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InvalidUsage(f"{arguments.file} cannot be read: {error.strerror}") from error
     state_file = read_file(data)
-    with ExitStack() as opened:
-        location = opened.enter_context(closing(where_of(arguments).open()))
+    with ExitStack() as stack:
+        location = stack.enter_context(closing(where_of(arguments).open()))
         source = location.blob
         if arguments.source is not None:
-            source = opened.enter_context(blob_at(arguments.source))
-        made = imported(location, state_file, arguments.as_name, source, keeps_policies=arguments.keep_policies)
-    told = {"shard": made.name, "upper": made.upper, "sent": made.sent, "policy_taken_away": made.policy}
-    print(json.dumps({**told, "critical_readers": list(made.readers)}))
+            source = stack.enter_context(blob_at(arguments.source))
+        imported = import_state(location, state_file, arguments.as_name, source, keeps_policies=arguments.keep_policies)
+    line = {
+        "shard": imported.name,
+        "upper": imported.upper,
+        "sent": imported.sent,
+        "policy_taken_away": imported.policy,
+    }
+    print(json.dumps({**line, "critical_readers": list(imported.readers)}))
     return 0
 
 
 def _line(backup: Backup) -> dict[str, Any]:
-    at_ms = backup.at_ms
     return {
         "backup": backup.id,
         "taken": instant_text(backup.taken_ms),
-        "at": None if at_ms is None else instant_text(at_ms),
+        "at": None if backup.at_ms is None else instant_text(backup.at_ms),
         "shards": len(backup.shards),
         "blobs": sum(shard.blobs for shard in backup.shards),
         "bytes": backup.size,
@@ -287,7 +283,7 @@ def _line(backup: Backup) -> dict[str, Any]:
 
 @contextmanager
 def blob_at(url: str, *, must_exist: bool = True) -> Iterator[Blob]:
-    """A blob store, closed at the end. Raises InvalidUsage: it is not there, and must be."""
+    """Open a blob store, and close it at the end. Raises InvalidUsage: it must exist, and does not."""
     if must_exist:
         check_there(url)
     with translated():
@@ -298,7 +294,7 @@ def blob_at(url: str, *, must_exist: bool = True) -> Iterator[Blob]:
 
 @contextmanager
 def backups_at(url: str) -> Iterator[BackupStore]:
-    """The backups of a blob store."""
+    """Open the backups of a blob store."""
     with blob_at(url) as blob:
         store = BackupStore(blob, SystemClock(), SystemIds())
         store.open(None)
@@ -306,20 +302,20 @@ def backups_at(url: str) -> Iterator[BackupStore]:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[Progress], None]]:
-    """A line on the terminal that goes on; nothing where stderr is none."""
-    is_shown = sys.stderr.isatty()
+def _progress_line() -> Iterator[Callable[[Progress], None]]:
+    """Show progress on one line of standard error, if it is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
 
-    def told(progress: Progress) -> None:
-        if is_shown:
-            print(
-                f"\r{progress.shards_done} of {progress.shards} shards, {progress.blobs} blobs, "
-                f"{progress.sent / 1e6:,.1f} MB sent ",
-                end="", file=sys.stderr, flush=True,
-            )  # fmt: skip
+    def show(progress: Progress) -> None:
+        print(
+            f"\r{progress.shards_done} of {progress.shards} shards, {progress.blobs} blobs, "
+            f"{progress.sent / 1e6:,.1f} MB sent ",
+            end="", file=sys.stderr, flush=True,
+        )  # fmt: skip
 
     try:
-        yield told
+        yield show
     finally:
-        if is_shown:
-            print(file=sys.stderr)
+        print(file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The arguments by which commands find their shards: a directory, the URLs of two stores, or a server."""
+"""The arguments by which commands find a location: a directory, the URLs of two stores, or a server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from blob import without_secrets
 from persist.client.connect import Client, Connection
 from persist.client.embedded import EmbeddedTransport
 from persist.client.server_address import Trust, checked_token
+from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location, open_stores, url_path
 from persist.commit.location import check_there as check_there
 from persist.core.errors import InvalidUsage
@@ -28,42 +29,50 @@ STORES = ("PERSIST_DIRECTORY", "PERSIST_BLOB", "PERSIST_CONSENSUS")
 
 @dataclass(frozen=True)
 class Where:
-    """Either a directory or both URLs; nothing means the default directory."""
+    """A directory, or the URLs of both stores; without either, the default directory."""
 
     directory: str | None = None
     blob: str | None = field(default=None, repr=False)
     consensus: str | None = field(default=None, repr=False)  # which may hold a password
 
+    @property
+    def path(self) -> Path:
+        """The directory, unless URLs are given."""
+        return Path(self.directory or DEFAULT_DIRECTORY).absolute()
+
+    def urls(self) -> tuple[str, str] | None:
+        """The URLs of the blob store and the consensus store; None: a directory. Raises InvalidUsage."""
+        if not (self.blob or self.consensus):
+            return None
+        if self.directory or not (self.blob and self.consensus):
+            raise InvalidUsage("give either --dir, or both --blob and --consensus")
+        return self.blob, self.consensus
+
     def open(self, settings: LocationSettings | None = None, *, must_exist: bool = False) -> Location:
-        """Open the location. Raises InvalidUsage saying what is wrong with the arguments."""
-        if self.blob or self.consensus:
-            if self.directory or not (self.blob and self.consensus):
-                raise InvalidUsage("give either --dir, or both --blob and --consensus")
+        """Open the location. Raises InvalidUsage if the arguments contradict each other."""
+        urls, path = self.urls(), self.path
+        if urls is not None:
             if must_exist:
-                check_there(self.blob or "")
-            return open_stores(self.blob or "", self.consensus or "", settings=settings)
-        path = Path(self.directory or DEFAULT_DIRECTORY).absolute()
-        at = url_path(path)
+                check_there(urls[0])
+            return open_stores(*urls, settings=settings)
         if must_exist and not path.exists():
             raise InvalidUsage(f"{path} does not exist; give --dir, or --blob and --consensus")
-        return open_location(f"persist://{at}", settings=settings)
+        return open_location(f"persist://{url_path(path)}", settings=settings)
 
 
 def read_size(option: str, text: str) -> int:
-    """The bytes that the text of an option means, such as `128MiB`. Raises InvalidUsage."""
+    """Parse a size option such as `128MiB` to bytes. Raises InvalidUsage."""
     try:
         size = bytes_of(text)
     except InvalidUsage:
         size = 0
     if not 0 < size <= SIZE_MAX:
-        raise InvalidUsage(
-            f"{option} is {text!r:.100}; it must be a size such as '128MiB', at most {SIZE_MAX >> 40}TiB"
-        )
+        raise InvalidUsage(f"{option} is {text!r:.100}; it must be a size such as '128MiB', up to {SIZE_MAX >> 40}TiB")
     return size
 
 
 def read_age_ms(option: str, text: str) -> int:
-    """The milliseconds that the text of an option means, such as `24h`, `50ms` or `none`. Raises InvalidUsage."""
+    """Parse an age option such as `24h`, `50ms` or `none` to milliseconds. Raises InvalidUsage."""
     try:
         age_ms = history_ms(text, option)
     except InvalidUsage:
@@ -74,10 +83,7 @@ def read_age_ms(option: str, text: str) -> int:
 
 
 def check_given(arguments: argparse.Namespace, *names: str) -> None:
-    """Raises InvalidUsage where one of these arguments is given and empty, as by a variable of a shell that is not set.
-
-    Then who gave it would not get what was asked for, and not be told.
-    """
+    """Raise InvalidUsage if one of these arguments is an empty string, for example an unset shell variable."""
     for name in names:
         if getattr(arguments, name) == "":
             raise InvalidUsage(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
@@ -94,17 +100,13 @@ def add_subcommand(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --dir, --blob and --consensus; PERSIST_DIRECTORY, PERSIST_BLOB, PERSIST_CONSENSUS are their defaults."""
-    parser.add_argument(
-        "--dir", metavar="PATH", help=f"directory that holds the shards (default ./{DEFAULT_DIRECTORY})"
-    )
+    parser.add_argument("--dir", metavar="PATH", help=f"directory of the location (default ./{DEFAULT_DIRECTORY})")
     parser.add_argument("--blob", metavar="URL", help="blob store: file:///dir, s3://bucket/prefix, …")
-    parser.add_argument(
-        "--consensus", metavar="URL", help="consensus store; a password is better kept in PERSIST_CONSENSUS"
-    )
+    parser.add_argument("--consensus", metavar="URL", help="consensus store; put passwords in PERSIST_CONSENSUS")
 
 
 def where_of(arguments: argparse.Namespace) -> Where:
-    """What the arguments say, or else the environment."""
+    """Read the arguments of `add_arguments`, or else the environment."""
     if arguments.dir or arguments.blob or arguments.consensus:
         blob = arguments.blob or (os.environ.get("PERSIST_BLOB") if arguments.consensus else None)
         consensus = arguments.consensus or (os.environ.get("PERSIST_CONSENSUS") if arguments.blob else None)
@@ -113,67 +115,66 @@ def where_of(arguments: argparse.Namespace) -> Where:
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `add_arguments` adds, --url and --ca-file, for a command that works through a server as well."""
+    """Add the arguments of `add_arguments`, --url and --ca-file, for a command that also works through a server."""
     add_arguments(parser)
     parser.add_argument(
         "--url",
         metavar="URL",
-        help=f"a server in the place of the stores (or {URL}); its token goes in {TOKEN}",
+        help=f"a server, instead of the stores (or {URL}); its token is read from {TOKEN}",
     )
-    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for --url https://…")
+    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of trusted CAs, for --url https://…")
+
+
+def add_shard_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the name of a shard, and the arguments of `add_client_arguments`."""
+    parser.add_argument("name", metavar="NAME", help="the shard")
+    add_client_arguments(parser)
 
 
 def connection_to(url: str, ca_file: str | None) -> Connection:
-    """The connection to a server, with the token of the environment. Raises InvalidUsage."""
+    """Connect to a server with the token of the environment. Raises InvalidUsage."""
     check_url(url)
     trust = trust_in(ca_file)
     return Connection(url, token=token_of_environment(), ca_file=trust.ca_file, certificate_file=trust.certificate_file)
 
 
 def check_url(url: str) -> None:
-    """Raises InvalidUsage: it is of no server. What it says before an @ may be a password, and is not shown."""
+    """Raise InvalidUsage if it is no HTTP URL. The message redacts credentials in the URL."""
     if not url.lower().startswith(("http://", "https://")):
-        raise InvalidUsage(
-            f"--url is {without_secrets(url)!r:.200}; it must be http(s)://host:port: a directory is given by --dir"
-        )
+        raise InvalidUsage(f"--url is {without_secrets(url)!r:.200}; it must be http(s)://host:port, or use --dir")
 
 
 def token_of_environment() -> str | None:
-    """None: there is none. Raises InvalidUsage: it is none."""
+    """The token in PERSIST_TOKEN, or None. Raises InvalidUsage if it is malformed."""
     return checked_token(TOKEN, os.environ.get(TOKEN))
 
 
-def trust_of(arguments: argparse.Namespace) -> Trust:
-    """What --ca-file and the environment say."""
-    return trust_in(arguments.ca_file)
-
-
 def trust_in(ca_file: str | None) -> Trust:
-    """TLS of a command: whom to trust, by `ca_file` or else the environment, which also names our certificate."""
+    """The TLS settings: trusted CAs from `ca_file` or the environment, and the client certificate from the latter."""
     return Trust(ca_file or os.environ.get(CA) or None, os.environ.get(CERTIFICATE) or None)
 
 
 def url_of(arguments: argparse.Namespace) -> str | None:
-    """The server that is meant, by the arguments or else by the environment; None: the stores. Raises InvalidUsage."""
+    """The server URL of the arguments or the environment; None: the stores are opened. Raises InvalidUsage."""
     check_given(arguments, "url", "dir", "blob", "consensus", "ca_file")
     stores = [name for name in ("dir", "blob", "consensus") if getattr(arguments, name)]
     if arguments.url and stores:
-        raise InvalidUsage(f"--url and --{stores[0]} are both given: give a server or the stores, not both")
+        raise InvalidUsage(f"--url and --{stores[0]} are both given: give either a server or the stores")
     url: str | None = arguments.url
     if url is None and not stores and (url := os.environ.get(URL) or None) is not None:
-        known = [name for name in STORES if os.environ.get(name)]
-        if known:
-            raise InvalidUsage(f"{URL} and {known[0]} are both set: give --url, or --dir, or unset one of them")
+        set_names = [name for name in STORES if os.environ.get(name)]
+        if set_names:
+            raise InvalidUsage(f"{URL} and {set_names[0]} are both set: give --url, or --dir, or unset one of them")
     if url is None and arguments.ca_file:
-        raise InvalidUsage(f"--ca-file is for a server: give --url, or set {URL}")
+        raise InvalidUsage(f"--ca-file requires a server: give --url, or set {URL}")
     return url
 
 
 @contextmanager
 def client_of(arguments: argparse.Namespace, *, must_exist: bool = True) -> Iterator[Client]:
-    """The client that the arguments of `add_client_arguments` ask for: of a server, or of stores that it opens here.
+    """Yield the client of the arguments of `add_client_arguments`: of a server, or of stores opened in this process.
 
-    `must_exist`: a directory that is missing is refused, and not made. Raises InvalidUsage, Unavailable.
+    `must_exist`: a missing directory is an error instead of being created. Raises InvalidUsage, Unavailable.
     """
     url = url_of(arguments)
     if url is None:
@@ -184,3 +185,10 @@ def client_of(arguments: argparse.Namespace, *, must_exist: bool = True) -> Iter
         client = Client(connection.transport(), connection.handles, connection)
     with client:
         yield client
+
+
+@contextmanager
+def shard_of(arguments: argparse.Namespace) -> Iterator[Shard]:
+    """Yield the shard that the arguments of `add_shard_arguments` name. Raises UnknownShard, and as `client_of`."""
+    with client_of(arguments) as client:
+        yield client.shard(arguments.name)

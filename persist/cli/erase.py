@@ -1,4 +1,4 @@
-"""`persist erase start|status NAME`: delete rows for good, and show how far erasures are. Prints JSON."""
+"""`persist erase start|status NAME`: delete rows permanently, and show the progress of erasures. Prints JSON."""
 
 from __future__ import annotations
 
@@ -6,46 +6,38 @@ import argparse
 import json
 import sys
 
-from persist.cli.connection_args import add_client_arguments, add_subcommand, client_of
+from persist.cli.connection_args import add_shard_arguments, add_subcommand, shard_of
 from persist.core.errors import InvalidUsage
 from persist.parts.column_types import EXACT_NUMBERS
 from persist.parts.python_values import decode_json_keys
 
-EXIT_LEFT = 3  # of `status`: something still shows the rows
+EXIT_LEFT = 3  # of `status`: some data still contains the rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="do", required=True, metavar="SUBCOMMAND")
-    starting = add_subcommand(commands, "start", "delete rows for good", _start)
+    starting = add_subcommand(commands, "start", "delete rows permanently", _start)
     status = add_subcommand(commands, "status", "show the progress of erasures, or their certificates", _status)
     for subcommand in (starting, status):
-        subcommand.add_argument("name", help="the shard")
-        add_client_arguments(subcommand)
+        add_shard_arguments(subcommand)
+    starting.add_argument("--keys", metavar="FILE", help='a JSON list of keys, such as [["ann"], ["bob"]]; -: stdin')
+    starting.add_argument("--where", metavar="PREDICATE", help="rows that match it, such as \"customer = 'ann'\"")
+    starting.add_argument("--gone", action="store_true", help="only rows that were retracted or truncated before")
+    starting.add_argument("--deadline", metavar="AGE", help="when it should have ended: 30d")
+    starting.add_argument("--reason", metavar="TEXT", default="", help="for the certificate; it must not name rows")
+    starting.add_argument("--tags", action="store_true", help="remove earlier tags instead of waiting for them")
     starting.add_argument(
-        "--keys", metavar="FILE", help='keys as a JSON list, such as [["ann"], ["bob"]]; - is the input'
+        "--force", action="store_true", help="at once, also in a shard fed by append: its writer has to retry"
     )
-    starting.add_argument(
-        "--where", metavar="PREDICATE", help="rows for which it is true, such as \"customer = 'ann'\""
-    )
-    starting.add_argument("--gone", action="store_true", help="no rows: what was retracted or truncated before")
-    starting.add_argument("--deadline", metavar="AGE", help="by when it should have ended: 30d")
-    starting.add_argument(
-        "--reason", metavar="TEXT", default="", help="what the certificate says; it must not name the rows"
-    )
-    starting.add_argument("--tags", action="store_true", help="remove earlier tags; else it waits for them")
-    starting.add_argument(
-        "--force", action="store_true", help="at once, also in a shard that append feeds: its writer then has to retry"
-    )
-    status.add_argument("--id", metavar="ID", help="this erasure; else all of the shard")
-    status.add_argument("--before", metavar="TIME", type=int, help="rows that were retracted or truncated before it")
+    status.add_argument("--id", metavar="ID", help="this erasure; default: all of the shard")
+    status.add_argument("--before", metavar="TIME", type=int, help="rows retracted or truncated before this time")
 
 
 def _start(arguments: argparse.Namespace) -> int:
     if sum((arguments.keys is not None, arguments.where is not None, arguments.gone)) != 1:
         raise InvalidUsage("give one of --keys, --where and --gone")
     keys = None if arguments.keys is None else _keys(arguments.keys)
-    with client_of(arguments) as client:
-        shard = client.shard(arguments.name)
+    with shard_of(arguments) as shard:
         done = shard.erase(
             keys=decode_json_keys(shard.schema, keys),
             where=arguments.where,
@@ -61,28 +53,27 @@ def _start(arguments: argparse.Namespace) -> int:
 def _keys(path: str) -> list[object]:
     try:
         if path == "-":
-            found = json.load(sys.stdin, **EXACT_NUMBERS)
+            keys = json.load(sys.stdin, **EXACT_NUMBERS)
         else:
             with open(path, encoding="utf-8") as file:
-                found = json.load(file, **EXACT_NUMBERS)
+                keys = json.load(file, **EXACT_NUMBERS)
     except (OSError, ValueError) as error:
         raise InvalidUsage(f"--keys cannot be read as a JSON list: {type(error).__name__}") from error
-    if not isinstance(found, list):
+    if not isinstance(keys, list):
         raise InvalidUsage('--keys must hold a JSON list of keys, such as [["ann"], ["bob"]]')
-    return found
+    return keys
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    """0: nothing is left of the rows. 3: something is."""
+    """0: all rows are erased. 3: some are left."""
     if arguments.id is not None and arguments.before is not None:
         raise InvalidUsage("give --id or --before, not both")
-    with client_of(arguments) as client:
-        shard = client.shard(arguments.name)
+    with shard_of(arguments) as shard:
         if arguments.before is not None:
-            told = [shard.erased(before=arguments.before)]
+            lines = [shard.erased(before=arguments.before)]
         else:
-            found = shard.erasures().values() if arguments.id is None else [shard.erased(arguments.id)]
-            told = [{"shard": arguments.name, **status.to_json()} for status in found]
-    for one in told:
-        print(json.dumps(one))
-    return 0 if all(one["phase"] == "erased" for one in told) else EXIT_LEFT
+            statuses = shard.erasures().values() if arguments.id is None else [shard.erased(arguments.id)]
+            lines = [{"shard": arguments.name, **status.to_json()} for status in statuses]
+    for line in lines:
+        print(json.dumps(line))
+    return 0 if all(line["phase"] == "erased" for line in lines) else EXIT_LEFT

@@ -1,6 +1,6 @@
-"""`persist history`, `restore` and `tag`: the history of a shard, and its times that stay readable or come back.
+"""`persist history`, `restore` and `tag`: the history of a shard, its restoration, and its tags.
 
-A line of JSON for each answer. What is not asked for is not done.
+Every answer is a line of JSON.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import json
 from typing import Any
 
-from persist.cli.connection_args import add_client_arguments, add_subcommand, client_of
+from persist.cli.connection_args import add_client_arguments, add_shard_arguments, add_subcommand, client_of, shard_of
 from persist.client.arguments import read_attribute
 from persist.client.commit_info import checked_limit, entry_json, read_place
 from persist.client.connect import Client
@@ -26,16 +26,15 @@ from persist.core.transitions.history_control import check_forgettable
 
 
 def add_history(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the shard")
-    add_client_arguments(parser)
-    parser.add_argument("--keep", metavar="AGE", help="keep so much from now on: 7d, none, forever")
-    parser.add_argument("--forget", metavar="TIME", type=int, help="let history before this time be forgotten now")
-    parser.add_argument("--at", metavar="INSTANT", help="which times were complete by 2026-11-20T12:00:00Z")
-    parser.add_argument("--when", metavar="TIME", type=int, help="from which instant on this time is shown")
+    add_shard_arguments(parser)
+    parser.add_argument("--keep", metavar="AGE", help="how much history to keep from now on: 7d, none, forever")
+    parser.add_argument("--forget", metavar="TIME", type=int, help="allow the history before this time to be deleted")
+    parser.add_argument("--at", metavar="INSTANT", help="show which times were complete by 2026-11-20T12:00:00Z")
+    parser.add_argument("--when", metavar="TIME", type=int, help="show the instant from which on this time is visible")
     parser.add_argument("--commits", metavar="N", type=int, help="show the last N changes of the shard, newest first")
-    parser.add_argument("--before", metavar="PLACE", help="of these the ones before this place, such as 7.0")
-    parser.add_argument("--maintenance", action="store_true", help="also merges, collections, and what age forgot")
-    parser.add_argument("--repair-clock", action="store_true", help="take back what a clock far ahead has settled")
+    parser.add_argument("--before", metavar="PLACE", help="with --commits: those before this place, such as 7.0")
+    parser.add_argument("--maintenance", action="store_true", help="with --commits: also merges, GC and expiries")
+    parser.add_argument("--repair-clock", action="store_true", help="undo what a clock that was far ahead has settled")
 
 
 def run_history(arguments: argparse.Namespace) -> int:
@@ -43,34 +42,34 @@ def run_history(arguments: argparse.Namespace) -> int:
         shard, location = client.shard(arguments.name), _location(client)
         _check(arguments, shard, location)
         if arguments.repair_clock and location is not None:
-            _tell(_repaired(location, shard.name))
+            _print(_repaired(location, shard.name))
         if arguments.keep is not None:
             shard.configure(history=arguments.keep)
         if arguments.forget is not None:
             shard.forget(arguments.forget)
         if arguments.at is not None:
             upper = shard.time_at(read_instant("--at", arguments.at))
-            _tell({"at": arguments.at, "frontier": upper.to_json()})
+            _print({"at": arguments.at, "frontier": upper.to_json()})
         if arguments.when is not None:
             when = shard.timestamp_of(arguments.when)
-            _tell({"time": arguments.when, "timestamp": datetime_text(when)})
+            _print({"time": arguments.when, "timestamp": datetime_text(when)})
         if arguments.commits is not None:
             for entry in shard.history(arguments.commits, before=arguments.before, maintenance=arguments.maintenance):
-                _tell(entry_json(entry))
-        _tell(_settings(shard, location))
+                _print(entry_json(entry))
+        _print(_settings(shard, location))
     return 0
 
 
 def _location(client: Client) -> Location | None:
-    """The location that is open in this process; None: a server is asked."""
+    """The location that is open in this process; None: a server is used."""
     transport = client.transport
     return transport.location if isinstance(transport, EmbeddedTransport) else None
 
 
 def _check(arguments: argparse.Namespace, shard: Shard, location: Location | None) -> None:
-    """Raises InvalidUsage before anything is changed: of two changes one must not be made alone."""
+    """Raise InvalidUsage before anything is changed, so that changes are made together or not at all."""
     if arguments.repair_clock and location is None:
-        raise InvalidUsage("--repair-clock needs the stores themselves: give --dir, or --blob and --consensus")
+        raise InvalidUsage("--repair-clock requires the stores: give --dir, or --blob and --consensus")
     if arguments.keep is not None:
         history_ms(arguments.keep, "--keep")
     if arguments.forget is not None:
@@ -81,95 +80,93 @@ def _check(arguments: argparse.Namespace, shard: Shard, location: Location | Non
         checked_limit(arguments.commits)
         read_place("--before", arguments.before)
     elif arguments.before is not None or arguments.maintenance:
-        raise InvalidUsage("--before and --maintenance say which commits are shown: give --commits too")
+        raise InvalidUsage("--before and --maintenance select commits: give --commits too")
 
 
 def _check_forgettable(time: int, shard: Shard, location: Location | None) -> None:
     if location is not None:
         check_forgettable(location.machine(shard.name).refresh(), frontier(time))
-    elif not frontier(time) < (upper := shard.upper()):  # the server says the same, but later
+    elif not frontier(time) < (upper := shard.upper()):  # the server would refuse it too, but later
         raise InvalidUsage(
-            f"--forget {time} lies beyond the latest complete time of {shard.name!r}, its upper is {upper}"
+            f"--forget {time} is beyond the latest complete time of {shard.name!r}: its upper is {upper}"
         )
 
 
 def _settings(shard: Shard, location: Location | None) -> dict[str, Any]:
-    """What is kept. Until when wall clocks are settled is told by the stores alone."""
-    told = {"shard": shard.name, **settings_json(shard.settings), "since": shard.since().to_json()}
+    """What is kept. `settled`, until when wall clocks are settled, is known only with access to the stores."""
+    settings = {"shard": shard.name, **settings_json(shard.settings), "since": shard.since().to_json()}
     if location is not None:
         sealed_ms = location.machine(shard.name).refresh().seal.sealed_ms
-        told["settled"] = instant_text(sealed_ms) if sealed_ms else None
-    return told
+        settings["settled"] = instant_text(sealed_ms) if sealed_ms else None
+    return settings
 
 
 def _repaired(location: Location, name: str) -> dict[str, Any]:
-    found = location.machine(name).apply(c.LowerSeal())
-    assert isinstance(found, c.SealLowered)
-    taken_back = None if found.lowered_from_ms is None else instant_text(found.lowered_from_ms)
-    return {"settled": instant_text(found.sealed_ms), "taken_back_from": taken_back}
+    lowered = location.machine(name).apply(c.LowerSeal())
+    assert isinstance(lowered, c.SealLowered)
+    taken_back = None if lowered.lowered_from_ms is None else instant_text(lowered.lowered_from_ms)
+    return {"settled": instant_text(lowered.sealed_ms), "taken_back_from": taken_back}
 
 
-def _tell(found: dict[str, Any]) -> None:
-    print(json.dumps(found))
+def _print(fields: dict[str, Any]) -> None:
+    print(json.dumps(fields))
 
 
-# `persist restore NAME --at POINT`: make the contents of a shard again what they were. Prints a line of JSON.
+# `persist restore NAME --at POINT`: restore the contents of a shard to a time. Prints a line of JSON.
 
 
 def add_restore(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the shard")
-    add_client_arguments(parser)
+    add_shard_arguments(parser)
     parser.add_argument("--at", metavar="POINT", required=True, help="a time, or an instant: 2026-11-20T12:00:00Z")
     parser.add_argument(
         "--attribute",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="set an attribute in the same commit, such as a position; KEY= unsets it; others are kept",
+        help="set an attribute in the same commit, such as a position; KEY= unsets it; others are unchanged",
     )
-    parser.add_argument("--retries", metavar="N", type=int, default=0, help="how often, if others write meanwhile (0)")
+    parser.add_argument("--retries", metavar="N", type=int, default=0, help="retries after concurrent writes (0)")
 
 
 def run_restore(arguments: argparse.Namespace) -> int:
     to = read_point("--at", arguments.at)
     attributes = [read_attribute("--attribute", text) for text in arguments.attribute]
-    with client_of(arguments) as client:
-        done = client.shard(arguments.name).restore(to, retries=arguments.retries, attributes=attributes)
-    print(json.dumps({"shard": arguments.name, **done.to_json()}))
+    with shard_of(arguments) as shard:
+        restored = shard.restore(to, retries=arguments.retries, attributes=attributes)
+    print(json.dumps({"shard": arguments.name, **restored.to_json()}))
     return 0
 
 
-# `persist tag list|set|remove NAME`: times of a shard that stay readable although its history moves on.
+# `persist tag list|set|remove NAME`: times that stay readable after the rest of the history is deleted.
 #
-# A line of JSON for each tag, as they are then.
+# Prints a line of JSON for each tag that there is afterwards.
 
 
 def add_tag(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="do", required=True, metavar="SUBCOMMAND")
     add_client_arguments(_subcommand(commands, "list", "list the tags"))
     setting = _subcommand(commands, "set", "set a tag")
-    removing = _subcommand(commands, "remove", "remove a tag: its time may be forgotten")
+    removing = _subcommand(commands, "remove", "remove a tag: its time may be deleted")
     for subcommand in (setting, removing):
         subcommand.add_argument("tag", metavar="TAG", help="the tag")
         add_client_arguments(subcommand)
-    setting.add_argument("--at", metavar="POINT", help="a time, or an instant: 2026-11-20T12:00:00Z; else the latest")
-    setting.add_argument("--keep", metavar="AGE", help="for how long: 400d; else until it is removed")
+    setting.add_argument("--at", metavar="POINT", help="a time or instant: 2026-11-20T12:00:00Z; default: the latest")
+    setting.add_argument("--keep", metavar="AGE", help="how long: 400d; default: until it is removed")
 
 
 def _subcommand(commands: Any, do: str, what: str) -> argparse.ArgumentParser:
-    found = add_subcommand(commands, do, what, _run_tag)
-    found.add_argument("name", metavar="NAME", help="the shard")
-    return found
+    parser = add_subcommand(commands, do, what, _run_tag)
+    parser.add_argument("name", metavar="NAME", help="the shard")
+    return parser
 
 
 def _run_tag(arguments: argparse.Namespace) -> int:
     at = read_point("--at", arguments.at) if arguments.do == "set" and arguments.at is not None else None
-    with client_of(arguments) as client:
-        shard = client.shard(arguments.name)
+    with shard_of(arguments) as shard:
         if arguments.do == "set":
             shard.tag(arguments.tag, at, keep=arguments.keep)
         if arguments.do == "remove" and not shard.untag(arguments.tag):
             raise InvalidUsage(f"shard {shard.name!r} has no tag {arguments.tag!r}")
-        for found in shard.tags().values():
-            print(json.dumps({"shard": shard.name, **tag_json(found)}))
+        for tag in shard.tags().values():
+            print(json.dumps({"shard": shard.name, **tag_json(tag)}))
     return 0

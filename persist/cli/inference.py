@@ -1,7 +1,7 @@
-"""The types of the columns of a new shard, by every cell of a CSV file or every value of an NDJSON file.
+"""Inference of column types for a new shard, from every cell of a CSV file or every value of an NDJSON file.
 
-A type is chosen only if no cell loses anything but notation; `docs/shell.md` has the rules. Cells are added block by
-block, and what is kept of them is a few numbers for each column.
+A type is chosen only if every cell keeps its value; `docs/shell.md` has the rules. Cells are added block by block,
+and the state is a few numbers for each column.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from persist.codecs.json_rows import check_names, clear_errors, keep_zeros
 from persist.parts.sort_words import one_chunk
 
 _PROBED = 16  # cells
-_EXACT_MAX = 2**53  # up to which each whole number is a double
-_DIGITS_MAX = 15  # so many digits come back from a double as they were
+_EXACT_MAX = 2**53  # up to which every integer is a double
+_DIGITS_MAX = 15  # decimal digits that survive the conversion to a double and back
 _EXPONENT_MAX, _EXPONENT_CHARS_MAX = 250, 5
 _WHOLE = r"^(0|-?[1-9][0-9]*)$"
 _NUMBER = r"^-?(?P<whole>0|[1-9][0-9]*|)(?:\.(?P<part>[0-9]+))?(?:[eE](?P<exponent>[+-]?[0-9]+))?$"
-_NS_SECONDS = 2**63 // 10**9 - 1  # which nanoseconds of 64 bits can tell
+_NS_SECONDS = 2**63 // 10**9 - 1  # which int64 nanoseconds can represent
 _MOMENT = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?"
 _ZONE = r"(Z|[+-]\d\d(:?\d\d)?)"
 _TRUTHS = pa.array(["true", "false", "True", "False", "TRUE", "FALSE"])
 
 
 class _Candidate(Protocol):
-    """A kind of values that the cells of a column may be. Cells are strings without nulls, at least one."""
+    """A kind of values that a column may have. Cells are strings without nulls, at least one."""
 
     def take(self, cells: pa.Array) -> bool:
-        """Whether these cells can be so, together with those before."""
+        """Add cells; whether they and all cells before can have this kind."""
 
     def kind(self) -> pa.DataType | None:
-        """The type that holds all cells; None where there is none."""
+        """The type that holds all cells; None: there is none."""
 
 
 class Numbers:
-    """Numbers. Where `is_text`, a zero at the end of a fraction and `12E3` may be no notation, but what is meant."""
+    """Numbers. If `is_text`, trailing zeros of a fraction and `12E3` may be significant text instead of notation."""
 
     def __init__(self, is_text: bool) -> None:
         self._is_text = is_text
@@ -50,8 +50,8 @@ class Numbers:
         self._is_double = True
         self._has_minus_zero = False
         self._has_exponent = False
-        self._decimals: set[int] = set()  # the least and the largest number of them
-        self._digits = 0  # at most, before the point
+        self._decimals: set[int] = set()  # the smallest and the largest number of decimals
+        self._digits = 0  # at most, before the decimal point
 
     def take(self, cells: pa.Array) -> bool:
         for kind in (pa.int64(), pa.uint64()) if self._is_whole else ():
@@ -61,10 +61,10 @@ class Numbers:
                 self._add_whole(low, high, is_exact)
                 return self.kind() is not None
         if self._is_whole and pc.all(pc.match_substring_regex(cells, _WHOLE)).as_py():
-            wholes = [int(cell) for cell in cells.to_pylist()] if _length_max(cells) <= 80 else None
-            if wholes is None:
+            integers = [int(cell) for cell in cells.to_pylist()] if _length_max(cells) <= 80 else None
+            if integers is None:
                 return False
-            self._add_whole(min(wholes), max(wholes), is_exact=all(_is_shortest(str(one)) for one in wholes))
+            self._add_whole(min(integers), max(integers), is_exact=all(map(_is_shortest, map(str, integers))))
             return self.kind() is not None
         return self._take_fractions(cells) and self.kind() is not None
 
@@ -77,7 +77,7 @@ class Numbers:
             return _decimal(len(str(max(-self._low, self._high))), 0)
         if self._is_double:
             return pa.float64()
-        if not self._is_text:  # rows of JSON give decimals as texts or whole numbers
+        if not self._is_text:  # rows of JSON represent decimals as strings or integers
             return None
         if self._has_exponent or self._has_minus_zero or len(self._decimals) != 1 or self._decimals == {0}:
             return None
@@ -107,7 +107,7 @@ class Numbers:
             if more is None:
                 return False
             is_fraction = is_fraction or more
-        if self._is_whole and not is_fraction:  # `-0` is no whole number
+        if self._is_whole and not is_fraction:  # `-0` is not an integer
             return False
         is_minus_zero = pc.and_(pc.equal(numbers, 0), pc.starts_with(cells, "-"))
         self._has_minus_zero = self._has_minus_zero or bool(pc.any(is_minus_zero).as_py())
@@ -115,7 +115,7 @@ class Numbers:
         return True
 
     def _take_decimals(self, cells: pa.Array) -> bool:
-        """Whether all of these cells have as many decimals as those before, and nothing else."""
+        """Whether all of these cells have as many decimals as those before, and no exponent."""
         if self._is_whole or len(self._decimals) != 1:
             return False
         (count,) = self._decimals
@@ -127,7 +127,7 @@ class Numbers:
         return True
 
     def _add_shortest(self, cells: pa.Array) -> bool:
-        """Add cells that are written as doubles are; whether one of them is no whole number."""
+        """Add cells in the shortest notation of a double; whether one of them is not an integer."""
         if not len(cells):
             return False
         point, length = pc.find_substring(cells, "."), pc.binary_length(cells)
@@ -140,11 +140,11 @@ class Numbers:
         return has_exponent or bool(pc.any(has_point).as_py())
 
     def _add_others(self, cells: pa.Array) -> bool | None:
-        """Add other cells; whether one of them is no whole number. None: one is no number."""
-        found = pc.extract_regex(cells, _NUMBER)
-        if found.null_count:
+        """Add other cells; whether one of them is not an integer. None: one is not a number."""
+        parts = pc.extract_regex(cells, _NUMBER)
+        if parts.null_count:
             return None
-        whole, part, exponent = (pc.struct_field(found, name) for name in ("whole", "part", "exponent"))
+        whole, part, exponent = (pc.struct_field(parts, name) for name in ("whole", "part", "exponent"))
         has_exponent = pc.not_equal(exponent, "")
         if self._is_text and pc.any(pc.and_(has_exponent, _is_bare(part, exponent))).as_py():
             return None
@@ -159,15 +159,15 @@ class Numbers:
 
 
 def _same(cells: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """The cells as values of a type, if each of them is written as that value is; else None."""
-    found = _cast(cells, kind)
-    return found if found is not None and pc.all(pc.equal(found.cast(pa.string()), cells)).as_py() else None
+    """Convert cells to values of a type; None unless each is the text of its value."""
+    values = _cast(cells, kind)
+    return values if values is not None and pc.all(pc.equal(values.cast(pa.string()), cells)).as_py() else None
 
 
 def _cast(cells: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """The cells as values of a type; None where one is no such value."""
+    """Convert cells to values of a type; None if one has no such value."""
     try:
-        if len(cells) > _PROBED:  # Arrow writes a sentence for each cell that fails
+        if len(cells) > _PROBED:  # Arrow formats an error message for each cell that fails
             cells.slice(0, _PROBED).cast(kind)
         return cells.cast(kind)
     except pa.ArrowInvalid:
@@ -175,19 +175,19 @@ def _cast(cells: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def _are_exact(numbers: pa.Array) -> bool:
-    """Whether each whole number is a double."""
+    """Whether each integer is exactly representable as a double."""
     return bool(
         pc.all(pc.equal(numbers.cast(pa.float64(), safe=False).cast(numbers.type, safe=False), numbers)).as_py()
     )
 
 
 def _is_bare(part: pa.Array, exponent: pa.Array) -> pa.Array:
-    """Whether an exponent has neither a sign nor a point before it: `12E3`, which may be a code."""
+    """Whether an exponent has neither a sign nor a decimal point before it: `12E3`, which may be an identifier."""
     return pc.and_(pc.equal(part, ""), pc.invert(pc.match_substring_regex(exponent, "^[+-]")))
 
 
 def _are_doubles(cells: pa.Array, whole: pa.Array, part: pa.Array, exponent: pa.Array) -> bool:
-    """Whether the shortest text of each double has the value of its cell."""
+    """Whether the shortest text of each double has the same value as its cell."""
     is_short = pc.less_equal(pc.add(pc.binary_length(whole), pc.binary_length(part)), _DIGITS_MAX)
     if _length_max(exponent):
         if _length_max(exponent) > _EXPONENT_CHARS_MAX:
@@ -222,7 +222,7 @@ class Truths:
 
 
 class DateForms:
-    """Days as ISO 8601 has them."""
+    """Dates in ISO 8601."""
 
     def take(self, cells: pa.Array) -> bool:
         return _same(cells, pa.date32()) is not None
@@ -232,7 +232,7 @@ class DateForms:
 
 
 class Moments:
-    """A day and a time of day as ISO 8601 has them, with a zone or without: microseconds, or else nanoseconds."""
+    """Timestamps in ISO 8601, with a time zone or without: microseconds, or else nanoseconds."""
 
     def __init__(self, zone: str | None) -> None:
         self._zone = zone
@@ -260,7 +260,7 @@ class Moments:
 
 
 class Texts:
-    """The cells of a column: text, unless all are of one of these kinds."""
+    """A column of texts: a string column, unless all cells are of one of these kinds."""
 
     def __init__(self, *candidates: _Candidate) -> None:
         self._left = list(candidates)
@@ -268,18 +268,18 @@ class Texts:
 
     @classmethod
     def of_cells(cls) -> Texts:
-        """Of CSV, where everything is written as text."""
+        """For CSV, where every value is text."""
         return cls(Numbers(is_text=True), Truths(), DateForms(), Moments(None), Moments("UTC"))
 
     @classmethod
     def of_strings(cls) -> Texts:
-        """Of JSON, which has numbers and truths of its own."""
+        """For JSON, which has numbers and booleans of its own."""
         return cls(DateForms(), Moments(None), Moments("UTC"))
 
     def add(self, cells: pa.Array) -> None:
         if self._left and len(cells := pc.drop_null(one_chunk(cells))):
             self._is_empty = False
-            self._left = [one for one in self._left if one.take(cells)]
+            self._left = [candidate for candidate in self._left if candidate.take(cells)]
 
     def kind(self) -> pa.DataType:
         if self._is_empty or not self._left:
@@ -291,7 +291,7 @@ class Texts:
 
 
 class _Fraction(str):
-    """A number of JSON with a point or an exponent, as it is written."""
+    """A JSON number with a decimal point or an exponent, as it is written."""
 
     __slots__ = ()
 
@@ -301,7 +301,7 @@ _KINDS = {int: "numbers", _Fraction: "numbers", str: "texts", bool: "truths", li
 
 
 class JsonValues:
-    """The values of one place in JSON objects."""
+    """The values at one path in JSON objects."""
 
     def __init__(self) -> None:
         self._names = 0  # of all objects
@@ -312,13 +312,13 @@ class JsonValues:
         self._items: list[JsonValues] = []
 
     def add_lines(self, block: bytes) -> None:
-        """Lines of JSON objects. Raises ValueError where they fit no type, or an error of msgspec."""
+        """Add lines of JSON objects. Raises ValueError if they fit no type, or an error of msgspec."""
         block = keep_zeros(block)
         with clear_errors(block):
             rows = _decoder.decode_lines(block)
         names = self._names_all()
         if not set(map(type, rows)) <= {dict}:
-            raise ValueError("a line is no JSON object")
+            raise ValueError("a line is not a JSON object")
         self._add(rows, "")
         check_names(block, self._names_all() - names)
 
@@ -328,12 +328,12 @@ class JsonValues:
             return
         whats = {_KINDS[kind] for kind in kinds} | ({self._what} if self._what else set())
         if len(whats) > 1:
-            raise ValueError(f"column {path!r} has {' and '.join(sorted(whats))}, which no type holds")
+            raise ValueError(f"column {path!r} has {' and '.join(sorted(whats))}, which no type can hold")
         (self._what,) = whats
         values = [value for value in values if value is not None]
         if self._what == "numbers":
             if not self._numbers.take(pa.array(list(map(str, values)), pa.string())):
-                raise ValueError(f"column {path!r} has numbers that no type holds as they are written; quote them")
+                raise ValueError(f"column {path!r} has numbers that no type holds exactly; quote them")
         elif self._what == "texts":
             self._texts.add(pa.array(values, pa.string()))
         elif self._what == "lists":
@@ -347,7 +347,7 @@ class JsonValues:
 
     def _names_all(self) -> int:
         """How many names all objects have, at every depth."""
-        return self._names + sum(one._names_all() for one in [*self._fields.values(), *self._items])
+        return self._names + sum(values._names_all() for values in [*self._fields.values(), *self._items])
 
     def kind(self) -> pa.DataType:
         if self._what is None:

@@ -1,4 +1,4 @@
-"""Inspections through a server, and their answers as tables."""
+"""Inspections through a server, and the formatting of their answers as tables."""
 
 from __future__ import annotations
 
@@ -19,72 +19,70 @@ from persist.formats.http_messages import error_from_json
 from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, tls_of
 from persist.inspect.queries import OF_LOCATION, Query
 
-# An inspection through a server: `GET /v1/inspect/…` and `GET /v1/shards/NAME/inspect/…`.
+# Requests: `GET /v1/inspect/…` and `GET /v1/shards/NAME/inspect/…`.
 
 
 ANSWER_S = 60.0  # that a server may be silent
-DOCUMENT_BYTES_MAX = 256 * 1024 * 1024  # that is shown as a table; JSON is passed on as it comes
+DOCUMENT_BYTES_MAX = 256 * 1024 * 1024  # of a table; JSON is streamed
 LINE_BYTES_MAX = 16 * 1024 * 1024
-END_BYTES = 64  # of a document, in which its end is looked for
+END_BYTES = 64  # of a document, in which its end is searched
 _BEGINS = re.compile(rb'\s*\{\s*"persist"\s*:\s*"inspect"')
 _ENDS_HEALTHY = re.compile(rb'"findings"\s*:\s*\[\s*\]\s*\}\s*\Z')
-_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")  # no JSON has them raw
-_OPTIONS = {"first": "from", "last": "to"}  # how a question's options are called there
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")  # which JSON never contains unescaped
+_OPTIONS = {"first": "from", "last": "to"}  # query fields whose HTTP parameters have other names
 
 
 class Server:
-    """A server, or several of one location: the first of them that answers is asked. `token` None: there is none.
+    """One or several servers of a location; the first that answers is used. `token` None: no authentication.
 
-    Raises InvalidUsage: it is no URL of servers, or a PEM file cannot be used.
+    Raises InvalidUsage: the URL is not one of servers, or a PEM file cannot be used.
     """
 
     def __init__(self, url: str, token: str | None, trust: Trust | None = None) -> None:
         check_url(url)
         urls = tuple(dict.fromkeys(map(normal, url.split(","))))
         tls = tls_of(urls, trust)
-        self._pools = {one: ConnectionPool(one, connect_s=ANSWER_S, tls=tls) for one in urls}
+        self._pools = {url: ConnectionPool(url, connect_s=ANSWER_S, tls=tls) for url in urls}
         self._url = urls[0]
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
 
     @property
     def url(self) -> str:
-        """The one that was asked last."""
+        """The server that was used last."""
         return self._url
 
-    def ask(self, query: Query) -> Far:
-        """Raises what the server refuses, and Unavailable: it does not answer, or not as a server of persist."""
-        pieces = self._opened(path_of(query), ANSWER_S)
-        return Far(chain(tuple(islice(pieces, 1)), pieces), query.what, self._url)
+    def ask(self, query: Query) -> ServerAnswer:
+        """Raises the error that the server returns, and Unavailable: it is unreachable, or no server of persist."""
+        pieces = self._open(path_of(query), ANSWER_S)
+        return ServerAnswer(chain(tuple(islice(pieces, 1)), pieces), query.what, self._url)
 
     def document(self, path: str, silent_s: float) -> Any:
-        """The JSON at a path; the server may be silent for so long. Raises as `ask` does."""
+        """The JSON at a path. `silent_s`: how long the server may pause. Raises as `ask` does."""
         try:
-            return json.loads(_whole(self._opened(path, silent_s), "ask for fewer shards"))
+            return json.loads(_whole(self._open(path, silent_s), "ask for fewer shards"))
         except (Broken, ValueError, RecursionError) as error:
-            raise Unavailable(
-                f"{self._url} does not answer as a server of persist, or its answer was cut off"
-            ) from error
+            raise Unavailable(f"{self._url} is not a server of persist, or its answer was cut off") from error
 
-    def _opened(self, path: str, silent_s: float) -> Iterator[bytes]:
-        """The body, read as it comes; none of the pieces is empty. Raises Broken: the answer was cut off."""
-        failed: Exception | None = None
+    def _open(self, path: str, silent_s: float) -> Iterator[bytes]:
+        """Stream the body in non-empty pieces. Raises Broken: the answer was cut off."""
+        last_error: Exception | None = None
         for url, pool in self._pools.items():
             self._url = url
-            with ExitStack() as held:
+            with ExitStack() as stack:
                 try:
-                    reply, pieces = held.enter_context(pool.stream(path, self._headers, silent_s))
-                except (NotSent, Broken, InvalidUsage) as error:  # or its certificate is not trusted
-                    failed = error
+                    reply, pieces = stack.enter_context(pool.stream(path, self._headers, silent_s))
+                except (NotSent, Broken, InvalidUsage) as error:  # InvalidUsage: its certificate is not trusted
+                    last_error = error
                     continue
                 if reply.status >= 300:
                     raise _refusal(reply, url)
                 yield from filter(None, pieces)
                 return
-        raise Unavailable(f"{self._url} does not answer: {failed}") from failed
+        raise Unavailable(f"{self._url} does not answer: {last_error}") from last_error
 
 
 def _whole(pieces: Iterator[bytes], remedy: str) -> bytes:
-    """All of a body. Raises InvalidUsage: it is longer than DOCUMENT_BYTES_MAX."""
+    """Read a whole body. Raises InvalidUsage: it is longer than DOCUMENT_BYTES_MAX."""
     data = bytearray()
     for piece in pieces:
         data += piece
@@ -94,22 +92,22 @@ def _whole(pieces: Iterator[bytes], remedy: str) -> bytes:
 
 
 def path_of(query: Query) -> str:
-    """Where a server answers the question."""
-    given: dict[str, str] = {}
+    """The path and the parameters of a query."""
+    params: dict[str, str] = {}
     for name in ("at", "timestamp", "first", "last", "as_of", "lower", "upper"):
         if value := getattr(query, name):
-            given[_OPTIONS.get(name, name)] = value
-    given |= {name: "true" for name in ("keys", "whole", "follow") if getattr(query, name)}
-    given |= {"rows": str(query.rows)} if query.rows else {}
+            params[_OPTIONS.get(name, name)] = value
+    params |= {name: "true" for name in ("keys", "whole", "follow") if getattr(query, name)}
+    params |= {"rows": str(query.rows)} if query.rows else {}
     path = f"/v1/shards/{quote(query.name, safe='')}/inspect/{query.what}"
     if query.what in OF_LOCATION:
         path = f"/v1/inspect/{query.what}"
-        given |= {"key" if query.what == "part" else "pattern": query.name} if query.name else {}
-    return f"{path}?{urlencode(given)}" if given else path
+        params |= {"key" if query.what == "part" else "pattern": query.name} if query.name else {}
+    return f"{path}?{urlencode(params)}" if params else path
 
 
-class Far:
-    """An answer of a server, read as it comes."""
+class ServerAnswer:
+    """An answer of a server, streamed."""
 
     def __init__(self, pieces: Iterator[bytes], what: str, url: str) -> None:
         self._pieces = pieces
@@ -120,13 +118,13 @@ class Far:
 
     @property
     def seqno(self) -> int | None:
-        found: int | None = self._read()["seqno"]
-        return found
+        document: int | None = self._read()["seqno"]
+        return document
 
     @property
     def about(self) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = self._read()["about"]
-        return found
+        document: dict[str, Any] | None = self._read()["about"]
+        return document
 
     def rows(self) -> Iterator[dict[str, Any]]:
         return iter(self._read()["rows"])
@@ -135,66 +133,66 @@ class Far:
         return self._findings if self._document is None else list(self._document["findings"])
 
     def json(self) -> Iterator[str]:
-        """As it comes. Raises Unavailable: the answer was cut off."""
+        """Stream the JSON. Raises Unavailable: the answer was cut off."""
         if self._what == "log":
             yield from self._lines()
             return
         start, end, decoder = b"", b"", codecs.getincrementaldecoder("utf-8")("replace")
-        pieces = self._taken()
-        while len(start) < END_BYTES and (more := next(pieces, b"")):
-            start += more
+        pieces = self._read_pieces()
+        while len(start) < END_BYTES and (piece := next(pieces, b"")):
+            start += piece
         if start and not _BEGINS.match(start):
-            raise self._foreign()
+            raise self._foreign_error()
         for piece in chain((start,), pieces):
             if _CONTROL.search(piece):
-                raise self._foreign()
+                raise self._foreign_error()
             end = (end + piece)[-END_BYTES:]
             yield decoder.decode(piece)
         if not end.endswith(b"]}\n"):
-            raise self._cut()
+            raise self._truncated_error()
         if not _ENDS_HEALTHY.search(end):
             self._findings = [{"shard": None, "what": "as the document says", "key": None}]
 
     def _lines(self) -> Iterator[str]:
         rest = b""
-        for piece in self._taken():
+        for piece in self._read_pieces():
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 if not _is_entry(_parsed(line)):
-                    raise self._foreign()
+                    raise self._foreign_error()
                 yield f"{line.decode('utf-8', 'replace')}\n"
             if len(rest) > LINE_BYTES_MAX:
                 break
         if rest:
-            raise self._cut()
+            raise self._truncated_error()
 
     def _read(self) -> dict[str, Any]:
         if self._document is None:
-            data = _whole(self._taken(), "take --json")
-            found = _parsed(data)
-            if found is None and _BEGINS.match(data):
-                raise self._cut()
-            if not _is_document(found):
-                raise self._foreign()
-            self._document = found
+            data = _whole(self._read_pieces(), "take --json")
+            document = _parsed(data)
+            if document is None and _BEGINS.match(data):
+                raise self._truncated_error()
+            if not _is_document(document):
+                raise self._foreign_error()
+            self._document = document
         return self._document
 
-    def _taken(self) -> Iterator[bytes]:
+    def _read_pieces(self) -> Iterator[bytes]:
         try:
             yield from self._pieces
         except Broken as error:
-            raise self._cut() from error
+            raise self._truncated_error() from error
 
-    def _foreign(self) -> Unavailable:
+    def _foreign_error(self) -> Unavailable:
         return Unavailable(f"{self._url} does not answer as a server of persist")
 
-    def _cut(self) -> Unavailable:
-        return Unavailable(f"the answer of {self._url} was cut off; its log says why, ask again")
+    def _truncated_error(self) -> Unavailable:
+        return Unavailable(f"the answer of {self._url} was cut off; ask again, and see the server's log")
 
 
 @contextmanager
 def understood(url: str) -> Iterator[None]:
-    """Raises Unavailable where an answer lacks what is shown of it, or has another kind of value there."""
+    """Raise Unavailable if an answer lacks a field that is used, or the field has an unexpected type."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
@@ -202,53 +200,53 @@ def understood(url: str) -> Iterator[None]:
 
 
 def _parsed(data: bytes) -> Any:
-    """None: it is no JSON."""
+    """None: it is not JSON."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
         return None
 
 
-def _is_document(found: Any) -> bool:
-    if not isinstance(found, dict) or found.get("persist") != "inspect":
+def _is_document(value: Any) -> bool:
+    if not isinstance(value, dict) or value.get("persist") != "inspect":
         return False
-    seqno, about = found.get("seqno", ""), found.get("about", "")
-    lists = (found.get("rows"), found.get("findings"))
+    seqno, about = value.get("seqno", ""), value.get("about", "")
+    lists = (value.get("rows"), value.get("findings"))
     return (
         (seqno is None or type(seqno) is int)
         and (about is None or isinstance(about, dict))
-        and all(isinstance(one, list) and all(isinstance(row, dict) for row in one) for one in lists)
+        and all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in lists)
     )
 
 
-def _is_entry(found: Any) -> bool:
+def _is_entry(value: Any) -> bool:
     """Whether it is an entry of a log."""
-    return isinstance(found, dict) and type(found.get("seqno")) is int and "finding" in found
+    return isinstance(value, dict) and type(value.get("seqno")) is int and "finding" in value
 
 
 def _refusal(reply: Reply, url: str) -> PersistError:
-    """What the server says is wrong."""
+    """The error that the server returned."""
     if reply.status < 400:
-        return Unavailable(f"{url} redirects to another place, which is not asked: give the URL of the server itself")
-    told = _parsed(reply.data)
-    if isinstance(told, dict) and isinstance(told.get("kind"), str):
-        return error_from_json(told)
+        return Unavailable(f"{url} redirects to another server, which is refused: give the URL of the server itself")
+    error = _parsed(reply.data)
+    if isinstance(error, dict) and isinstance(error.get("kind"), str):
+        return error_from_json(error)
     return Unavailable(f"{url} does not answer as a server of persist: HTTP error {reply.status}")
 
 
-# Answers of an inspection for people: what holds for the whole, a table of rows, and what is wrong.
+# Formatting: the fields of the whole, a table of rows, and findings.
 
 
-ALIGNED_ROWS_MAX = 1_000  # by which the widths of columns are chosen; later rows may be wider
+ALIGNED_ROWS_MAX = 1_000  # that decide the widths of columns; later rows may be wider
 CELL_CHARS_MAX = 400
 GAP = "  "
-FRONTIERS = ("since", "upper", "lower")  # where nothing within is the closed frontier
+FRONTIERS = ("since", "upper", "lower")  # an empty one is the closed frontier
 
 Row = Mapping[str, Any]
 
 
 def lines(about: Row | None, rows: Iterable[Row]) -> Iterator[str]:
-    """What is told of the whole, a line a field, then the table. Columns that are empty in all rows are left out."""
+    """Format the fields of the whole, one a line, then the table. Columns that are empty in all rows are omitted."""
     about = dict(about or {})
     shown = about.pop("shown", ())
     for name, value in _flat(about):
@@ -258,7 +256,7 @@ def lines(about: Row | None, rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _table(rows: Iterable[Row], *, follows: bool) -> Iterator[str]:
-    """A table, after an empty line where it `follows` something. Of no rows there is none."""
+    """Format a table, after an empty line if it `follows` something. Without rows there is no table."""
     upcoming = iter(rows)
     first = [_cells(row) for row in islice(upcoming, ALIGNED_ROWS_MAX)]
     if not first:
@@ -266,7 +264,7 @@ def _table(rows: Iterable[Row], *, follows: bool) -> Iterator[str]:
     if follows:
         yield ""
     more = next(upcoming, None)
-    known = dict.fromkeys(name for row in first for name in row)  # a later build may tell more of some rows
+    known = dict.fromkeys(name for row in first for name in row)  # newer servers may return more fields for some rows
     names = [name for name in known if more is not None or any(row.get(name, "-") not in ("-", "") for row in first)]
     numeric = {name for name in names if all(_is_number(row.get(name, "-")) for row in first)}
     widths = {name: max(len(name), *(len(row.get(name, "-")) for row in first)) for name in names}
@@ -279,25 +277,25 @@ def _table(rows: Iterable[Row], *, follows: bool) -> Iterator[str]:
 
 
 def log_line(entry: Row) -> str:
-    """An entry of the log on one line."""
+    """Format an entry of the log as one line."""
     if entry["finding"] is not None and entry["commit_id"] is None:
         return plain(f"v{entry['seqno']}  {entry['bytes']} bytes  DAMAGED: {entry['finding']}")
-    said = entry["operations"] or entry["kinds"]
-    told = [f"v{entry['seqno']}", entry["timestamp"] or "-", f"{entry['bytes']} bytes", ", ".join(said)]
+    operations = entry["operations"] or entry["kinds"]
+    fields = [f"v{entry['seqno']}", entry["timestamp"] or "-", f"{entry['bytes']} bytes", ", ".join(operations)]
     if entry["added"]:
-        told.append("added " + ", ".join(map(_batch, entry["added"])))
+        fields.append("added " + ", ".join(map(_batch, entry["added"])))
     if entry["replaces"]:
-        became = ", ".join(map(_batch, entry["replaced"])) or "nothing"
-        told.append(f"{entry['replaces']} batches from the {entry['first']}th became {became}")
+        replaced = ", ".join(map(_batch, entry["replaced"])) or "nothing"
+        fields.append(f"{entry['replaces']} batches from the {entry['first']}th became {replaced}")
     if entry["gone"]:
-        told.append(f"{entry['gone']} blobs left")
+        fields.append(f"{entry['gone']} blobs left")
     if entry["finding"] is not None:
-        told.append(f"DAMAGED: {entry['finding']}")
-    return plain(GAP.join(told))
+        fields.append(f"DAMAGED: {entry['finding']}")
+    return plain(GAP.join(fields))
 
 
 def finding_line(finding: Row) -> str:
-    """What is wrong, on one line."""
+    """Format a finding as one line."""
     where = f"{finding['shard']}: " if finding["shard"] is not None else ""
     return plain(f"DAMAGED {where}{finding['what']}")
 
@@ -312,12 +310,12 @@ def _line(row: Mapping[str, str], names: list[str], numeric: set[str], widths: M
 
 
 def _cells(row: Row) -> dict[str, str]:
-    """What is shown of a row, by columns. Names and values are of whoever wrote them: none may move the cursor."""
+    """The texts of a row by column, with control characters escaped: names and values are untrusted."""
     return {plain(name): plain(text) for name, text in _flat(row)}
 
 
 def _flat(row: Row) -> Iterator[tuple[str, str]]:
-    """The fields as texts; those of an object within come one by one, and blobs with their bytes together."""
+    """The fields as texts. Nested objects are flattened; counts of blobs are shown with their bytes."""
     for name, value in row.items():
         if isinstance(value, Mapping) and value.keys() == {"blobs", "bytes"}:
             yield name, f"{value['bytes']} ({value['blobs']})" if value["blobs"] else "-"
@@ -337,7 +335,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return _list(value)[:CELL_CHARS_MAX]
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())[:CELL_CHARS_MAX]
+        return ", ".join(f"{name} {_text(item)}" for name, item in value.items())[:CELL_CHARS_MAX]
     return str(value)
 
 

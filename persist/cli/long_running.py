@@ -1,4 +1,4 @@
-"""What long-running commands share: JSON logs bounded in rate, signals, and shutdown."""
+"""What long-running commands share: rate-limited JSON logs, signals, and shutdown."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ import msgspec
 
 from persist.core.errors import InvalidUsage
 
-# A bound on log lines, so that a flood of errors does not fill a disk.
+# Rate limits of log lines, so that repeated errors do not fill a disk.
 
 
 WINDOW_S = 60.0
-LINES_MAX = 100  # of one trouble (who says what, of which shard, and which kind of error) in a window
-ALL_LINES_MAX = 5_000  # of all troubles together in a window; the first line of one that is damaged passes all the same
-TROUBLES_MAX = 2_000  # that are remembered; the oldest go first
-UNBOUNDED = ("persist.access", "persist.audit")  # a line for each request, of which none may be missing
+LINES_MAX = 100  # of one problem (logger, message, shard and kind of error) in a window
+ALL_LINES_MAX = 5_000  # of all problems in a window; the first line of a corruption is logged regardless
+TROUBLES_MAX = 2_000  # that are remembered; the oldest are dropped first
+UNBOUNDED = ("persist.access", "persist.audit")  # one line for each request, and none may be missing
 DAMAGE = "corruption"
 
 
@@ -40,7 +40,7 @@ class _Trouble:
 
 
 class FloodFilter(logging.Filter):
-    """Drops lines beyond the bounds. The next line of the same trouble says how many were `left_out`.
+    """Drops lines beyond the limits. The next line of the same problem has their number as `left_out`.
 
     `now_s` is a monotonic clock.
     """
@@ -64,34 +64,34 @@ class FloodFilter(logging.Filter):
                 trouble = self._troubles[key] = _Trouble(now_s)
                 if len(self._troubles) > TROUBLES_MAX:
                     self._troubles.popitem(last=False)
-            for one in (trouble, self._all):
-                if now_s - one.began_s >= WINDOW_S:
-                    one.began_s, one.lines = now_s, 0
+            for count in (trouble, self._all):
+                if now_s - count.began_s >= WINDOW_S:
+                    count.began_s, count.lines = now_s, 0
             is_first = trouble.lines == 0 and kind == DAMAGE
             if trouble.lines >= LINES_MAX or (self._all.lines >= ALL_LINES_MAX and not is_first):
                 trouble.left_out += 1 + int(getattr(record, "left_out", 0))
                 return False
             trouble.lines += 1
             self._all.lines += 1
-            if trouble.left_out:  # beside those for which the line itself stands, as one of a storm does
+            if trouble.left_out:  # added to the lines that the line itself already summarizes
                 record.left_out = int(getattr(record, "left_out", 0)) + trouble.left_out
                 trouble.left_out = 0
         return True
 
 
-# What commands that run for long share: log lines as JSON on standard error, and how they are told to end.
+# JSON logs on standard error, and signals.
 
 
 LEVELS = ("debug", "info", "warning", "error")
 PARENT_POLL_S = 0.5
 GRACE_S = 30.0
-TRACE_CHARS_MAX = 16_000  # the end of a trace tells most
+TRACE_CHARS_MAX = 16_000  # the end of a traceback is the most useful part
 _ENCODER = msgspec.json.Encoder(enc_hook=str)  # a tenth of the time of `json`: an access log has many lines
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: at, level, logger, message, and whatever `extra` the caller gave by other names."""
+    """One JSON object a line: at, level, logger, message, and the fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -112,7 +112,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """Marks a record whose line could not be written, for a caller who counts those."""
+    """Marks a record whose line could not be written as lost, so that callers can count them."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the base class names it so
         record.is_lost = True
@@ -120,7 +120,7 @@ class _Lines(logging.StreamHandler[TextIO]):
 
 
 def configure_logs(level: str) -> None:
-    """Send everything from `level` on to standard error as JSON, but for floods (`log_flood`)."""
+    """Log everything from `level` on to standard error as JSON, except floods (`FloodFilter`)."""
     handler = _Lines(sys.stderr)
     handler.setFormatter(JsonFormatter())
     handler.addFilter(FloodFilter(time.monotonic))
@@ -130,23 +130,23 @@ def configure_logs(level: str) -> None:
 
 
 def announce(message: str, **fields: Any) -> None:
-    """A log line that is written at every level."""
+    """Write a log line at every level."""
     record = {"name": "persist.cli", "msg": message, "levelname": "INFO", "levelno": logging.INFO, **fields}
     logging.getLogger().handle(logging.makeLogRecord(record))
 
 
 def on_signals(stop: Callable[[], None]) -> None:
-    """Call `stop` once, in a thread of its own, on SIGTERM or SIGINT. To be called from the main thread.
+    """Call `stop` once, in a thread of its own, on SIGTERM or SIGINT. Call it from the main thread.
 
-    The handler does not call it: a handler interrupts the main thread anywhere, also where that holds a lock which
+    The handler itself does not call it: it interrupts the main thread anywhere, also while that holds a lock that
     `stop` needs.
     """
-    told: SimpleQueue[int] = SimpleQueue()  # a handler may put into it at any moment
+    signals: SimpleQueue[int] = SimpleQueue()  # safe to use in a signal handler
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: told.put(number))
+        signal.signal(number, lambda number, _: signals.put(number))
 
     def wait() -> None:
-        told.get()
+        signals.get()
         stop()
 
     threading.Thread(target=wait, name="persist-signals", daemon=True).start()
@@ -154,9 +154,9 @@ def on_signals(stop: Callable[[], None]) -> None:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM is KeyboardInterrupt, as SIGINT is: what was begun is taken away before the end.
+    """Raise KeyboardInterrupt on SIGTERM within the block, as SIGINT does, so that partial work is cleaned up.
 
-    To be used in the main thread.
+    Use it in the main thread.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -166,12 +166,12 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def end_with_parent(parent: int) -> None:
-    """Send this process SIGTERM when `parent`, which started it, is gone, and SIGKILL GRACE_S seconds later.
+    """Send this process SIGTERM when `parent`, which started it, has exited, and SIGKILL GRACE_S seconds later.
 
-    Commands call it before they open stores. Raises InvalidUsage if the parent is gone now.
+    Commands call it before they open stores. Raises InvalidUsage if the parent has exited already.
     """
     if os.getppid() != parent:
-        raise InvalidUsage(f"process {parent}, which started this one, is gone")
+        raise InvalidUsage(f"process {parent}, which started this one, has exited")
 
     def watch() -> None:
         while os.getppid() == parent:

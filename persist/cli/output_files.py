@@ -1,4 +1,4 @@
-"""Standard streams of a command, and files that are written whole or not at all."""
+"""Standard streams of a command, and files that are written atomically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import BinaryIO, TextIO
 from blob.private_files import replace_file
 from persist.core.errors import InvalidUsage
 
-# Standard input, output and error of a command: also where one was closed, and where output cannot be written.
+# Standard streams, also if one was closed or output cannot be written.
 
 
 _IN, _OUT, _ERR = 0, 1, 2
@@ -27,7 +27,7 @@ class OutputLost(OSError):
 
 
 class _Output(io.FileIO):
-    """Standard output. What goes wrong with it is told apart from what goes wrong with other files."""
+    """Standard output. Its errors are OutputLost, which tells them from errors of other files."""
 
     def __init__(self) -> None:
         super().__init__(_OUT, "w", closefd=False)
@@ -42,10 +42,10 @@ class _Output(io.FileIO):
 
 
 def take_streams() -> None:
-    """Make the streams of this process such that a command can use them. To be called once, before all else.
+    """Prepare the standard streams of this process. Call it once, before anything else.
 
-    A stream that was closed fails when it is used, and no file that is opened later takes its number: it would get
-    what is printed. What standard output has no character for is shown as an escape.
+    A closed stream is replaced by one that fails when it is used; otherwise a file opened later would get its
+    descriptor, and the output. Characters that standard output cannot encode are escaped.
     """
     for number, mode in ((_IN, os.O_WRONLY), (_OUT, os.O_RDONLY), (_ERR, os.O_WRONLY)):
         _fill(number, mode)
@@ -66,7 +66,7 @@ def take_streams() -> None:
 
 
 def drop_output(stream: TextIO) -> None:
-    """Let go of what could not be written, so that the end of the process does not try it again."""
+    """Discard output that could not be written, so that the exit of the process does not retry it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -74,86 +74,86 @@ def _fill(number: int, mode: int) -> None:
     try:
         os.fstat(number)
     except OSError:
-        found = os.open(os.devnull, mode)
-        if found != number:
-            os.dup2(found, number)
-            os.close(found)
+        descriptor = os.open(os.devnull, mode)
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         os.set_inheritable(number, True)
 
 
-# Files that commands write: whole or not at all, where they are regular ones; others get the bytes as they come.
+# Files that commands write: atomically if they are regular; pipes and devices get the bytes as they come.
 
 
-NAME_BYTES_KEPT = 200  # of the name in that of the temporary file: file systems take 255, and it has more parts
+NAME_BYTES_KEPT = 200  # of the file name in the temporary one: file systems allow 255, and it has a suffix
 ATTEMPTS = 100
 _STDOUT = 1
 
 
 @contextmanager
 def replacing(path: Path, *, owner_only: bool = False) -> Iterator[BinaryIO]:
-    """A file that takes this name once it is whole; after an error nothing is left of it. Raises InvalidUsage.
+    """Write a file that takes this name once it is complete; after an error it is removed. Raises InvalidUsage.
 
-    What a symbolic link names is replaced, not the link, and a file keeps its mode and its owner. A pipe or a device
-    is written into. `owner_only`: nobody else may read the file, whatever it was before.
+    The target of a symbolic link is replaced, not the link. An existing file keeps its mode and owner. A pipe or a
+    device is written directly. `owner_only`: only the owner can read the file, whatever its mode was.
     """
     if path.is_dir():
         raise InvalidUsage(f"{str(path)!r} is a directory: name a file in it")
     try:
-        there = _looked_at(path)
-        if there is not None and (is_stdout(path) or not stat.S_ISREG(there.st_mode)):
-            with _direct(path) as out:
+        existing = _stat(path)
+        if existing is not None and (is_stdout(path) or not stat.S_ISREG(existing.st_mode)):
+            with _open_direct(path) as out:
                 yield out
         else:
-            with _beside(Path(os.path.realpath(path)), there, owner_only) as out:
+            with _temporary(Path(os.path.realpath(path)), existing, owner_only) as out:
                 yield out
     except OSError as error:
         raise InvalidUsage(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
 
 
 def is_stdout(path: Path) -> bool:
-    """Whether this is the file, pipe or terminal that is standard output, as /dev/stdout is."""
+    """Whether this is the file, pipe or terminal that standard output is, such as /dev/stdout."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(_STDOUT))
-    except OSError:  # one of them is not there
+    except OSError:  # one of them does not exist
         return False
 
 
-def _looked_at(path: Path) -> os.stat_result | None:
+def _stat(path: Path) -> os.stat_result | None:
     try:
         return os.stat(path)
-    except FileNotFoundError:  # also where a symbolic link names what is not there
+    except FileNotFoundError:  # also for a dangling symbolic link
         return None
 
 
-def _direct(path: Path) -> BinaryIO:
-    # Standard output is not opened again: that would begin at its start, also where the shell has said `>>`.
+def _open_direct(path: Path) -> BinaryIO:
+    # Standard output is not reopened: that would write from its start, also after `>>` in a shell.
     return open(os.dup(_STDOUT) if is_stdout(path) else path, "wb")
 
 
 @contextmanager
-def _beside(path: Path, there: os.stat_result | None, owner_only: bool) -> Iterator[BinaryIO]:
-    is_private = owner_only or there is not None  # what is there says below who may read it
-    descriptor, made = _made(path, 0o600 if is_private else 0o666)
+def _temporary(path: Path, existing: os.stat_result | None, owner_only: bool) -> Iterator[BinaryIO]:
+    is_private = owner_only or existing is not None  # the mode of an existing file is copied below
+    descriptor, temporary = _create_temporary(path, 0o600 if is_private else 0o666)
     try:
         with open(descriptor, "wb") as out:
-            if there is not None and not owner_only:
-                with suppress(PermissionError):  # only root gives files away
-                    os.fchown(descriptor, there.st_uid, there.st_gid)
-                os.fchmod(descriptor, stat.S_IMODE(there.st_mode) & 0o777)
+            if existing is not None and not owner_only:
+                with suppress(PermissionError):  # only root may change owners
+                    os.fchown(descriptor, existing.st_uid, existing.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(existing.st_mode) & 0o777)
             yield out
             out.flush()
             os.fsync(descriptor)
-        replace_file(made, path)
+        replace_file(temporary, path)
     finally:
         with suppress(OSError):
-            made.unlink()
+            temporary.unlink()
 
 
-def _made(path: Path, mode: int) -> tuple[int, Path]:
-    """A file of a fresh name in the same directory. A process that was killed may have left others."""
-    kept = os.fsdecode(os.fsencode(path.name)[:NAME_BYTES_KEPT])
+def _create_temporary(path: Path, mode: int) -> tuple[int, Path]:
+    """Create a file of a fresh name in the same directory. A killed process may have left others behind."""
+    prefix = os.fsdecode(os.fsencode(path.name)[:NAME_BYTES_KEPT])
     for _ in range(ATTEMPTS):
-        made = path.with_name(f".{kept}.{secrets.token_hex(8)}.part")
+        temporary = path.with_name(f".{prefix}.{secrets.token_hex(8)}.part")
         with suppress(FileExistsError):
-            return os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), made
-    raise FileExistsError(errno.EEXIST, "its temporary names are all taken", str(path))
+            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), temporary
+    raise FileExistsError(errno.EEXIST, "all its temporary names are taken", str(path))

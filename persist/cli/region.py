@@ -19,7 +19,7 @@ from typing import Any
 
 from blob import Blob
 from persist.cli.backup import EXIT_LOST, blob_at, show_recovered
-from persist.cli.connection_args import Where, add_subcommand, check_given, read_age_ms, trust_of, where_of
+from persist.cli.connection_args import Where, add_subcommand, check_given, read_age_ms, trust_in, where_of
 from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.long_running import LEVELS, configure_logs, on_signals
 from persist.commit.system import SystemClock
@@ -50,29 +50,27 @@ log = logging.getLogger("persist.regions")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="SUBCOMMAND")
     _add_index(commands)
-    holds = add_subcommand(commands, "holds", "list what regions hold at this home", _holds)
-    release = add_subcommand(commands, "release", "release what a region holds at this home", _release)
+    holds = add_subcommand(commands, "holds", "list the holds of regions at this home", _holds)
+    release = add_subcommand(commands, "release", "release the holds of a region at this home", _release)
     release.add_argument("region", metavar="REGION")
     for command in (holds, release):
         add_where(command)
     _add_replicate(add_subcommand(commands, "replicate", "copy the blob store of a location to a region", _replicate))
-    switch = add_subcommand(commands, "switch", "make a copy home as planned; nothing is lost", _switch)
+    switch = add_subcommand(commands, "switch", "planned switchover: make a copy home without loss", _switch)
     _add_new_place(switch)
-    switch.add_argument("--home-dir", metavar="PATH", help="the directory of the home that ends")
+    switch.add_argument("--home-dir", metavar="PATH", help="the directory of the current home")
     switch.add_argument("--home-blob", metavar="URL", help="or its blob store")
     switch.add_argument("--home-consensus", metavar="URL", help="and its consensus store")
-    switch.add_argument(
-        "--replicated", action="store_true", help="the store replicates itself: only wait until everything has arrived"
-    )
-    switch.add_argument("--undo", action="store_true", help="let home continue, if the copy has not become home yet")
+    switch.add_argument("--replicated", action="store_true", help="the store replicates itself: only wait for it")
+    switch.add_argument("--undo", action="store_true", help="reopen the home, unless the copy has become home already")
     switch.add_argument("--log-level", choices=LEVELS, default="warning")
-    _add_promote(add_subcommand(commands, "promote", "make a copy home after the home is lost", _promote))
+    _add_promote(add_subcommand(commands, "promote", "failover: make a copy home after the home is lost", _promote))
     salvaging = add_subcommand(commands, "salvage", "write to files what only an old home has", _salvage)
-    salvaging.add_argument("--to", metavar="DIR", help="an empty directory, or a new one, for a Parquet file a shard")
+    salvaging.add_argument("--to", metavar="DIR", help="an empty or new directory, for one Parquet file for each shard")
     salvaging.add_argument("--dry-run", action="store_true", help="only list the shards that have diverged")
     demoting = add_subcommand(commands, "demote", "turn an old home into a copy of the new one", _demote)
     demoting.add_argument(
-        "--drop-diverged", action="store_true", help="also if it has what the new home lacks: that is lost"
+        "--drop-diverged", action="store_true", help="also if updates are lost that the new home lacks"
     )
     for command in (salvaging, demoting):
         add_where(command)
@@ -82,68 +80,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_index(commands: Any) -> None:
-    """The subcommands of the index alone."""
+    """The subcommands for the index."""
     listing = add_subcommand(commands, "list", "list the regions of the index", _list)
-    put = add_subcommand(commands, "set", "say how a region is reached", _set)
+    put = add_subcommand(commands, "set", "set the servers and stores of a region", _set)
     put.add_argument("region", metavar="REGION")
-    put.add_argument("--write", metavar="URLS", help="servers at its home, with commas")
-    put.add_argument("--read", metavar="URLS", help="servers near here that read it, with commas")
-    put.add_argument("--home-blob", metavar="URL", help="its blob store at home")
-    put.add_argument("--copy-blob", metavar="URL", help="the copy of it near here")
-    put.add_argument("--epoch", type=int, metavar="N", help="that of its home: earlier homes only read")
-    put.epilog = "What is not given stays as it was. An empty value takes it away. The epoch is only raised."
+    put.add_argument("--write", metavar="URLS", help="servers at its home, separated by commas")
+    put.add_argument("--read", metavar="URLS", help="servers of the nearby replica, separated by commas")
+    put.add_argument("--home-blob", metavar="URL", help="the blob store at its home")
+    put.add_argument("--copy-blob", metavar="URL", help="the nearby copy of it")
+    put.add_argument("--epoch", type=int, metavar="N", help="the epoch of its home: earlier homes are read-only")
+    put.epilog = "Options that are not given leave the entry unchanged. An empty value clears it. The epoch only rises."
     remove = add_subcommand(commands, "remove", "remove a region from the index", _remove)
     remove.add_argument("region", metavar="REGION")
-    check = add_subcommand(commands, "check", "ask every server of the index", _check)
+    check = add_subcommand(commands, "check", "check the status of every server in the index", _check)
     for command in (put, check):
-        command.add_argument("--token", default=os.environ.get("PERSIST_TOKEN"), help="a token of the scope read")
-        command.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for servers at https://…")
+        command.add_argument("--token", default=os.environ.get("PERSIST_TOKEN"), help="a token with the scope read")
+        command.add_argument("--ca-file", metavar="FILE", help="PEM file of trusted CAs, for servers at https://…")
     for command in (listing, put, remove, check):
         command.add_argument("--index", required=True, metavar="FILE", help="the file")
 
 
 def _add_replicate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="source", required=True, metavar="URL", help="the blob store at home")
-    parser.add_argument("--to", required=True, metavar="URL", help="the store of the region; empty, or a copy of home")
-    parser.add_argument("--once", action="store_true", help="end once everything published before has been copied")
-    parser.add_argument("--every", default="1s", metavar="AGE", help="pause between looks at the source (1s)")
-    parser.add_argument(
-        "--whole", default="1m", metavar="AGE", help="pause between comparisons of the whole stores (1m)"
-    )
-    parser.add_argument(
-        "--keep", default="5m", metavar="AGE", help="for how long the copy keeps what home has deleted (5m)"
-    )
+    parser.add_argument("--to", required=True, metavar="URL", help="the store of the region: empty, or a copy of home")
+    parser.add_argument("--once", action="store_true", help="exit once everything published before has been copied")
+    parser.add_argument("--every", default="1s", metavar="AGE", help="interval of polling the source (1s)")
+    parser.add_argument("--whole", default="1m", metavar="AGE", help="interval of comparing the whole stores (1m)")
+    parser.add_argument("--keep", default="5m", metavar="AGE", help="how long the copy keeps deleted blobs (5m)")
     parser.add_argument("--rate", metavar="BYTES", help="read at most so many bytes a second, such as 50MiB")
     parser.add_argument(
-        "--at-once", type=int, default=ReplicateSettings().at_once, metavar="N", help="blobs at a time (4)"
+        "--at-once", type=int, default=ReplicateSettings().at_once, metavar="N", help="concurrent blobs (4)"
     )
     parser.add_argument("--log-level", choices=LEVELS, default="warning")
 
 
 def _add_new_place(parser: argparse.ArgumentParser) -> None:
-    """What a promotion and a switch take: where the new home is, and the index that is to say so."""
-    parser.add_argument("region", metavar="REGION", help="where the new home is")
+    """The arguments of a promotion and a switchover: the new home, and the index to update."""
+    parser.add_argument("region", metavar="REGION", help="the region of the new home")
     parser.add_argument("--of", required=True, metavar="NAME", help="the region whose home it becomes")
     add_where(parser)
-    parser.add_argument("--index", metavar="FILE", help="the index of regions, which is set to the new home")
+    parser.add_argument("--index", metavar="FILE", help="the index of regions, which is updated")
     parser.add_argument("--write", metavar="URLS", help="with --index: servers of the new home")
 
 
 def _add_promote(parser: argparse.ArgumentParser) -> None:
     _add_new_place(parser)
     parser.add_argument("--home", metavar="URLS", help="servers of the lost home, which must not answer")
-    parser.add_argument("--home-blob", metavar="URL", help="its blob store, so that it stops if it is still there")
+    parser.add_argument("--home-blob", metavar="URL", help="its blob store, to fence it if it still exists")
+    parser.add_argument("--home-is-lost", action="store_true", help="continue although it answers, or is unknown")
+    parser.add_argument("--dry-run", action="store_true", help="only print which shards would continue, and from where")
+    parser.add_argument("--accept-loss", action="store_true", help="continue although newest versions are incomplete")
     parser.add_argument(
-        "--home-is-lost", action="store_true", help="continue although it answers, or nothing shows whether it is lost"
+        "--gap", type=int, default=GAP, metavar="N", help=f"times to skip after the last known one ({GAP})"
     )
-    parser.add_argument("--dry-run", action="store_true", help="only print what would continue, and from where")
-    parser.add_argument("--accept-loss", action="store_true", help="continue although newest versions are not whole")
-    parser.add_argument(
-        "--gap", type=int, default=GAP, metavar="N", help=f"times that are left out after the last known one ({GAP})"
-    )
-
-
-# The index of regions.
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -154,22 +143,22 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _set(arguments: argparse.Namespace) -> int:
     name = check_region(arguments.region)
-    given: dict[str, Any] = {"home_blob": arguments.home_blob, "copy_blob": arguments.copy_blob}
+    fields: dict[str, Any] = {"home_blob": arguments.home_blob, "copy_blob": arguments.copy_blob}
     for option in ("write", "read"):
         text = getattr(arguments, option)
-        given[option] = None if text is None else urls_of(text)
-    given = {option: value for option, value in given.items() if value is not None}
-    if not given and arguments.epoch is None:
-        raise InvalidUsage(f"say by --write or --read how region {name!r} is reached")
+        fields[option] = None if text is None else urls_of(text)
+    fields = {option: value for option, value in fields.items() if value is not None}
+    if not fields and arguments.epoch is None:
+        raise InvalidUsage(f"give --write or --read, the servers of region {name!r}")
 
     RegionEntry(epoch=arguments.epoch or 0).check()
 
     def with_it(index: RegionIndex) -> RegionIndex:
         before = index.regions.get(name, RegionEntry())
-        epoch = max(arguments.epoch or 0, before.epoch)  # a fence is not taken away by the way
-        entry = replace(before, **given, epoch=epoch)
+        epoch = max(arguments.epoch or 0, before.epoch)  # fencing is never lowered
+        entry = replace(before, **fields, epoch=epoch)
         if not entry.write and not entry.read:
-            raise InvalidUsage(f"say by --write or --read how region {name!r} is reached: it would have no server")
+            raise InvalidUsage(f"give --write or --read: region {name!r} would have no server")
         _check_home(name, entry, arguments)
         return RegionIndex({**index.regions, name: entry})
 
@@ -179,15 +168,15 @@ def _set(arguments: argparse.Namespace) -> int:
 
 
 def _check_home(name: str, entry: RegionEntry, arguments: argparse.Namespace) -> None:
-    """Raises Conflict where a home that the entry names answers, and is of an earlier epoch: it would only read."""
+    """Raise Conflict if a home in the entry answers with an earlier epoch: clients would treat it as read-only."""
     for url in entry.write if entry.epoch else ():
-        told, _ = _asked(url, arguments, FETCH_S)
-        found = told.get("epoch")
-        if told.get("role") == "home" and type(found) is int and found < entry.epoch:
+        status, _ = _ask(url, arguments, FETCH_S)
+        epoch = status.get("epoch")
+        if status.get("role") == "home" and type(epoch) is int and epoch < entry.epoch:
             raise Conflict(
-                f"the home at {url} is of epoch {found}, and the index would have epoch {entry.epoch} of region "
-                f"{name!r}: it would only read. Name the home of that epoch; or give its epoch, after `persist region "
-                "remove` where the index has a later one"
+                f"the home at {url} has epoch {epoch}, and the index would have epoch {entry.epoch} for region "
+                f"{name!r}, which makes it read-only. Name the home of that epoch; or set its own epoch, after "
+                "`persist region remove` if the index has a later one"
             )
 
 
@@ -203,39 +192,41 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """A line for each server: what it says of itself, and what is wrong with that. 1: something is wrong."""
+    """Print a line for each server: its status, and what is wrong with it. 1: something is wrong."""
     wrong = 0
     for name, entry in sorted(read_index(arguments.index).regions.items()):
         for url in dict.fromkeys((*entry.write, *entry.read)):
-            told, why = _asked(url, arguments)
-            if not why and url in entry.write and told.get("role") != "home":
-                why = "it only reads, and the index sends writes there"
-            if not why and url in entry.write and isinstance(told.get("epoch"), int) and told["epoch"] < entry.epoch:
-                why = f"it is of epoch {told['epoch']}, and the home of epoch {entry.epoch} has taken over"
-            shows = told.get("region") if told.get("role") == "home" else told.get("of")
-            if not why and shows not in (None, name):
-                why = f"it shows region {shows!r}"
-            wrong += bool(why)
-            kept = {key: told.get(key) for key in ("role", "location", "epoch", "published")}
-            print(json.dumps({"region": name, "url": url, **kept, "wrong": why or None}))
+            status, problem = _ask(url, arguments)
+            if not problem and url in entry.write and status.get("role") != "home":
+                problem = "it is read-only, and the index sends writes to it"
+            if (
+                not problem
+                and url in entry.write
+                and isinstance(status.get("epoch"), int)
+                and status["epoch"] < entry.epoch
+            ):
+                problem = f"it has epoch {status['epoch']}, and the home of epoch {entry.epoch} has taken over"
+            shows = status.get("region") if status.get("role") == "home" else status.get("of")
+            if not problem and shows not in (None, name):
+                problem = f"it serves region {shows!r}"
+            wrong += bool(problem)
+            shown = {key: status.get(key) for key in ("role", "location", "epoch", "published")}
+            print(json.dumps({"region": name, "url": url, **shown, "wrong": problem or None}))
     return EXIT_FOUND if wrong else 0
 
 
-def _asked(url: str, arguments: argparse.Namespace, timeout_s: float = ANSWER_S) -> tuple[dict[str, Any], str]:
-    """What a server tells of its region; else what went wrong."""
+def _ask(url: str, arguments: argparse.Namespace, timeout_s: float = ANSWER_S) -> tuple[dict[str, Any], str]:
+    """The status of a server; or an empty one and the error."""
     try:
-        return RegionServer(url, arguments.token, trust_of(arguments)).ask(timeout_s), ""
+        return RegionServer(url, arguments.token, trust_in(arguments.ca_file)).ask(timeout_s), ""
     except Unavailable as error:
         return {}, error.message
 
 
 def _line(name: str, entry: RegionEntry) -> dict[str, Any]:
-    told = {"region": name, "write": list(entry.write), "read": list(entry.read)}
+    fields = {"region": name, "write": list(entry.write), "read": list(entry.read)}
     blobs = {"home_blob": entry.home_blob or None, "copy_blob": entry.copy_blob or None}
-    return {**told, **blobs, "epoch": entry.epoch or None}
-
-
-# Replication, and what regions hold at their home.
+    return {**fields, **blobs, "epoch": entry.epoch or None}
 
 
 def _holds(arguments: argparse.Namespace) -> int:
@@ -254,43 +245,40 @@ def _release(arguments: argparse.Namespace) -> int:
 
 
 def _replicate(arguments: argparse.Namespace) -> int:
-    """Ends by a signal, or with `--once` when everything has been copied."""
+    """Replicate until a signal, or with `--once` until everything has been copied."""
     every_s, whole_s, keep_s = (
         read_age_ms(f"--{name}", getattr(arguments, name)) / 1000 for name in ("every", "whole", "keep")
     )
     settings = ReplicateSettings(every_s, whole_s, keep_s, read_rate(arguments.rate), arguments.at_once)
     settings.check()
     configure_logs(arguments.log_level)
-    with ExitStack() as opened:
-        source = opened.enter_context(blob_at(arguments.source))
-        target = opened.enter_context(blob_at(arguments.to, must_exist=False))
+    with ExitStack() as stack:
+        source = stack.enter_context(blob_at(arguments.source))
+        target = stack.enter_context(blob_at(arguments.to, must_exist=False))
         replicator = Replicator(source, target, SystemClock(), settings)
         if arguments.once:
             _show_round(replicator.round(whole=True))
             return 0
-        ends = threading.Event()
-        on_signals(ends.set)
+        ended = threading.Event()
+        on_signals(ended.set)
         while True:
             try:
                 _show_round(replicator.round())
-            except (Unavailable, Overloaded) as error:  # a link that is down comes back
+            except (Unavailable, Overloaded) as error:  # retried in the next round
                 log.warning("nothing was copied: %s", error)
-            if ends.wait(settings.every_s):
+            if ended.wait(settings.every_s):
                 return 0
 
 
-def _show_round(done: Replicated) -> None:
-    """A line of JSON for a round that did something."""
-    if done.copied or done.deleted:
-        print(json.dumps(asdict(done)), flush=True)
-
-
-# Switchover and failover.
+def _show_round(round_: Replicated) -> None:
+    """Print a line of JSON for a round that copied or deleted something."""
+    if round_.copied or round_.deleted:
+        print(json.dumps(asdict(round_)), flush=True)
 
 
 @dataclass(frozen=True, slots=True)
 class NewHomeIndex:
-    """The index that a new home is to be set in. `path` None: none is."""
+    """The entry of the index that a new home is set in. `path` None: no index is updated."""
 
     path: str | None
     of: str
@@ -304,19 +292,19 @@ class NewHomeIndex:
         servers = urls_of(arguments.write or "")
         RegionEntry(servers).check()
         if arguments.index and not servers:
-            raise InvalidUsage("--index needs --write: the servers by which the new home is reached")
+            raise InvalidUsage("--index requires --write, the servers of the new home")
         if servers and not arguments.index:
-            raise InvalidUsage("--write is for the index: give --index")
-        found = cls(arguments.index, check_region(arguments.of), servers)
-        found.entry()
-        return found
+            raise InvalidUsage("--write requires --index")
+        index = cls(arguments.index, check_region(arguments.of), servers)
+        index.entry()
+        return index
 
     def entry(self) -> RegionEntry:
-        """What the index says of the region now."""
+        """The current entry of the region."""
         return RegionEntry() if self.path is None else read_index(self.path).regions.get(self.of, RegionEntry())
 
     def set(self, epoch: int) -> None:
-        """Say where the region is at home from now on."""
+        """Set the new home of the region."""
         if self.path is not None:
             moved_home(self.path, self.of, self.servers, epoch)
 
@@ -324,89 +312,89 @@ class NewHomeIndex:
 def _switch(arguments: argparse.Namespace) -> int:
     configure_logs(arguments.log_level)
     if not (arguments.home_dir or arguments.home_blob):
-        raise InvalidUsage("say which home ends: --home-dir, or --home-blob and --home-consensus")
-    indexed = NewHomeIndex.of_arguments(arguments)
-    with ExitStack() as opened:
-        where = Where(arguments.home_dir, arguments.home_blob, arguments.home_consensus)
-        home = opened.enter_context(closing(where.open(must_exist=True)))
-        copy = opened.enter_context(closing(where_of(arguments).open(must_exist=True)))
+        raise InvalidUsage("give the current home: --home-dir, or --home-blob and --home-consensus")
+    index = NewHomeIndex.of_arguments(arguments)
+    with ExitStack() as stack:
+        home_location = Where(arguments.home_dir, arguments.home_blob, arguments.home_consensus)
+        home = stack.enter_context(closing(home_location.open(must_exist=True)))
+        copy = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
         replicator = None if arguments.replicated else Replicator(home.blob, copy.blob, home.clock)
-        switch = Switch(home, copy, arguments.region, arguments.of, replicator, indexed.entry().epoch)
+        switch = Switch(home, copy, arguments.region, arguments.of, replicator, index.entry().epoch)
         if arguments.undo:
-            print(json.dumps({"taken_back": switch.undo(_say)}))
+            print(json.dumps({"taken_back": switch.undo(_print_step)}))
             return 0
-        found = switch.run(_say)
-        indexed.set(found.epoch)
-    show_recovered(found, dry_run=False)
+        recovered = switch.run(_print_step)
+        index.set(recovered.epoch)
+    show_recovered(recovered, dry_run=False)
     return 0
 
 
-def _say(step: str) -> None:
+def _print_step(step: str) -> None:
     print(step, file=sys.stderr, flush=True)
 
 
 def _promote(arguments: argparse.Namespace) -> int:
-    """0: done. 1: `--dry-run` has found shards whose newest version would not continue."""
+    """0: done. 1: with `--dry-run`, there are shards whose newest version would not continue."""
     check_given(arguments, "home", "home_blob")
-    indexed = NewHomeIndex.of_arguments(arguments)
-    least = indexed.entry().epoch
-    how = RecoveryRequest(arguments.accept_loss, arguments.gap, least=least)
-    how.check()
-    with ExitStack() as opened:
-        home = _old_home(arguments, indexed, opened)
-        location = opened.enter_context(closing(where_of(arguments).open(must_exist=True)))
+    index = NewHomeIndex.of_arguments(arguments)
+    least = index.entry().epoch
+    request = RecoveryRequest(arguments.accept_loss, arguments.gap, least=least)
+    request.check()
+    with ExitStack() as stack:
+        home = _old_home(arguments, index, stack)
+        location = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
         if arguments.dry_run:
             check_copy(location)
             fenced = [blob for blob in (home.blob,) if blob is not None]
-            found = plan(location, arguments.gap, fenced=fenced, least=least)
+            recovered = plan(location, replace(request, fenced=fenced))
         else:
-            found = promote(location, arguments.region, arguments.of, home, how)
-            indexed.set(found.epoch)
-    show_recovered(found, dry_run=arguments.dry_run)
-    return EXIT_LOST if arguments.dry_run and found.lacking else 0
+            recovered = promote(location, arguments.region, arguments.of, home, request)
+            index.set(recovered.epoch)
+    show_recovered(recovered, dry_run=arguments.dry_run)
+    return EXIT_LOST if arguments.dry_run and recovered.lacking else 0
 
 
-def _old_home(arguments: argparse.Namespace, indexed: NewHomeIndex, opened: ExitStack) -> OldHome:
-    urls = urls_of(arguments.home or "") or tuple(url for url in indexed.entry().write if url not in indexed.servers)
+def _old_home(arguments: argparse.Namespace, index: NewHomeIndex, stack: ExitStack) -> OldHome:
+    urls = urls_of(arguments.home or "") or tuple(url for url in index.entry().write if url not in index.servers)
     RegionEntry(urls).check()
-    blob = opened.enter_context(blob_at(arguments.home_blob)) if arguments.home_blob else None
+    blob = stack.enter_context(blob_at(arguments.home_blob)) if arguments.home_blob else None
     return OldHome(urls, blob, arguments.home_is_lost)
 
 
 def _salvage(arguments: argparse.Namespace) -> int:
-    """0: all of it was written, or there is nothing. 1: the updates of a shard are not known any more."""
+    """0: everything was written, or there is nothing to write. 1: updates of a shard are lost."""
     if bool(arguments.to) == arguments.dry_run:
-        raise InvalidUsage("give --to, the directory for the files, or --dry-run")
-    with ExitStack() as opened:
-        old = opened.enter_context(closing(where_of(arguments).open(must_exist=True)))
-        _, promotion = _new_home(arguments.of, opened)
-        found = diverged(old, promotion) if arguments.dry_run else salvage(old, promotion, Path(arguments.to))
-        return _show_diverged(found, promotion)
+        raise InvalidUsage("give either --to, the directory for the files, or --dry-run")
+    with ExitStack() as stack:
+        old = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
+        _, promotion = _new_home(arguments.of, stack)
+        shards = diverged(old, promotion) if arguments.dry_run else salvage(old, promotion, Path(arguments.to))
+        return _show_diverged(shards, promotion)
 
 
-def _show_diverged(found: Iterator[Diverged], promotion: Promotion) -> int:
+def _show_diverged(diverged_shards: Iterator[Diverged], promotion: Promotion) -> int:
     shards = lost = 0
-    for shard in found:
+    for shard in diverged_shards:
         shards, lost = shards + 1, lost + bool(shard.why)
         print(json.dumps(shard.to_json()), flush=True)
-    told = {"epoch": promotion.epoch, "region": promotion.region, "of": promotion.of}
-    print(json.dumps({**told, "shards": shards, "lost": lost}))
+    line = {"epoch": promotion.epoch, "region": promotion.region, "of": promotion.of}
+    print(json.dumps({**line, "shards": shards, "lost": lost}))
     return EXIT_FOUND if lost else 0
 
 
 def _demote(arguments: argparse.Namespace) -> int:
-    """`persist region replicate` then copies what the new home has."""
-    with ExitStack() as opened:
-        old = opened.enter_context(closing(where_of(arguments).open(must_exist=True)))
-        new, promotion = _new_home(arguments.of, opened)
+    """`persist region replicate` then copies the new home to it."""
+    with ExitStack() as stack:
+        old = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
+        new, promotion = _new_home(arguments.of, stack)
         deleted = demote(old, new, promotion, drop_diverged=arguments.drop_diverged)
     print(json.dumps({"epoch": promotion.epoch, "deleted": deleted}))
     return 0
 
 
-def _new_home(url: str, opened: ExitStack) -> tuple[Blob, Promotion]:
-    """The blob store of the new home, and what it notes of its promotion. Raises InvalidUsage: it notes none."""
-    blob = opened.enter_context(blob_at(url))
+def _new_home(url: str, stack: ExitStack) -> tuple[Blob, Promotion]:
+    """The blob store of the new home, and its latest promotion. Raises InvalidUsage: there was none."""
+    blob = stack.enter_context(blob_at(url))
     promotion = last_promotion(blob)
     if promotion is None:
         raise InvalidUsage(f"{blob.url} was never made home by `persist region promote` or `persist region switch`")

@@ -1,4 +1,4 @@
-"""`persist check NAME --repair`: puts copies in the place of what is damaged, or takes a part out."""
+"""`persist check NAME --repair`: replace damaged blobs by copies, or remove a damaged part."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any
 from persist.cli.backup import backups_at
 from persist.cli.connection_args import where_of
 from persist.commit.location import Location
-from persist.copies.blob_repair import LEFT, PUT, REPLACED, mended, put_anew, replace_part
+from persist.copies.blob_repair import LEFT, PUT, REPLACED, put_anew, repair_blobs, replace_part
 from persist.copies.shard_facts import NamedPart, all_parts
 from persist.core import commands as c
-from persist.core.batch import Part
 from persist.core.errors import InvalidUsage
 from persist.core.ids import PartId, check_shard_name, parse
 from persist.core.record import asdict
@@ -26,22 +25,22 @@ SOURCES = ("source", "replace", "excise")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --repair, and what it takes."""
-    parser.add_argument("--repair", action="store_true", help="repair the shard NAME, by one of the next three")
-    parser.add_argument("--from", dest="source", metavar="URL", help="put back all that a store of backups has")
+    """Add --repair and its options."""
+    parser.add_argument("--repair", action="store_true", help="repair the shard NAME; requires one of the next three")
+    parser.add_argument("--from", dest="source", metavar="URL", help="restore damaged blobs from a store of backups")
     parser.add_argument("--replace", nargs=2, metavar=("PART", "FILE"), help="replace PART by FILE, a copy of it")
-    parser.add_argument("--excise", metavar="PART", help="take this part out: its rows are lost")
+    parser.add_argument("--excise", metavar="PART", help="remove this part: its rows are lost")
     parser.add_argument("--yes", action="store_true", help="repair; without it, only print what would be done")
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:
-    """Raises InvalidUsage where the arguments of a repair do not fit together."""
-    given = [name for name in SOURCES if getattr(arguments, name) is not None]
+    """Raise InvalidUsage if the arguments of a repair contradict each other."""
+    sources = [name for name in SOURCES if getattr(arguments, name) is not None]
     if not arguments.repair:
-        if given or arguments.yes:
-            raise InvalidUsage("--from, --replace, --excise and --yes are for --repair")
+        if sources or arguments.yes:
+            raise InvalidUsage("--from, --replace, --excise and --yes require --repair")
         return
-    if len(given) != 1:
+    if len(sources) != 1:
         raise InvalidUsage("--repair takes one of --from URL, --replace PART FILE and --excise PART")
     if arguments.quick or arguments.deep or arguments.url is not None:
         raise InvalidUsage("--repair opens the stores, and has no depth: leave out --quick, --deep and --url")
@@ -49,12 +48,12 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 
 
 def repair(arguments: argparse.Namespace) -> int:
-    """0: everything can be read, or what was asked is done. 1: something is left, or would be done."""
+    """0: everything is repaired. 1: faults are left, or without --yes there is something to do."""
     location = where_of(arguments).open(must_exist=True)
     try:
         name = check_shard_name(arguments.name)
         if arguments.source is not None:
-            return _mend(location, name, arguments.source, arguments.yes)
+            return _put_back(location, name, arguments.source, arguments.yes)
         if arguments.excise is not None:
             return _excise(location, name, parse(PartId, arguments.excise), arguments.yes)
         part_id, file = arguments.replace
@@ -63,85 +62,75 @@ def repair(arguments: argparse.Namespace) -> int:
         location.close()
 
 
-def _mend(location: Location, name: str, source: str, is_meant: bool) -> int:
-    """Print what becomes of each fault, or would; then their number."""
+def _put_back(location: Location, name: str, source: str, confirmed: bool) -> int:
+    """Print the result for each fault, then their number."""
     counts = dict.fromkeys((PUT, REPLACED, LEFT), 0)
     with backups_at(source) as store:
-        for found in mended(location, name, store, dry_run=not is_meant):
-            counts[found.done] += 1
-            told = {"shard": name, "what": found.fault.what, "key": found.fault.key or "inline", "done": found.done}
-            print(json.dumps({**told, "by": found.by or None, "why": found.why or None}))
-    print(json.dumps({"shard": name, **counts, "dry_run": not is_meant}))
-    would = not is_meant and counts[PUT] + counts[REPLACED]
+        for result in repair_blobs(location, name, store, dry_run=not confirmed):
+            counts[result.done] += 1
+            line = {"shard": name, "what": result.fault.what, "key": result.fault.key or "inline", "done": result.done}
+            print(json.dumps({**line, "by": result.by or None, "why": result.why or None}))
+    print(json.dumps({"shard": name, **counts, "dry_run": not confirmed}))
+    would = not confirmed and counts[PUT] + counts[REPLACED]
     return EXIT_FOUND if counts[LEFT] or would else 0
 
 
-def _excise(location: Location, name: str, part_id: PartId, is_meant: bool) -> int:
+def _excise(location: Location, name: str, part_id: PartId, confirmed: bool) -> int:
     state = location.machine(name).refresh()
-    named = _named(location, state, part_id)
-    part = named.part
-    if not is_meant:
-        print(f"would take {part.rows} rows out of shard {name!r}, for ever; with --yes it is done")
-        print(json.dumps(_shown(named, state)))
+    located = _find_part(location, state, part_id)
+    part = located.part
+    if not confirmed:
+        print(f"would remove {part.rows} rows from shard {name!r} permanently; give --yes to do it")
+        print(json.dumps(_part_json(located)))
         return EXIT_FOUND
-    return _done(location, replace_part(named, None), state, named)
+    return _commit(location, replace_part(located, None), state, located)
 
 
-def _replace(location: Location, name: str, part_id: PartId, file: Path, is_meant: bool) -> int:
+def _replace(location: Location, name: str, part_id: PartId, file: Path, confirmed: bool) -> int:
     state = location.machine(name).refresh()
-    named = _named(location, state, part_id)
-    part = named.part
+    located = _find_part(location, state, part_id)
+    part = located.part
     if part.is_inline:
-        raise InvalidUsage(f"part {part_id} lies in the State itself: there is no file of it")
+        raise InvalidUsage(f"part {part_id} is stored inline in the State: it has no file")
     try:
         data = file.read_bytes()
     except OSError as error:
         raise InvalidUsage(f"{file} cannot be read: {error.strerror}") from error
     size = part.blob_size
     if len(data) != size or zlib.crc32(data) != part.checksum:
-        raise InvalidUsage(f"{file} is no copy of part {part_id}, which has {size} bytes and another checksum")
-    if not is_meant:
-        print(f"would put {file} in the place of part {part_id} of shard {name!r}; with --yes it is done")
+        raise InvalidUsage(f"{file} is not a copy of part {part_id}, which has {size} bytes and another checksum")
+    if not confirmed:
+        print(f"would replace part {part_id} of shard {name!r} by {file}; give --yes to do it")
         return EXIT_FOUND
-    return _done(location, replace_part(named, put_anew(location, state, part, data)), state, named)
+    return _commit(location, replace_part(located, put_anew(location, state, part, data)), state, located)
 
 
-def _done(location: Location, command: c.ReplacePart, before: State, named: NamedPart) -> int:
-    """Commit it, and print what was taken out as a receipt to be kept. A part in a bundle is taken out of that first.
+def _commit(location: Location, command: c.ReplacePart, before: State, located: NamedPart) -> int:
+    """Commit the replacement, and print the removed part as a receipt to keep.
 
-    A later commit bundles the other parts again.
+    A part in a bundle is removed from the bundle, and a later commit bundles the other parts again.
     """
     result = location.machine(before.name).apply(command)
     assert isinstance(result, c.PartReplaced)
-    by = None if command.replacement is None else command.replacement.key
-    print(json.dumps({"shard": before.name, "taken_out": _shown(named, before), "in_its_place": by}))
+    replacement = None if command.replacement is None else command.replacement.key
+    print(json.dumps({"shard": before.name, "taken_out": _part_json(located), "in_its_place": replacement}))
     return 0
 
 
-def _named(location: Location, state: State, part_id: PartId) -> NamedPart:
-    for named in all_parts(state, location.blob):
-        if named.part.id == part_id:
-            return named
+def _find_part(location: Location, state: State, part_id: PartId) -> NamedPart:
+    for located in all_parts(state, location.blob):
+        if located.part.id == part_id:
+            return located
     raise InvalidUsage(
-        f"part {part_id} is not in shard {state.name!r}; `persist check {state.name} --deep` lists what is damaged"
+        f"shard {state.name!r} has no part {part_id}; `persist check {state.name} --deep` lists damaged ones"
     )
 
 
-def _place(state: State, part: Part, within: Part | None) -> dict[str, Any]:
-    """Which reads a part spoils: those of its batch's times and of its keys."""
-    named = part.id if within is None else within.id
-    batch = next(batch for batch in state.trace.batches if any(held.id == named for held in batch.parts()))
-    interval = [batch.desc.lower.to_json(), batch.desc.upper.to_json()]
-    upper = None if part.key_upper is None else part.key_upper.hex()
-    keys = [part.key_lower.hex(), upper]
-    return {"part": part.id, "rows": part.rows, "bytes": part.size, "interval": interval, "keys": keys}
-
-
-def _shown(named: NamedPart, state: State) -> dict[str, Any]:
-    """All that the State says of a part, as JSON: bytes are base64."""
+def _part_json(located: NamedPart) -> dict[str, Any]:
+    """The description of a part in the State as JSON; bytes are base64."""
     fields = {
         k: b64encode(v).decode() if isinstance(v, bytes) else v
-        for k, v in asdict(named.part).items()
+        for k, v in asdict(located.part).items()
         if k not in ("receipt", "bundle")
     }
-    return {**fields, "interval": _place(state, named.part, named.within)["interval"]}
+    return {**fields, "interval": [located.desc.lower.to_json(), located.desc.upper.to_json()]}

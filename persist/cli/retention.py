@@ -1,4 +1,4 @@
-"""`persist retention …`: which rows a shard keeps by its policy; truncation; stream cuts of many shards.
+"""`persist retention …`: the row retention policy of a shard, truncation, and stream cuts of many shards.
 
 Every answer is a line of JSON.
 """
@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from persist.cli.connection_args import add_client_arguments, add_subcommand, client_of
+from persist.cli.connection_args import add_client_arguments, add_shard_arguments, add_subcommand, client_of, shard_of
 from persist.client.rewrites import DROP, RETRACT, mode_of
 from persist.client.row_retention import read_policy
 from persist.client.stream_cuts import TEXT_CHARS_MAX, Cut
@@ -29,59 +29,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     setting = add_subcommand(commands, "set", "set the policy", _set)
     running = add_subcommand(commands, "run", "apply the policy now", _run)
     for subcommand in (showing, setting, running):
-        subcommand.add_argument("name", help="the shard")
-        add_client_arguments(subcommand)
+        add_shard_arguments(subcommand)
     running.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
     setting.add_argument("--age", metavar="AGE", help="delete rows that are older: 90d")
-    setting.add_argument("--bytes", metavar="SIZE", help="keep about so much: 500GiB")
-    setting.add_argument("--rows", metavar="N", type=int, help="keep at least so many rows")
-    setting.add_argument("--column", metavar="COLUMN", help="delete rows whose wall clock in this column is old enough")
-    setting.add_argument("--column-age", metavar="AGE", help="from which age on: 30d")
-    setting.add_argument("--column-unit", metavar="UNIT", help="of a column of whole numbers: s, ms, us or ns")
-    setting.add_argument("--cut-every", metavar="AGE", help="how finely (a hundredth of the age, or 1h)")
+    setting.add_argument("--bytes", metavar="SIZE", help="keep about this size: 500GiB")
+    setting.add_argument("--rows", metavar="N", type=int, help="keep at least this many rows")
+    setting.add_argument("--column", metavar="COLUMN", help="delete rows by the timestamp in this column")
+    setting.add_argument("--column-age", metavar="AGE", help="with --column: the age from which on: 30d")
+    setting.add_argument("--column-unit", metavar="UNIT", help="of an integer column: s, ms, us or ns")
+    setting.add_argument("--cut-every", metavar="AGE", help="granularity (a hundredth of the age, or 1h)")
     setting.add_argument(
-        "--consumer", action="append", dest="consumers", metavar="NAME", help="delete nothing that it has not passed"
+        "--consumer", action="append", dest="consumers", metavar="NAME", help="keep rows it has not passed"
     )
-    setting.add_argument("--consumers-max-age", metavar="AGE", help="except what is older than this")
-    setting.add_argument(
-        "--tags", metavar="LADDER", type=_ladder, help="tags that are kept: hourly=24,daily=31,monthly=24"
-    )
-    setting.add_argument("--mode", metavar="MODE", help="drop truncates without reading the rows; else retract")
-    setting.add_argument("--keep-all", action="store_true", help="remove the policy: all rows are kept")
-    setting.add_argument(
-        "--confirm", action="store_true", help="also if more than half of the rows are deleted at once"
-    )
+    setting.add_argument("--consumers-max-age", metavar="AGE", help="but delete rows that are older than this")
+    setting.add_argument("--tags", metavar="LADDER", type=_ladder, help="scheduled tags: hourly=24,daily=31,monthly=24")
+    setting.add_argument("--mode", metavar="MODE", help="drop: truncate without reading rows; default: retract")
+    setting.add_argument("--keep-all", action="store_true", help="remove the policy, so that all rows are kept")
+    setting.add_argument("--confirm", action="store_true", help="also if more than half of the rows are deleted")
 
     truncating = add_subcommand(commands, "truncate", "delete the rows written before a time", _truncate)
     truncating.add_argument("name", nargs="?", help="the shard; without it, give --cut")
     add_client_arguments(truncating)
     truncating.add_argument("--before", metavar="POINT", help="a time, or an instant: 2026-11-20T12:00:00Z")
-    truncating.add_argument(
-        "--cut", metavar="FILE", help="what `persist retention cut` printed (-: standard input): all its shards"
-    )
-    truncating.add_argument("--mode", choices=(RETRACT, DROP), default=RETRACT, help="drop: read and write no row")
+    truncating.add_argument("--cut", metavar="FILE", help="a file of `persist retention cut` (-: standard input)")
+    truncating.add_argument("--mode", choices=(RETRACT, DROP), default=RETRACT, help="drop: read and write no rows")
     truncating.add_argument("--dry-run", action="store_true", help="print how many rows would be deleted")
-    truncating.add_argument("--retries", metavar="N", type=int, default=0, help="how often, if others write (0)")
+    truncating.add_argument("--retries", metavar="N", type=int, default=0, help="retries after concurrent writes (0)")
     truncating.add_argument("--force", action="store_true", help="at once, also in a shard that is fed by append")
 
-    cutting = add_subcommand(commands, "cut", "a frontier for each of many shards, for a later `truncate`", _cut)
+    cutting = add_subcommand(commands, "cut", "print a frontier for each of many shards, for `truncate --cut`", _cut)
     cutting.add_argument("names", nargs="*", metavar="NAME", help="the shards; or give --prefix")
     add_client_arguments(cutting)
     cutting.add_argument("--prefix", help="the shards whose names begin with this")
-    cutting.add_argument("--at", metavar="INSTANT", help="what was there by 2026-11-20T12:00:00Z; else by now")
-    cutting.add_argument(
-        "--cursor", action="append", metavar="NAME", help="what this critical reader has passed (may be repeated)"
-    )
+    cutting.add_argument("--at", metavar="INSTANT", help="cut at 2026-11-20T12:00:00Z; default: now")
+    cutting.add_argument("--cursor", action="append", metavar="NAME", help="cut at this critical reader (repeatable)")
 
 
 def _ladder(text: str) -> dict[str, int]:
-    """The ladder of a text. Raises ValueError."""
+    """Parse a tag schedule. Raises ValueError."""
     return {rung: int(count) for rung, _, count in (item.partition("=") for item in text.split(","))}
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    with client_of(arguments) as client:
-        return _print(arguments.name, client.shard(arguments.name).retention().to_json())
+    with shard_of(arguments) as shard:
+        return _print(arguments.name, shard.retention().to_json())
 
 
 def _set(arguments: argparse.Namespace) -> int:
@@ -90,46 +81,46 @@ def _set(arguments: argparse.Namespace) -> int:
         raise InvalidUsage("give a limit such as --age 90d, or --keep-all")
     if wanted:
         read_policy(wanted)
-    with client_of(arguments) as client:
-        policy = client.shard(arguments.name).retain(wanted or None, confirm=arguments.confirm)
+    with shard_of(arguments) as shard:
+        policy = shard.retain(wanted or None, confirm=arguments.confirm)
         return _print(arguments.name, policy.to_json())
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    with client_of(arguments) as client:
-        return _print(arguments.name, client.shard(arguments.name).run_retention(dry_run=arguments.dry_run).to_json())
+    with shard_of(arguments) as shard:
+        return _print(arguments.name, shard.run_retention(dry_run=arguments.dry_run).to_json())
 
 
 def _truncate(arguments: argparse.Namespace) -> int:
-    """1: a shard of the cut refused."""
+    """1: truncation failed for a shard of the cut."""
     by_cut = arguments.cut is not None
     if by_cut == (arguments.name is not None) or by_cut == (arguments.before is not None):
         raise InvalidUsage("give either a shard and --before, or --cut")
     if by_cut and arguments.mode != RETRACT:
-        raise InvalidUsage(f"--mode {arguments.mode} is for one shard; a cut is truncated by retractions")
+        raise InvalidUsage(f"--mode {arguments.mode} requires a single shard; a cut is truncated by retractions")
     if by_cut and arguments.force:
-        raise InvalidUsage("--force is for one shard")
+        raise InvalidUsage("--force requires a single shard")
     cut = read_cut(arguments.cut) if by_cut else None
     before = None if by_cut else read_point("--before", arguments.before)
     with client_of(arguments) as client:
         if cut is not None:
-            found = client.truncate(cut, dry_run=arguments.dry_run, retries=arguments.retries)
-            for outcome in found.outcomes:
+            result = client.truncate(cut, dry_run=arguments.dry_run, retries=arguments.retries)
+            for outcome in result.outcomes:
                 print(json.dumps(outcome.to_json()))
-            return 0 if found.complete else 1
+            return 0 if result.complete else 1
         assert before is not None
-        done = client.shard(arguments.name).truncate(
+        truncated = client.shard(arguments.name).truncate(
             before,
             mode=mode_of(arguments.mode),
             dry_run=arguments.dry_run,
             retries=arguments.retries,
             force=arguments.force,
         )
-    return _print(arguments.name, done.to_json())
+    return _print(arguments.name, truncated.to_json())
 
 
 def read_cut(path: str) -> Cut:
-    """The cut in a file; `-` is standard input. Raises InvalidUsage."""
+    """Read a cut from a file; `-` is standard input. Raises InvalidUsage."""
     try:
         if path == "-":
             return Cut.from_json(sys.stdin.read(TEXT_CHARS_MAX + 1))
@@ -147,6 +138,6 @@ def _cut(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print(name: str, told: dict[str, object]) -> int:
-    print(json.dumps({"shard": name, **told}))
+def _print(name: str, fields: dict[str, object]) -> int:
+    print(json.dumps({"shard": name, **fields}))
     return 0

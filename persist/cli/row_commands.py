@@ -5,22 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import BinaryIO
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persist.cli import terminal
-from persist.cli.connection_args import add_client_arguments, client_of
+from persist.cli.connection_args import add_shard_arguments, client_of, shard_of
 from persist.cli.long_running import ended_by_sigterm, on_signals
 from persist.cli.output_files import is_stdout, replacing
 from persist.cli.row_files import FORMATS, form_of
 from persist.cli.terminal import (
     AS_OF,
+    CountedRows,
     Output,
     Screen,
     add_format,
@@ -32,23 +30,19 @@ from persist.cli.terminal import (
 )
 from persist.client.contents_diff import Changes
 from persist.client.listen import Listen
-from persist.client.row_reader import expanded
 from persist.client.shard import Shard
-from persist.client.snapshot import Snapshot
 from persist.client.timestamps import read_point
 from persist.codecs import rows
 from persist.core.errors import InvalidUsage
-from persist.parts import DIFF
 
-# `persist cat NAME`: a table in a terminal, else a line of JSON for each row, or as it is told. With --count it prints
-# how many there are, each counted as often as it is there.
+# `persist cat NAME`: print the rows as a table in a terminal, else as NDJSON. With --count it prints their number, each
+# row counted as often as its diff says.
 
 
 def add_cat(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the shard")
-    parser.add_argument("-n", "--limit", metavar="N", type=int, help="at most so many rows, the first in key order")
-    parser.add_argument("--count", action="store_true", help="only how many rows there are")
-    add_client_arguments(parser)
+    add_shard_arguments(parser)
+    parser.add_argument("-n", "--limit", metavar="N", type=int, help="at most N rows, the first in key order")
+    parser.add_argument("--count", action="store_true", help="only print the number of rows")
     parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
     add_schema(parser)
     add_selection(parser)
@@ -59,9 +53,8 @@ def run_cat(arguments: argparse.Namespace) -> int:
     output, wanted = Output.of(arguments), columns(arguments)
     as_of = None if arguments.as_of is None else read_point("--as-of", arguments.as_of)
     if arguments.count and not (arguments.limit is None and wanted is None and arguments.format is None):
-        raise InvalidUsage("--count goes with --as-of and --where alone")
-    with client_of(arguments) as client:
-        shard = client.shard(arguments.name)
+        raise InvalidUsage("--count can only be combined with --as-of and --where")
+    with shard_of(arguments) as shard:
         if arguments.count:
             print(shard.count(arguments.where, as_of))
             return 0
@@ -78,16 +71,13 @@ def run_cat(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# `persist export NAME FILE`: the rows of a shard in a file, which is there as a whole or not at all.
-#
-# A pipe or a device gets them as they are read.
+# `persist export NAME FILE`: write the rows to a file atomically. A pipe or a device gets them as they are read.
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the shard")
-    parser.add_argument("file", metavar="FILE", help="where to: .parquet, .csv, .ndjson or .arrow; it is replaced")
-    add_client_arguments(parser)
-    parser.add_argument("--format", choices=FORMATS, help="if the name of the file does not tell")
+    add_shard_arguments(parser)
+    parser.add_argument("file", metavar="FILE", help="target: .parquet, .csv, .ndjson or .arrow; it is replaced")
+    parser.add_argument("--format", choices=FORMATS, help="default: by the name of the file")
     parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
     add_schema(parser)
     add_selection(parser)
@@ -96,69 +86,54 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 def run_export(arguments: argparse.Namespace) -> int:
     path, form, wanted = Path(arguments.file), form_of(arguments.file, arguments.format), columns(arguments)
     as_of = None if arguments.as_of is None else read_point("--as-of", arguments.as_of)
-    with ended_by_sigterm(), client_of(arguments) as client:
-        shard = client.shard(arguments.name)
-        with (
-            shard.snapshot(
-                as_of,
-                where=arguments.where,
-                columns=wanted,
-                purpose="persist export",
-                wait_s=0.0,
-                schema=arguments.schema,
-            ) as snapshot,
-            replacing(path) as out,
-        ):
-            count = _write_rows(snapshot, form, out)
-    said = sys.stderr if is_stdout(path) else sys.stdout  # rows are not mixed with what is said of them
-    if Screen.of(said).is_terminal:
-        print(f"{plain(arguments.file)}: {count:,} row{'' if count == 1 else 's'}, as of {snapshot.as_of}", file=said)
+    with (
+        ended_by_sigterm(),
+        shard_of(arguments) as shard,
+        shard.snapshot(
+            as_of,
+            where=arguments.where,
+            columns=wanted,
+            purpose="persist export",
+            wait_s=0.0,
+            schema=arguments.schema,
+        ) as snapshot,
+        replacing(path) as out,
+    ):
+        counted = CountedRows(snapshot)
+        for data in rows.write(iter(counted), counted.empty, form):
+            out.write(data)
+    report = sys.stderr if is_stdout(path) else sys.stdout  # keep the report out of the rows
+    if Screen.of(report).is_terminal:
+        print(f"{plain(arguments.file)}: {counted.summary()}", file=report)
     else:
-        told = {"shard": arguments.name, "file": arguments.file, "rows": count, "as_of": snapshot.as_of}
-        print(json.dumps(told), file=said)
+        fields = {"shard": arguments.name, "file": arguments.file, "rows": counted.count, "as_of": snapshot.as_of}
+        print(json.dumps(fields), file=report)
     return 0
 
 
-def _write_rows(snapshot: Snapshot, form: str, out: BinaryIO) -> int:
-    """How many rows were written."""
-    count = 0
-
-    def pieces() -> Iterator[pa.Table]:
-        nonlocal count
-        for table in snapshot.batches():
-            for piece in expanded(table):
-                count += len(piece)
-                yield piece
-
-    for data in rows.write(pieces(), snapshot.empty().drop_columns([DIFF]), form):
-        out.write(data)
-    return count
-
-
-# `persist tail NAME`: the latest changes of a shard; with -f also those to come, until it is told to end.
+# `persist tail NAME`: print the latest changes; with -f also new ones, until a signal.
 #
 # A line of JSON for each change, with `__time` and `__diff`; in a terminal with + and -.
 
 
 TIMES = 10
 TIMES_MAX = 1_000_000
-WAIT_S = 0.5  # for the next change, before it looks whether it was told to end
+WAIT_S = 0.5  # for the next change, before it checks whether it was stopped
 
 
 def add_tail(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the shard")
-    add_client_arguments(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with changes to come, until Ctrl-C")
-    parser.add_argument("-n", "--times", metavar="N", type=int, help=f"the changes of the last N times ({TIMES})")
-    parser.add_argument("--as-of", metavar="POINT", help="all changes after a time or an instant; -1: from the first")
+    add_shard_arguments(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="continue with new changes until Ctrl-C")
+    parser.add_argument("-n", "--times", metavar="N", type=int, help=f"the changes at the last N times ({TIMES})")
+    parser.add_argument("--as-of", metavar="POINT", help="all changes after a time or an instant; -1: all changes")
     add_selection(parser)
     terminal.add_arguments(parser)
 
 
 def run_tail(arguments: argparse.Namespace) -> int:
-    """0 also where a signal ended it."""
+    """0, also after a signal."""
     if arguments.times is not None and arguments.as_of is not None:
-        raise InvalidUsage("-n and --as-of are both given; give one of them")
+        raise InvalidUsage("-n and --as-of are both given; give only one of them")
     times = TIMES if arguments.times is None else arguments.times
     if not 0 <= times <= TIMES_MAX:
         raise InvalidUsage(f"-n is {times}; it must be in [0, {TIMES_MAX}]")
@@ -166,26 +141,25 @@ def run_tail(arguments: argparse.Namespace) -> int:
     wanted, screen, ended = columns(arguments), Screen.of(sys.stdout, arguments.no_colour), Event()
     if arguments.follow:
         on_signals(ended.set)
-    with client_of(arguments) as client:
-        shard = client.shard(arguments.name)
-        begins = _begins(shard, times) if after is None else after
+    with shard_of(arguments) as shard:
+        start = _start_time(shard, times) if after is None else after
         until = None if arguments.follow else shard.upper()
-        with shard.listen(begins, until=until, where=arguments.where, columns=wanted, purpose="persist tail") as found:
-            _show_tail(found, screen, ended)
+        with shard.listen(start, until=until, where=arguments.where, columns=wanted, purpose="persist tail") as listen:
+            _show_tail(listen, screen, ended)
     return 0
 
 
-def _after(given: str | None) -> int | datetime | None:
-    return None if given is None else -1 if given == "-1" else read_point("--as-of", given)
+def _after(text: str | None) -> int | datetime | None:
+    return None if text is None else -1 if text == "-1" else read_point("--as-of", text)
 
 
-def _begins(shard: Shard, times: int) -> int:
-    """The time after which the last `times` complete ones lie, as far as they can be told."""
+def _start_time(shard: Shard, times: int) -> int:
+    """The time after which the last `times` complete times are, or the oldest readable one."""
     view = shard.view()
     if view.upper.element is None or view.since.element is None:
         return view.since.element or -1
-    wanted = view.upper.element - 1 - times
-    return max(wanted, view.since.element or -1)
+    start = view.upper.element - 1 - times
+    return max(start, view.since.element or -1)
 
 
 def _show_tail(listen: Listen, screen: Screen, ended: Event) -> None:
@@ -196,18 +170,17 @@ def _show_tail(listen: Listen, screen: Screen, ended: Event) -> None:
                 return
 
 
-# `persist diff NAME T1 [T2]`: what a shard, or another one, has more at the second time than at the first, and less.
+# `persist diff NAME T1 [T2]`: print the difference of a shard, or of two shards, between two times.
 #
-# A line of JSON for each row, with `__diff`, in key order; in a terminal with + and -. `--parquet FILE` writes the rows
-# with their types; the file is there as a whole or not at all.
+# A line of JSON for each row, with `__diff`, in key order; in a terminal with + and -. `--parquet FILE` writes the
+# rows with their types, atomically.
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the shard")
+    add_shard_arguments(parser)
     parser.add_argument("start", metavar="T1", help="a time, or an instant: 2026-11-20T12:00:00Z")
-    parser.add_argument("end", metavar="T2", nargs="?", help="the same; else the latest complete time")
-    add_client_arguments(parser)
-    parser.add_argument("--other", metavar="NAME", help="the shard that is compared at T2; else this one")
+    parser.add_argument("end", metavar="T2", nargs="?", help="likewise; default: the latest complete time")
+    parser.add_argument("--other", metavar="NAME", help="the shard to compare at T2; default: the same shard")
     parser.add_argument("--parquet", metavar="FILE", help="write the rows to this file instead of printing them")
     terminal.add_arguments(parser)
 

@@ -1,4 +1,4 @@
-"""Files of rows that are imported: CSV, Parquet, NDJSON and Arrow, in bounded pieces."""
+"""Files of rows to import: CSV, Parquet, NDJSON and Arrow, read in bounded pieces."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.sort_words import one_chunk
 
-# How deep JSON is nested, told by its brackets alone: Arrow's parser has no bound, and ends the process.
+# Nesting depth of JSON by its brackets: Arrow's parser has no bound, and a deep value crashes the process.
 
 
-DEPTH_MAX = 100  # a column of a shard has far fewer levels
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # one that is not closed goes to the end
+DEPTH_MAX = 100  # columns of shards have far fewer levels
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # an unclosed one extends to the end
 _OPEN, _CLOSE, _MARKS = b"[{", b"]}", b"[{]}\n"
 _OTHERS = bytes(set(range(256)) - set(_MARKS))
 _STEPS = np.zeros(256, np.int8)
@@ -46,10 +46,10 @@ _STEPS[list(_OPEN)], _STEPS[list(_CLOSE)] = 1, -1
 
 
 def too_deep(data: bytes) -> int | None:
-    """The line, from 1, on which JSON is nested deeper than DEPTH_MAX first; None: it nowhere is.
+    """The line, from 1, on which JSON is first nested deeper than DEPTH_MAX; None: nowhere.
 
-    Lines do not begin anew: parsers take an object that goes on in the next line. Where brackets do not match, what
-    follows does not count, since no parser comes so far.
+    The depth carries over from line to line, since parsers accept an object that continues on the next line. What
+    follows an unmatched bracket does not matter, since no parser reads that far.
     """
     marks = _STRING.sub(b"", data).translate(None, _OTHERS)
     depths = np.cumsum(_STEPS[np.frombuffer(marks, np.uint8)], dtype=np.int64)
@@ -57,14 +57,14 @@ def too_deep(data: bytes) -> int | None:
     return marks.count(b"\n", 0, int(deep[0])) + 1 if len(deep) else None
 
 
-# Files of rows that are imported: CSV, Parquet, NDJSON and Arrow, a piece at a time, and where a bad row is.
+# Rows by piece, and the place of a bad row.
 
 
 FORMATS = ("csv", "parquet", "ndjson", "arrow")
 STDIN = "-"
 FILES_MAX = 10_000
 CHUNK_BYTES = 1024 * 1024
-CSV_BLOCK_BYTES = 8 * 1024 * 1024  # a row of CSV cannot be longer
+CSV_BLOCK_BYTES = 8 * 1024 * 1024  # also the largest size of a CSV row
 LINE_BYTES_MAX = 64 * 1024 * 1024  # of NDJSON
 BATCH_ROWS = 64 * 1024
 SAID_CHARS_MAX = 300
@@ -77,108 +77,108 @@ _FILE_MARK_BYTES = 8  # with its padding
 _FILE_END_BYTES = 4 + len(_FILE_MARK)  # the length of the footer, and the mark again
 _STREAM_END = _CONTINUES + b"\x00\x00\x00\x00"
 _CSV_ERROR = re.compile(
-    r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<said>.*)"
+    r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<why>.*)"
 )
 _IN_BLOCK = re.compile(r" - at `\$\[\d*\]\.?([^`]*)`")
-_CONVERSION = re.compile(r"CSV conversion error to (?P<type>.*?): (?P<said>.*)")
-Told = Callable[[int], None]  # of how many bytes were read
+_CONVERSION = re.compile(r"CSV conversion error to (?P<type>.*?): (?P<reason>.*)")
+Report = Callable[[int], None]  # called with the number of bytes read so far
 
 
-def form_of(name: str, given: str | None) -> str:
-    """The format of a file, by its name unless it is given. Raises InvalidUsage."""
-    if given is not None:
-        return given
+def form_of(name: str, requested: str | None) -> str:
+    """The format of a file: the requested one, or by its name. Raises InvalidUsage."""
+    if requested is not None:
+        return requested
     if name == STDIN:
-        raise InvalidUsage(f"say which rows come from standard input: --format {'|'.join(FORMATS)}")
-    found = _EXTENSIONS.get(Path(name).suffix.lower())
-    if found is None:
-        raise InvalidUsage(f"{name!r:.200} does not tell its format by its name: give --format {'|'.join(FORMATS)}")
-    return found
+        raise InvalidUsage(f"give the format of standard input: --format {'|'.join(FORMATS)}")
+    form = _EXTENSIONS.get(Path(name).suffix.lower())
+    if form is None:
+        raise InvalidUsage(f"the name {name!r:.200} does not determine its format: give --format {'|'.join(FORMATS)}")
+    return form
 
 
 @dataclass(frozen=True)
 class RowPiece:
-    """Some rows of a file. `place` tells where the row of that index is: `line 7`, or `row 7` where there are none."""
+    """Rows of a file. `place` returns the place of the row with an index: `line 7`, or `row 7` in binary formats."""
 
     table: pa.Table
     place: Callable[[int], str]
 
 
 class BadRow(Exception):
-    """A row that cannot be read: `place` as a Piece tells it, and what is wrong."""
+    """A row that cannot be read: its `place`, as in RowPiece, and the reason."""
 
-    def __init__(self, place: str, said: str) -> None:
-        super().__init__(f"{place}: {said}")
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """A file of rows. `given` is what the caller calls it, `name` what it is called in sentences.
+    """A file of rows. `argument` is how it was given, `name` its name in messages.
 
-    `digest` is the SHA-256 of its bytes, `path` where they are.
+    `path` is where its bytes are, `digest` their SHA-256.
     """
 
-    given: str
+    argument: str
     name: str
     path: str
     form: str
     size: int
     digest: str
-    names: tuple[str, ...] | None  # its columns; None: each line tells its own
-    nulls: tuple[str, ...] = ()  # cells of CSV that are null, besides the empty one
-    scan: CsvScan = field(default_factory=CsvScan, repr=False)  # what its bytes tell, where it is CSV
-    stamp: tuple[int, int, int] | None = None  # of the bytes that have the digest
+    names: tuple[str, ...] | None  # its columns; None: they may differ from line to line
+    nulls: tuple[str, ...] = ()  # CSV cells that are null, besides the empty one
+    scan: CsvScan = field(default_factory=CsvScan, repr=False)  # of the bytes of CSV
+    stamp: tuple[int, int, int] | None = None  # of the file when the digest was computed
 
-    def pieces(self, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
-        """The rows, with values as the shard's columns of that name take them; `wanted` None: all columns.
+    def pieces(self, schema: ShardSchema, wanted: Sequence[str] | None, report: Report) -> Iterator[RowPiece]:
+        """Read the rows as the columns of the shard; `wanted` None: all columns.
 
-        Memory stays bounded whatever the size. Raises InvalidUsage, which tells the file and the line.
+        Memory is bounded for files of any size. Raises InvalidUsage, which names the file and the line.
         """
         read = {"csv": _csv, "parquet": _parquet, "ndjson": _ndjson, "arrow": _arrow}[self.form]
         with self._reading(f"it cannot be read as {self.form}"):
-            yield from read(self, schema, wanted, told)
+            yield from read(self, schema, wanted, report)
 
     @property
     def is_inferred_by_all(self) -> bool:
-        """Whether `inferred` reads every row, so that each fits what it finds."""
+        """Whether `inferred` reads every row, so that each fits the schema."""
         return self.form == "ndjson" or (self.form == "csv" and not {TIME, DIFF} & set(self.names or ()))
 
-    def same_names(self, told: Told) -> tuple[str, ...]:
-        """The columns that every line of NDJSON has; none without lines. Raises InvalidUsage where two lines differ."""
+    def same_names(self, report: Report) -> tuple[str, ...]:
+        """The columns of every NDJSON line; none without lines. Raises InvalidUsage if two lines differ."""
         with self._reading(f"it cannot be read as {self.form}"):
-            return _same_names(self, told)
+            return _same_names(self, report)
 
-    def inferred(self, told: Told | None = None) -> pa.Schema:
-        """The columns that a new shard for these rows has. Raises InvalidUsage."""
+    def inferred(self, report: Report | None = None) -> pa.Schema:
+        """Infer the columns of a new shard for these rows. Raises InvalidUsage."""
         read = {"csv": _csv_schema, "parquet": _parquet_schema, "ndjson": _ndjson_schema, "arrow": _arrow_schema}
-        with self._reading("its columns cannot be told"):
-            found = read[self.form](self, told or _untold)
-        return storable(pa.schema([one for one in found if one.name not in (TIME, DIFF)]))
+        with self._reading("its columns cannot be inferred"):
+            schema = read[self.form](self, report or _no_report)
+        return storable(pa.schema([field for field in schema if field.name not in (TIME, DIFF)]))
 
     @contextmanager
-    def _reading(self, otherwise: str) -> Iterator[None]:
-        """Errors of reading as InvalidUsage, which tells the line or else `otherwise`; also where the file changed."""
+    def _reading(self, default: str) -> Iterator[None]:
+        """Turn read errors into InvalidUsage, with the line or else `default`; also if the file has changed."""
         try:
             yield
         except BadRow as error:
             raise self.refused(str(error)) from error
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise self.refused(f"{otherwise}: {_said(error)}") from error
+            raise self.refused(f"{default}: {_error_text(error)}") from error
         if _stamp(self.path) != self.stamp:
-            raise self.refused("it was changed while it was read")
+            raise self.refused("it was changed while it was being read")
 
-    def refused(self, said: str) -> InvalidUsage:
-        """The error that tells what is wrong with the file."""
-        return InvalidUsage(f"{self.name}, {said}; nothing of it was written")
+    def refused(self, reason: str) -> InvalidUsage:
+        """An error about the file."""
+        return InvalidUsage(f"{self.name}, {reason}; nothing of it was written")
 
 
 @contextmanager
 def opened(names: Sequence[str], form: str | None, nulls: Sequence[str] = ()) -> Iterator[list[RowSource]]:
-    """The files, each of which is looked at before any is read. What comes by a pipe is kept on disk meanwhile.
+    """Open the files, and validate each before any is imported. Data from pipes is spooled to disk.
 
-    `nulls` are cells of CSV that are null, if they are not quoted.
+    `nulls` are CSV cells that are null if they are not quoted.
 
-    Raises InvalidUsage: there is no such file, or it is none of that format.
+    Raises InvalidUsage: a file does not exist, or is not of its format.
     """
     if len(names) > FILES_MAX:
         raise InvalidUsage(f"{len(names)} files are too many: give at most {FILES_MAX} at once")
@@ -186,44 +186,44 @@ def opened(names: Sequence[str], form: str | None, nulls: Sequence[str] = ()) ->
         raise InvalidUsage("standard input is given twice")
     forms = [form_of(name, form) for name in names]
     if nulls and set(forms) != {"csv"}:
-        raise InvalidUsage("--null tells which cells of CSV are null; the other formats tell it themselves")
-    with ExitStack() as kept:
-        yield [_opened(name, form, tuple(nulls), kept) for name, form in zip(names, forms, strict=True)]
+        raise InvalidUsage("--null only applies to CSV; the other formats have nulls of their own")
+    with ExitStack() as stack:
+        yield [_open(name, form, tuple(nulls), stack) for name, form in zip(names, forms, strict=True)]
 
 
-def _opened(name: str, form: str, nulls: tuple[str, ...], kept: ExitStack) -> RowSource:
+def _open(name: str, form: str, nulls: tuple[str, ...], stack: ExitStack) -> RowSource:
     shown = "standard input" if name == STDIN else name
     try:
         path = name
         if name == STDIN:
-            path = _spooled(sys.stdin.buffer, kept)
+            path = _spooled(sys.stdin.buffer, stack)
         elif not stat.S_ISREG(os.stat(name).st_mode):
             if os.path.isdir(name):
                 raise InvalidUsage(f"{name!r} is a directory: name the files in it")
             with open(name, "rb") as pipe:
-                path = _spooled(pipe, kept)
+                path = _spooled(pipe, stack)
         stamp = _stamp(path)
-        size, digest, scan = _looked_at(path, form)
+        size, digest, scan = _digest_file(path, form)
     except OSError as error:
         raise InvalidUsage(f"{shown} cannot be read: {error.strerror or error}") from error
     source = RowSource(name, shown, path, form, size, digest, None, nulls, scan, stamp)
     try:
         names = _names(source)
     except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
-        raise source.refused(f"it cannot be read as {form}: {_said(error)}") from error
+        raise source.refused(f"it cannot be read as {form}: {_error_text(error)}") from error
     return replace(source, names=names)
 
 
-def _spooled(pipe: BinaryIO, kept: ExitStack) -> str:
+def _spooled(pipe: BinaryIO, stack: ExitStack) -> str:
     file = tempfile.NamedTemporaryFile(prefix="persist-import-")  # noqa: SIM115 - it is closed with the others
-    kept.enter_context(file)
+    stack.enter_context(file)
     shutil.copyfileobj(pipe, file, CHUNK_BYTES)
     file.flush()
     return file.name
 
 
-def _looked_at(path: str, form: str) -> tuple[int, str, CsvScan]:
-    """The size, the digest, and what the bytes of CSV tell."""
+def _digest_file(path: str, form: str) -> tuple[int, str, CsvScan]:
+    """The size, the digest, and for CSV the scan of the bytes."""
     digest, size, scan = hashlib.sha256(), 0, CsvScan()
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -235,12 +235,12 @@ def _looked_at(path: str, form: str) -> tuple[int, str, CsvScan]:
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _untold(_done: int) -> None:
-    """Nobody watches how far it is."""
+def _no_report(_done: int) -> None:
+    """Ignores progress."""
 
 
 def _names(source: RowSource) -> tuple[str, ...] | None:
@@ -250,22 +250,22 @@ def _names(source: RowSource) -> tuple[str, ...] | None:
         with open(source.path, encoding="utf-8-sig", newline="") as file:
             names = next(csv.reader(file), [])
         if not names:
-            raise ValueError("it is empty, and has not even a line of column names")
+            raise ValueError("it is empty, without even a line of column names")
     else:
-        names = (_parquet_schema if source.form == "parquet" else _arrow_schema)(source, _untold).names
+        names = (_parquet_schema if source.form == "parquet" else _arrow_schema)(source, _no_report).names
     if len(set(names)) < len(names):
         raise ValueError(f"a column occurs twice in {names}")
     return tuple(names)
 
 
-def _said(error: Exception) -> str:
-    """What an error says, on one line; where in a block msgspec was is no matter, but in which column is."""
-    text = _IN_BLOCK.sub(lambda found: f" in column {found[1]!r}" if found[1] else "", str(error))
+def _error_text(error: Exception) -> str:
+    """The message of an error on one line. Positions in a block, which msgspec reports, become names of columns."""
+    text = _IN_BLOCK.sub(lambda match: f" in column {match[1]!r}" if match[1] else "", str(error))
     return " ".join(text.split())[:SAID_CHARS_MAX] or type(error).__name__
 
 
 def first_bad(count: int, fails: Callable[[int], bool]) -> int:
-    """The index of the first of `count` rows that is bad; `fails` tells whether one of the first so many is."""
+    """Find the first bad one of `count` rows by bisection; `fails(n)`: whether one of the first n rows is bad."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -284,29 +284,29 @@ def _cannot(act: Callable[[], object]) -> bool:
 # --- CSV
 
 
-def _csv_schema(source: RowSource, told: Told) -> pa.Schema:
-    """Columns whose types lose nothing of any cell."""
+def _csv_schema(source: RowSource, report: Report) -> pa.Schema:
+    """Columns whose types hold every cell exactly."""
     fields = [pa.field(name, pa.string()) for name in source.names or ()]
     types = {field.name: Texts.of_cells() for field in fields}
-    for _, batch in _csv_batches(source, fields, told):
+    for _, batch in _csv_batches(source, fields, report):
         for name, column in types.items():
             column.add(batch.column(name))
     return pa.schema([(name, column.kind()) for name, column in types.items()])
 
 
-def _csv(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
+def _csv(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, report: Report) -> Iterator[RowPiece]:
     names = (source.names or ()) if wanted is None else wanted
-    fields = [one for one in schema.updates_schema if one.name in names]
-    for done, batch in _csv_batches(source, fields, told):
-        columns = [_values(source, batch.column(one.name), one, done) for one in fields]
-        table = pa.Table.from_arrays(columns, names=[one.name for one in fields])
+    fields = [field for field in schema.updates_schema if field.name in names]
+    for done, batch in _csv_batches(source, fields, report):
+        columns = [_values(source, batch.column(field.name), field, done) for field in fields]
+        table = pa.Table.from_arrays(columns, names=[field.name for field in fields])
         yield RowPiece(table, partial(_csv_place, source, done))
 
 
-def _csv_batches(source: RowSource, fields: Sequence[pa.Field], told: Told) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The cells of these columns for `values_of_cells`, and how many rows came before."""
+def _csv_batches(source: RowSource, fields: Sequence[pa.Field], report: Report) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Read these columns as cells for `values_of_cells`, with the number of rows before each batch."""
     parse, convert = csv_options(source.names or (), fields, source.scan.has_hex, source.nulls)
-    read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False)  # so that errors tell the row
+    read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False)  # threads would lose row numbers in errors
     _check_quotes(source)
     done = read_bytes = 0
     with pa.OSFile(source.path) as file:
@@ -320,8 +320,8 @@ def _csv_batches(source: RowSource, fields: Sequence[pa.Field], told: Told) -> I
                 return
             except pa.ArrowException as error:
                 raise _csv_refused(source, fields, error) from error
-            read_bytes += CSV_BLOCK_BYTES  # a batch is a block; the file itself is read ahead
-            told(min(read_bytes, source.size))
+            read_bytes += CSV_BLOCK_BYTES  # one batch a block; the position of the file is ahead of it
+            report(min(read_bytes, source.size))
             yield done, batch
             done += batch.num_rows
 
@@ -336,24 +336,24 @@ def _values(source: RowSource, cells: pa.Array, its: pa.Field, before: int) -> p
         return values_of_cells(cells, its)
     except UNREADABLE as error:
         bad = first_bad(len(cells), lambda count: _cannot(lambda: values_of_cells(cells.slice(0, count), its)))
-        raise BadRow(f"line {_line_of(source, before + bad + 2)}", _said(error)) from error
+        raise BadRow(f"line {_line_of(source, before + bad + 2)}", _error_text(error)) from error
 
 
 def _csv_refused(source: RowSource, fields: Sequence[pa.Field], error: pa.ArrowException) -> BadRow | InvalidUsage:
-    """What Arrow says of the CSV, with the line and the name of the column."""
-    text = _said(error)
+    """Turn an Arrow error into one with the line and the name of the column."""
+    text = _error_text(error)
     if "straddl" in text:
-        return source.refused(f"it has a row of more than {CSV_BLOCK_BYTES} bytes, or a quote that is not closed")
-    found = _CSV_ERROR.match(text)
-    if found is None or found["row"] is None:
+        return source.refused(f"it has a row of more than {CSV_BLOCK_BYTES} bytes, or an unclosed quote")
+    match = _CSV_ERROR.match(text)
+    if match is None or match["row"] is None:
         return source.refused(f"it cannot be read as csv: {text}")
-    said = found["said"]
-    if found["column"] is not None:
-        conversion, name = _CONVERSION.match(said), _column(source, fields, int(found["column"]))
+    reason = match["why"]
+    if match["column"] is not None:
+        conversion, name = _CONVERSION.match(reason), _column(source, fields, int(match["column"]))
         if conversion is not None:
-            said = f"{conversion['said']} for {conversion['type']}"
-        said = f"column {name!r}: {said}"
-    return BadRow(f"line {_line_of(source, int(found['row']))}", said)
+            reason = f"{conversion['reason']} for {conversion['type']}"
+        reason = f"column {name!r}: {reason}"
+    return BadRow(f"line {_line_of(source, int(match['row']))}", reason)
 
 
 def _column(source: RowSource, fields: Sequence[pa.Field], number: int) -> str:
@@ -362,7 +362,7 @@ def _column(source: RowSource, fields: Sequence[pa.Field], number: int) -> str:
 
 
 def _check_quotes(source: RowSource) -> None:
-    """Raise BadRow where a quote is not closed, or text follows a closing one."""
+    """Raise BadRow if a quote is not closed, or text follows a closing one."""
     if source.scan.is_regular:
         return
     with open(source.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -373,13 +373,13 @@ def _check_quotes(source: RowSource) -> None:
 
 
 def _line_of(source: RowSource, record: int) -> int:
-    """The line on which the record of this number begins; the first one has the names of the columns."""
-    is_skipping, found, line = len(source.names or ()) > 1, 0, 1
+    """The line on which a record begins; record 1 is the header."""
+    is_skipping, number, line = len(source.names or ()) > 1, 0, 1
     with open(source.path, encoding="utf-8", errors="replace", newline="") as file, suppress(csv.Error):
         reader = csv.reader(file)
         for cells in reader:
-            found += bool(cells) or not is_skipping
-            if found == record:
+            number += bool(cells) or not is_skipping
+            if number == record:
                 return line
             line = reader.line_num + 1
     return record
@@ -388,93 +388,84 @@ def _line_of(source: RowSource, record: int) -> int:
 # --- NDJSON
 
 
-def _ndjson_schema(source: RowSource, told: Told) -> pa.Schema:
-    """Columns whose types lose nothing of any value."""
-    values, line, done = JsonValues(), 1, 0
-    for block in _line_blocks(source):
+def _ndjson_schema(source: RowSource, report: Report) -> pa.Schema:
+    """Columns whose types hold every value exactly."""
+    values = JsonValues()
+    for line, block in _line_blocks(source, report):
         if (deep := too_deep(block)) is not None:
             raise BadRow(f"line {line + deep - 1}", f"it is nested more than {DEPTH_MAX} levels deep; flatten it")
         before = deepcopy(values)
         try:
             values.add_lines(block)
         except UNREADABLE as error:
-            lines = [one + b"\n" for one in block.split(b"\n")]
-            bad = first_bad(len(lines), partial(_cannot_add, before, lines))
-            raise BadRow(f"line {line + bad}", _said(error)) from error
-        line += block.count(b"\n")
-        done += len(block)
-        told(done)
+            raise BadRow(_bad_line(block, line, partial(_add_to_copy, before)), _error_text(error)) from error
     kind = values.kind()
     if not pa.types.is_struct(kind):
         raise ValueError("it has no line")
     return pa.schema(list(kind))
 
 
-def _cannot_add(before: JsonValues, lines: Sequence[bytes], count: int) -> bool:
-    return _cannot(lambda: deepcopy(before).add_lines(b"".join(lines[:count])))
+def _add_to_copy(before: JsonValues, lines: bytes) -> None:
+    deepcopy(before).add_lines(lines)
 
 
-def _same_names(source: RowSource, told: Told) -> tuple[str, ...]:
+def _same_names(source: RowSource, report: Report) -> tuple[str, ...]:
     first: frozenset[str] | None = None
-    line, done = 1, 0
-    for block in _line_blocks(source):
+    for line, block in _line_blocks(source, report):
         try:
-            found = names_of_lines(block)
+            names_by_line = names_of_lines(block)
         except UNREADABLE as error:
-            raise BadRow(_bad_line(block, line, names_of_lines), _said(error)) from error
-        for index, names in enumerate(found):
+            raise BadRow(_bad_line(block, line, names_of_lines), _error_text(error)) from error
+        for index, names in enumerate(names_by_line):
             first = names if first is None else first
             if names != first:
                 raise BadRow(
                     _line_place(block, line, index),
-                    f"it differs from the first line in whether it has column {min(names ^ first)!r}; give all lines "
-                    "of an upsert the same ones, null where null is meant, or say with --columns which they give",
+                    f"it differs from the first line in whether it has column {min(names ^ first)!r}; give the same "
+                    "columns in all lines of an upsert, null where null is meant, or select the columns by --columns",
                 )
-        line += block.count(b"\n")
-        done += len(block)
-        told(done)
     return tuple(first or ())
 
 
-def _ndjson(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
-    line, done = 1, 0
-    for block in _line_blocks(source):
+def _ndjson(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, report: Report) -> Iterator[RowPiece]:
+    for line, block in _line_blocks(source, report):
         table = _lines(block, schema, line)
         if wanted is not None:
             table = table.select([name for name in table.column_names if name in wanted or name == DIFF])
-        done += len(block)
-        told(done)
         yield RowPiece(table, partial(_line_place, block, line))
-        line += block.count(b"\n")
 
 
-def _line_blocks(source: RowSource) -> Iterator[bytes]:
-    """Whole lines, about CHUNK_BYTES at a time."""
+def _line_blocks(source: RowSource, report: Report) -> Iterator[tuple[int, bytes]]:
+    """Read blocks of whole lines, about CHUNK_BYTES each, with the numbers of their first lines."""
+    line, done, rest = 1, 0, b""
     with open(source.path, "rb") as file:
         if file.read(len(BOM)) != BOM:
             file.seek(0)
-        left = b""
         while chunk := file.read(CHUNK_BYTES):
             end = chunk.rfind(b"\n") + 1
             if end:
-                yield left + chunk[:end]
-                left = chunk[end:]
+                block, rest = rest + chunk[:end], chunk[end:]
+                yield line, block
+                line += block.count(b"\n")
+                done += len(block)
+                report(done)
             else:
-                left += chunk
-            if len(left) > LINE_BYTES_MAX:
+                rest += chunk
+            if len(rest) > LINE_BYTES_MAX:
                 raise ValueError(f"it has a line of more than {LINE_BYTES_MAX} bytes")
-        if left:
-            yield left
+        if rest:
+            yield line, rest
+            report(done + len(rest))
 
 
 def _lines(block: bytes, schema: ShardSchema, first: int) -> pa.Table:
-    """The rows of a block of lines, of which the first one has this number."""
+    """The rows of a block of lines whose first line has number `first`."""
     most = block.count(b"\n") + 1
     try:
         table = read_ndjson(block, schema.updates_schema, most, defaults=schema.defaults)
     except UNREADABLE as error:
         place = _bad_line(block, first, lambda lines: read_ndjson(lines, schema.updates_schema, most))
-        raise BadRow(place, _said(error)) from error
+        raise BadRow(place, _error_text(error)) from error
     for name in (TIME, DIFF):
         if table.column(name).null_count == len(table):
             table = table.drop_columns([name])
@@ -484,14 +475,14 @@ def _lines(block: bytes, schema: ShardSchema, first: int) -> pa.Table:
 
 
 def _bad_line(block: bytes, first: int, read: Callable[[bytes], object]) -> str:
-    """Where the first line is that `read` cannot read, in a block whose first line has this number."""
+    """The place of the first line that `read` fails on, in a block whose first line has number `first`."""
     lines = [line + b"\n" for line in block.split(b"\n")]
     bad = first_bad(len(lines), lambda count: _cannot(lambda: read(b"".join(lines[:count]))))
     return f"line {first + bad}"
 
 
 def _line_place(block: bytes, first: int, index: int) -> str:
-    """Where the row of this index is in a block of lines: blank ones have none."""
+    """The place of the row with an index in a block of lines; blank lines hold no row."""
     full = [number for number, line in enumerate(block.split(b"\n")) if line.strip()]
     return f"line {first + (full[index] if index < len(full) else index)}"
 
@@ -499,53 +490,55 @@ def _line_place(block: bytes, first: int, index: int) -> str:
 # --- Parquet and Arrow
 
 
-def _parquet_schema(source: RowSource, _told: Told) -> pa.Schema:
+def _parquet_schema(source: RowSource, _report: Report) -> pa.Schema:
     with open_parquet(source.path) as file:
         return file.schema_arrow
 
 
-def _parquet(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
+def _parquet(
+    source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, report: Report
+) -> Iterator[RowPiece]:
     with open_parquet(source.path) as file:
         chosen = None if wanted is None or any("." in name for name in wanted) else list(wanted)
         batches = file.iter_batches(BATCH_ROWS, columns=chosen)
-        yield from _numbered(source, batches, wanted, told, file.metadata.num_rows)
+        yield from _numbered(source, batches, wanted, report, file.metadata.num_rows)
 
 
-def _arrow_schema(source: RowSource, _told: Told) -> pa.Schema:
+def _arrow_schema(source: RowSource, _report: Report) -> pa.Schema:
     with open(source.path, "rb") as file:
         is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
     with pa.OSFile(source.path) as data, (pa.ipc.open_file if is_file else pa.ipc.open_stream)(data) as reader:
         return reader.schema
 
 
-def _arrow(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[RowPiece]:
+def _arrow(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, report: Report) -> Iterator[RowPiece]:
     with open(source.path, "rb") as file:
         start = file.read(len(_FILE_MARK))
         is_file = start == _FILE_MARK
         file.seek(-min(source.size, len(_STREAM_END)), os.SEEK_END)
         is_whole = is_file or file.read() == _STREAM_END
     if not is_whole and start[: len(_CONTINUES)] != _CONTINUES:
-        is_whole = _is_whole_and_old(source.path)
+        is_whole = _is_complete_legacy_stream(source.path)
     if not is_whole:
-        raise ValueError("it does not end with its end-of-stream mark: it was cut")
+        raise ValueError("it does not end with the end-of-stream marker: it was truncated")
     with pa.OSFile(source.path) as data:
         if is_file:
-            with pa.ipc.open_file(data) as found:
-                if not found.num_record_batches and _has_batches(source.path):
-                    raise ValueError("it is damaged: its footer names no batch, but it has some")
-                with pa.memory_map(source.path) as whole:  # the last footer counts from its own file's start
+            with pa.ipc.open_file(data) as reader:
+                if not reader.num_record_batches and _has_batches(source.path):
+                    raise ValueError("it is damaged: its footer lists no batches, but it has some")
+                with pa.memory_map(source.path) as whole:  # a footer's offsets count from the start of its own file
                     check_single_file("Arrow", whole.read_buffer(), _FILE_MARK, pa.ipc.open_file)
-                batches = (found.get_batch(number) for number in range(found.num_record_batches))
-                yield from _numbered(source, batches, wanted, told, 0)
+                batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+                yield from _numbered(source, batches, wanted, report, 0)
         else:
             with pa.ipc.open_stream(data) as stream:
-                yield from _numbered(source, iter(stream), wanted, told, 0)
+                yield from _numbered(source, iter(stream), wanted, report, 0)
             if data.tell() < data.size():
-                raise ValueError("it goes on after the end of its stream: give each stream by itself")
+                raise ValueError("data follows the end of its stream: give each stream in a file of its own")
 
 
 def _has_batches(path: str) -> bool:
-    """Whether an Arrow file has a batch, whatever its footer says."""
+    """Whether an Arrow file contains a batch, regardless of its footer."""
     with pa.memory_map(path) as data:
         data.seek(data.size() - _FILE_END_BYTES)
         footer = int.from_bytes(data.read(4), "little")
@@ -554,8 +547,8 @@ def _has_batches(path: str) -> bool:
         try:
             with pa.ipc.open_stream(body) as stream:
                 return next(iter(stream), None) is not None
-        except (pa.ArrowException, OSError):  # Polars writes the schema there without its length
-            return any(_is_batch(body.slice(found.start())) for found in re.finditer(_CONTINUES, memoryview(body)))
+        except (pa.ArrowException, OSError):  # Polars writes the schema without its length
+            return any(_is_batch(body.slice(reader.start())) for reader in re.finditer(_CONTINUES, memoryview(body)))
 
 
 def _is_batch(data: pa.Buffer) -> bool:
@@ -565,8 +558,8 @@ def _is_batch(data: pa.Buffer) -> bool:
         return False
 
 
-def _is_whole_and_old(path: str) -> bool:
-    """Whether a stream of before Arrow 0.15, whose end is four zeros as padding may be, has its end."""
+def _is_complete_legacy_stream(path: str) -> bool:
+    """Whether a stream of Arrow before 0.15 is complete: its end marker is four zero bytes, like padding."""
     with pa.OSFile(path) as data:
         messages, at = pa.ipc.MessageReader.open_stream(data), 0
         with suppress(StopIteration):
@@ -581,9 +574,9 @@ def _row_place(before: int, index: int) -> str:
 
 
 def _numbered(
-    source: RowSource, batches: Iterator[pa.RecordBatch], wanted: Sequence[str] | None, told: Told, rows_all: int
+    source: RowSource, batches: Iterator[pa.RecordBatch], wanted: Sequence[str] | None, report: Report, rows_all: int
 ) -> Iterator[RowPiece]:
-    """The batches with their rows counted; how far it is goes by rows, where it is known how many there are."""
+    """Number the rows of batches. Progress is by rows, if their total is known."""
     done = 0
     for batch in batches:
         table = pa.table(batch)
@@ -592,4 +585,4 @@ def _numbered(
         yield RowPiece(table, partial(_row_place, done))
         done += len(table)
         if rows_all:
-            told(source.size * done // rows_all)
+            report(source.size * done // rows_all)

@@ -1,6 +1,6 @@
-"""`persist schema …`: the columns of a shard and its constraints, and changes of them; columns of a new shard.
+"""`persist schema …`: the columns and constraints of a shard, and changes of them; columns of a new shard.
 
-A line of JSON with the columns, or the constraints, as they are then.
+Prints the resulting columns or constraints as a line of JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.cli.connection_args import add_client_arguments, add_subcommand, client_of
+from persist.cli.connection_args import add_shard_arguments, add_subcommand, shard_of
 from persist.codecs.json_rows import signed_zero, to_json_values
 from persist.codecs.schema_json import read_changes, read_fields, read_schema, read_type, split_commas
 from persist.core.errors import InvalidUsage
@@ -21,22 +21,22 @@ from persist.parts import ShardSchema
 from persist.parts.column_types import plain_type
 from persist.parts.constraint_checks import constraints_json, not_null
 
-EXIT_BROKEN = 1  # of `constraints --look`: rows break a constraint
-# verb -> its line of help, and which of the options below it takes
+EXIT_BROKEN = 1  # of `constraints --look`: rows violate a constraint
+# verb -> its line of help, and which of _OPTIONS it has
 _CHANGES = {
     "add": ("add a column", ("type", "default", "not_null", "after")),
     "rename": ("rename a column", ("to",)),
     "drop": ("drop a column", ()),
-    "move": ("move a column: to the first place, or with --after", ("after",)),
+    "move": ("move a column to the first place, or with --after", ("after",)),
     "widen": ("give a column a wider type", ("type",)),
-    "allow-nulls": ("let a column take nulls", ()),
+    "allow-nulls": ("allow nulls in a column", ()),
 }
 _OPTIONS: dict[str, dict[str, Any]] = {
     "to": {"metavar": "NAME", "required": True, "help": "its new name"},
-    "type": {"metavar": "TYPE", "required": True, "help": 'its type, as Arrow has it: "int64", "timestamp[ms]"'},
-    "default": {"metavar": "JSON", "help": "the value of rows that are written without it"},
-    "not_null": {"action": "store_true", "help": "it takes no null, and so needs a default"},
-    "after": {"metavar": "NAME", "help": "the column before it"},
+    "type": {"metavar": "TYPE", "required": True, "help": 'its type in Arrow\'s notation: "int64", "timestamp[ms]"'},
+    "default": {"metavar": "JSON", "help": "the value in rows that are written without it"},
+    "not_null": {"action": "store_true", "help": "disallow nulls; requires a default"},
+    "after": {"metavar": "NAME", "help": "the preceding column"},
 }
 
 
@@ -50,11 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     altering = add_subcommand(commands, "alter", "make several changes in one commit", _columns)
     constraining = add_subcommand(commands, "constraints", "show and set the constraints on rows", _constraints)
     for subcommand in (*subcommands, altering, constraining):
-        subcommand.add_argument("name", help="the shard")
-        add_client_arguments(subcommand)
+        add_shard_arguments(subcommand)
     for subcommand in subcommands[1:]:
         subcommand.add_argument("column", help="the column")
-    altering.add_argument("changes", help="a JSON list of changes, as HTTP takes it")
+    altering.add_argument("changes", help="a JSON list of changes, in the format of the HTTP API")
     _add_constraints(constraining)
 
 
@@ -62,16 +61,16 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
     unique = parser.add_mutually_exclusive_group()
     unique.add_argument("--unique", action="store_true", default=None, help="a key has at most one row at each time")
     unique.add_argument("--not-unique", action="store_false", dest="unique", help="a key may have several")
-    columns = {"--not-null": "takes no null in rows that are added", "--allow-null": "takes nulls again"}
+    columns = {"--not-null": "takes no nulls in new rows", "--allow-null": "takes nulls again"}
     for option, what in columns.items():
         parser.add_argument(
-            option, metavar="COLUMN", action="append", default=[], help=f"this column {what}; may be repeated"
+            option, metavar="COLUMN", action="append", default=[], help=f"this column {what} (repeatable)"
         )
     add_check_argument(parser)
     parser.add_argument(
-        "--drop-check", metavar="NAME", action="append", default=[], help="remove this check; may be repeated"
+        "--drop-check", metavar="NAME", action="append", default=[], help="remove this check (repeatable)"
     )
-    parser.add_argument("--look", action="store_true", help="check the rows that are there: reads all of them")
+    parser.add_argument("--look", action="store_true", help="check all existing rows against the constraints")
 
 
 def add_check_argument(parser: argparse.ArgumentParser) -> None:
@@ -80,33 +79,32 @@ def add_check_argument(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         action="append",
         default=[],
-        help='a predicate that is false for no row, and its name: "positive: amount > 0"; may be repeated',
+        help='a name and a predicate that must not be false for any row: "positive: amount > 0"; (repeatable)',
     )
 
 
 def _columns(arguments: argparse.Namespace) -> int:
     changes = None if arguments.do == "show" else read_changes(_wanted(arguments))
-    with client_of(arguments) as client:
-        shard = client.shard(arguments.name)
+    with shard_of(arguments) as shard:
         schema = shard.schema if changes is None else shard.alter(*changes)
     columns = {field.name: f"{field.type}{'' if field.nullable else ' not null'}" for field in schema.arrow}
-    told = {"shard": arguments.name, "columns": columns, "key": list(schema.key)}
+    fields = {"shard": arguments.name, "columns": columns, "key": list(schema.key)}
     if schema.defaults:
-        told["defaults"] = {name: to_json_values(pa.repeat(value, 1))[0] for name, value in schema.defaults.items()}
-    print(json.dumps(told))
+        fields["defaults"] = {name: to_json_values(pa.repeat(value, 1))[0] for name, value in schema.defaults.items()}
+    print(json.dumps(fields))
     return 0
 
 
 def _wanted(arguments: argparse.Namespace) -> Any:
-    """The changes as HTTP takes them. Raises InvalidUsage."""
+    """The changes in the format of the HTTP API. Raises InvalidUsage."""
     if arguments.do == "alter":
         return _json("the list of changes", arguments.changes)
-    given = vars(arguments)
+    values = vars(arguments)
     change = {arguments.do.replace("-", "_"): arguments.column}
-    change.update({name: given[name] for name in ("to", "type", "after") if given.get(name) is not None})
-    if given.get("default") is not None:
+    change.update({name: values[name] for name in ("to", "type", "after") if values.get(name) is not None})
+    if values.get("default") is not None:
         change["default"] = _json("--default", arguments.default)
-    if given.get("not_null"):
+    if values.get("not_null"):
         change["nullable"] = False
     return [change]
 
@@ -115,37 +113,34 @@ def _json(what: str, text: str) -> Any:
     try:
         return json.loads(text, parse_int=signed_zero)
     except (ValueError, RecursionError) as error:
-        raise InvalidUsage(f"{what} is not valid JSON (a text stands in double quotes): {error}") from None
+        raise InvalidUsage(f"{what} is not valid JSON (strings need double quotes): {error}") from None
 
 
 def _constraints(arguments: argparse.Namespace) -> int:
     added = read_checks(arguments.check)
-    with client_of(arguments) as client:
-        shard = client.shard(arguments.name)
+    with shard_of(arguments) as shard:
         columns = _not_null(shard.schema, arguments.not_null, arguments.allow_null)
         checks = _checks(shard.schema, added, arguments.drop_check)
         if arguments.unique is not None or columns is not None or checks is not None:
             shard.set_constraints(unique=arguments.unique, not_null=columns, checks=checks)
         print(json.dumps({"shard": shard.name, **constraints_json(shard.schema)}))
-        found = shard.broken_constraints() if arguments.look else []
-        for broken in found:
-            print(json.dumps({"shard": shard.name, **broken.to_json()}))
-    return EXIT_BROKEN if found else 0
+        broken = shard.broken_constraints() if arguments.look else []
+        for constraint in broken:
+            print(json.dumps({"shard": shard.name, **constraint.to_json()}))
+    return EXIT_BROKEN if broken else 0
 
 
-def read_checks(given: list[str]) -> dict[str, str]:
-    """Checks by their names, of texts such as "positive: amount > 0". Raises InvalidUsage."""
-    found: dict[str, str] = {}
-    for text in given:
+def read_checks(texts: list[str]) -> dict[str, str]:
+    """Parse checks such as "positive: amount > 0" to predicates by name. Raises InvalidUsage."""
+    checks: dict[str, str] = {}
+    for text in texts:
         name, colon, where = text.partition(":")
         if not colon or not where.strip():
-            raise InvalidUsage(
-                f"--check is {text!r:.100}; write a name, a colon and a predicate: 'positive: amount > 0'"
-            )
-        if name.strip() in found:
-            raise InvalidUsage(f"--check names {name.strip()!r:.100} twice; give one of them another name")
-        found[name.strip()] = where.strip()
-    return found
+            raise InvalidUsage(f"--check is {text!r:.100}; write a name and a predicate: 'positive: amount > 0'")
+        if name.strip() in checks:
+            raise InvalidUsage(f"--check names {name.strip()!r:.100} twice; rename one of them")
+        checks[name.strip()] = where.strip()
+    return checks
 
 
 def _not_null(schema: ShardSchema, added: list[str], allowed: list[str]) -> list[str] | None:
@@ -153,7 +148,7 @@ def _not_null(schema: ShardSchema, added: list[str], allowed: list[str]) -> list
         return None
     for name in schema.columns(dict.fromkeys(allowed)):
         if not schema.arrow.field(name).nullable:
-            raise InvalidUsage(f"column {name!r} was made so that it takes no null, which is no constraint that can go")
+            raise InvalidUsage(f"column {name!r} was created not null, which is not a constraint that can be removed")
     return [name for name in dict.fromkeys([*not_null(schema), *added]) if name not in allowed]
 
 
@@ -167,7 +162,7 @@ def _checks(schema: ShardSchema, added: dict[str, str], dropped: list[str]) -> d
     return {**{name: where for name, where in known.items() if name not in dropped}, **added}
 
 
-# The columns of a new shard: as a text tells them, as a file of JSON, or as a file of rows has them.
+# The columns of a new shard: from a text, a JSON file, or a file of rows.
 
 
 SCHEMA_CHARS_MAX = 1024 * 1024
@@ -175,22 +170,22 @@ NOT_NULL = " not null"
 
 
 def read_columns(text: str) -> pa.Schema:
-    """The columns of `id int64, name string not null, at timestamp[us, UTC]`; lines are as good as commas.
+    """Parse columns such as `id int64, name string not null, at timestamp[us, UTC]`, separated by commas or newlines.
 
-    A name with blanks stands in double quotes. Types are written as Arrow prints them. Raises InvalidUsage.
+    Names with blanks need double quotes. Types are in Arrow's notation. Raises InvalidUsage.
     """
     if len(text) > SCHEMA_CHARS_MAX:
-        raise InvalidUsage(f"a schema has at most {SCHEMA_CHARS_MAX} characters, not {len(text)}")
+        raise InvalidUsage(f"a schema has at most {SCHEMA_CHARS_MAX} characters; this one has {len(text)}")
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     texts = [piece.strip() for line in lines for piece in split_commas(line)]
     fields = [_field(text) for text in texts if text]
     if not fields:
-        raise InvalidUsage('the schema names no column; write it as "id int64, name string"')
+        raise InvalidUsage('the schema has no columns; write it as "id int64, name string"')
     return pa.schema(fields)
 
 
 def read_schema_file(path: str, key: list[str] | None) -> ShardSchema:
-    """The schema in a file: a text as `read_columns` reads it, or JSON as HTTP takes it, which may name the key too.
+    """Read a schema file: a text for `read_columns`, or JSON in the format of the HTTP API, which may include the key.
 
     Raises InvalidUsage.
     """
@@ -198,8 +193,8 @@ def read_schema_file(path: str, key: list[str] | None) -> ShardSchema:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(SCHEMA_CHARS_MAX + 1)
     except (OSError, UnicodeDecodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
-        raise InvalidUsage(f"the schema file {path!r} cannot be read: {said}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise InvalidUsage(f"the schema file {path!r} cannot be read: {reason}") from error
     if not text.lstrip().startswith("{"):
         return schema_of(read_columns(text), key)
     try:
@@ -207,31 +202,31 @@ def read_schema_file(path: str, key: list[str] | None) -> ShardSchema:
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"the schema file {path!r} cannot be read as JSON: {error}") from error
     if key is None or not isinstance(value, dict) or set(value) != {"fields"}:
-        found = read_schema(value)
-        return found if key is None else schema_of(found.arrow, key)
+        schema = read_schema(value)
+        return schema if key is None else schema_of(schema.arrow, key)
     return schema_of(read_fields(value["fields"])[0], key)
 
 
 def schema_of(columns: pa.Schema, key: list[str] | None) -> ShardSchema:
-    """The schema of a new shard. Raises InvalidUsage where no shard can have it, or no key is named."""
+    """The schema of a new shard. Raises InvalidUsage if it is invalid, or has no key."""
     if not key:
-        raise InvalidUsage("say by which columns rows are ordered and found: --key id, or --key region,id")
+        raise InvalidUsage("give the key columns, by which rows are ordered and found: --key id, or --key region,id")
     return ShardSchema(columns, tuple(key))
 
 
-def storable(found: pa.Schema) -> pa.Schema:
-    """The columns of a new shard for rows with these: what is only null is text, and seconds are microseconds.
+def storable(schema: pa.Schema) -> pa.Schema:
+    """The columns of a new shard for rows with these: null columns become strings, and seconds microseconds.
 
-    Dictionaries, run ends and extension types, such as UUID and JSON, become the types that hold their values. The
-    items of lists have the name that Arrow gives them: Parquet has another one, and a digest tells them apart.
+    Dictionary, run-end encoded and extension types, such as UUID and JSON, become the types of their values. List
+    items get Arrow's default name: Parquet has another one, and digests depend on it.
     """
-    return pa.schema([pa.field(field.name, _storable(_plain(field.type)), field.nullable) for field in found])
+    return pa.schema([pa.field(field.name, _storable(_plain(field.type)), field.nullable) for field in schema])
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
     try:
         plain: pa.DataType = plain_type(kind)
-    except TypeError:  # a union, which the schema refuses by its name
+    except TypeError:  # a union, which the schema rejects with a better message
         return kind
     return plain
 
@@ -257,13 +252,13 @@ def _storable(kind: pa.DataType) -> pa.DataType:
 
 def _field(text: str) -> pa.Field:
     if text.startswith('"'):
-        name, _, kind = text[1:].partition('"')
+        name, _, type_text = text[1:].partition('"')
     else:
-        name, _, kind = text.partition(" ")
-    kind = kind.strip()
-    is_not_null = f" {kind.lower()}".endswith(NOT_NULL)
+        name, _, type_text = text.partition(" ")
+    type_text = type_text.strip()
+    is_not_null = f" {type_text.lower()}".endswith(NOT_NULL)
     if is_not_null:
-        kind = kind[: len(kind) - len(NOT_NULL.strip())].strip()
-    if not name or not kind:
-        raise InvalidUsage(f'a column is written as its name and its type, such as "id int64", not {text!r:.100}')
-    return pa.field(name, read_type(kind), not is_not_null)
+        type_text = type_text[: len(type_text) - len(NOT_NULL.strip())].strip()
+    if not name or not type_text:
+        raise InvalidUsage(f'a column is a name and a type, such as "id int64"; got {text!r:.100}')
+    return pa.field(name, read_type(type_text), not is_not_null)

@@ -1,6 +1,6 @@
-"""`persist shards`, `create`, `drop` and `clone`: which shards there are, and making and dropping them.
+"""`persist shards`, `create`, `drop` and `clone`: list, create, drop and clone shards.
 
-Through a server it tells what any client may know: who reads and writes is seen on the machine of the stores.
+Through a server it shows less: readers, writers and dropped names are only visible with access to the stores.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from persist.cli import row_files
-from persist.cli.connection_args import add_client_arguments, check_given, client_of, url_of, where_of
+from persist.cli import connection_args, row_files
+from persist.cli.connection_args import add_client_arguments, check_given, client_of
 from persist.cli.schema import add_check_argument, read_checks, read_columns, read_schema_file, schema_of
 from persist.cli.terminal import Screen, plain
 from persist.client.arguments import columns_of
@@ -32,39 +32,39 @@ BATCHES_SHOWN = 10
 
 
 def add_shards(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="show this shard; without it, list all")
+    parser.add_argument("name", nargs="?", help="show this shard; default: list all")
     add_client_arguments(parser)
     parser.add_argument("--prefix", default="", help="list the shards whose names begin with this")
-    parser.add_argument("--dropped", action="store_true", help="list also names whose shard was dropped")
+    parser.add_argument("--dropped", action="store_true", help="also list the names of dropped shards")
     parser.add_argument("--json", action="store_true", help="print JSON, a line for each shard")
-    parser.add_argument("--names", action="store_true", help="print names alone, a line for each")
+    parser.add_argument("--names", action="store_true", help="only print names, a line for each")
 
 
 def run_shards(arguments: argparse.Namespace) -> int:
     if arguments.name is not None:
         check_shard_name(arguments.name)
     if arguments.names and (arguments.name is not None or arguments.json or arguments.dropped):
-        raise InvalidUsage("--names prints names alone: leave out the name, --json and --dropped")
-    if arguments.names or url_of(arguments) is not None:
+        raise InvalidUsage("--names only prints names: leave out the name, --json and --dropped")
+    if arguments.names or connection_args.url_of(arguments) is not None:
         if arguments.dropped:
-            raise InvalidUsage("a server does not tell names whose shard was dropped: ask on the machine of the stores")
+            raise InvalidUsage("a server does not list dropped shards: run it with access to the stores")
         with client_of(arguments) as client:
-            _asked(client, arguments)
+            _show_from_server(client, arguments)
         return 0
-    location = where_of(arguments).open(must_exist=True)
+    location = connection_args.where_of(arguments).open(must_exist=True)
     try:
         if arguments.name is not None:
             _show(details(location.machine(arguments.name).refresh()), arguments.json)
         else:
-            found = location.all_names(arguments.prefix, arguments.dropped)
-            _list(found, lambda name: summary(location.machine(name).state()), arguments.json)
+            names = location.all_names(arguments.prefix, arguments.dropped)
+            _list(names, lambda name: summary(location.machine(name).state()), arguments.json)
     finally:
         location.close()
     return 0
 
 
-def _asked(client: Client, arguments: argparse.Namespace) -> None:
-    """What a client knows: names, and of each shard what readers and writers need."""
+def _show_from_server(client: Client, arguments: argparse.Namespace) -> None:
+    """What a server shows: names, and of each shard what readers and writers need."""
 
     def view_of(name: str) -> ShardView:
         return client.transport.view(name, ViewRequest())
@@ -73,7 +73,7 @@ def _asked(client: Client, arguments: argparse.Namespace) -> None:
         for name in client.shards(arguments.prefix):
             print(name)
     elif arguments.name is not None:
-        client.shard(arguments.name)  # or it was dropped
+        client.shard(arguments.name)  # raises if it was dropped
         view = view_of(arguments.name)
         _show({**summary(view), **_schema(view), **_newest(view.batches)}, arguments.json)
     else:
@@ -85,21 +85,21 @@ def _list(names: Iterable[str], summary_of: Callable[[str], dict[str, Any]], as_
         print(f"{'shard':40} {'since':>12} {'upper':>12} {'batches':>8} {'updates':>12} {'bytes':>14}")
     for name in names:
         try:
-            found = summary_of(name)
+            fields = summary_of(name)
         except PersistError as error:
-            found = {"name": name, "error": error.message}
+            fields = {"name": name, "error": error.message}
         if as_json:
-            print(json.dumps(found))
-        elif "error" in found:
-            print(f"{name:40} {found['error']}")
+            print(json.dumps(fields))
+        elif "error" in fields:
+            print(f"{name:40} {fields['error']}")
         else:
-            since, upper = _frontier(found["since"]), _frontier(found["upper"])
-            counts = f"{found['batches']:>8} {found['updates']:>12} {found['bytes']:>14}"
-            print(f"{name:40} {since:>12} {upper:>12} {counts}{'  dropped' if found['dropped'] else ''}")
+            since, upper = _frontier(fields["since"]), _frontier(fields["upper"])
+            counts = f"{fields['batches']:>8} {fields['updates']:>12} {fields['bytes']:>14}"
+            print(f"{name:40} {since:>12} {upper:>12} {counts}{'  dropped' if fields['dropped'] else ''}")
 
 
 def summary(state: State | ShardView) -> dict[str, Any]:
-    """One shard in numbers."""
+    """The sizes of a shard."""
     batches = state.batches if isinstance(state, ShardView) else state.trace.batches
     return {
         "name": state.name,
@@ -117,7 +117,7 @@ def summary(state: State | ShardView) -> dict[str, Any]:
 
 
 def details(state: State) -> dict[str, Any]:
-    """One shard with all that keeps it as it is: readers and what they hold, rollups, claims."""
+    """A shard with its readers and their holds, rollups and claims."""
     return {
         **summary(state),
         **_schema(state),
@@ -149,28 +149,29 @@ def details(state: State) -> dict[str, Any]:
     }
 
 
-def _schema(found: State | ShardView) -> dict[str, Any]:
-    _, schema = current_schema(found.schemas)
+def _schema(state: State | ShardView) -> dict[str, Any]:
+    _, schema = current_schema(state.schemas)
     columns = [
         {"name": f.name, "type": str(f.type), "nullable": f.nullable, "key": f.name in schema.key} for f in schema.arrow
     ]
-    asked = constraints_json(schema)
-    return {"columns": columns, "schema_id": found.schema_id, **({"constraints": asked} if any(asked.values()) else {})}
+    constraints = constraints_json(schema)
+    fields = {"columns": columns, "schema_id": state.schema_id}
+    return {**fields, "constraints": constraints} if any(constraints.values()) else fields
 
 
 def _newest(batches: Sequence[HollowBatch]) -> dict[str, Any]:
-    newest = [
+    rows = [
         {"interval": str(batch.desc), "updates": batch.rows, "parts": batch.part_count, "bytes": batch.size}
         for batch in batches[-BATCHES_SHOWN:]
     ]
-    return {"newest_batches": newest}
+    return {"newest_batches": rows}
 
 
-def _show(found: dict[str, Any], as_json: bool) -> None:
+def _show(fields: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(fields))
         return
-    for key, value in found.items():
+    for key, value in fields.items():
         if isinstance(value, list) and key not in ("since", "upper"):
             print(f"{key}: {'' if value else 'none'}")
             for item in value:
@@ -183,19 +184,18 @@ def _frontier(value: list[int]) -> str:
     return str(value[0]) if value else "closed"
 
 
-# `persist create NAME`: make a shard, with the columns that a text tells, or those of a file.
+# `persist create NAME`: create a shard with the columns of a text or a file.
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the shard")
-    add_client_arguments(parser)
+    connection_args.add_shard_arguments(parser)
     parser.add_argument("--schema", metavar="TEXT", help='its columns: "id int64, name string, at timestamp[us, UTC]"')
-    parser.add_argument("--schema-file", metavar="FILE", help="the same in a file, or in JSON as HTTP takes it")
+    parser.add_argument("--schema-file", metavar="FILE", help="the same in a file, or JSON as in the HTTP API")
     parser.add_argument("--like", metavar="FILE", help="the columns of this file: CSV, Parquet, NDJSON or Arrow")
-    parser.add_argument("--key", metavar="A,B", help="by which columns rows are ordered and found")
+    parser.add_argument("--key", metavar="A,B", help="the key columns, by which rows are ordered")
     parser.add_argument("--unique", action="store_true", help="a key has at most one row at each time")
     add_check_argument(parser)
-    parser.add_argument("--history", metavar="AGE", help="for how long every time stays readable: 7d, none, forever")
+    parser.add_argument("--history", metavar="AGE", help="how long history stays readable: 7d, none, forever")
 
 
 def run_create(arguments: argparse.Namespace) -> int:
@@ -216,22 +216,21 @@ def run_create(arguments: argparse.Namespace) -> int:
             unique=arguments.unique,
             checks=checks,
         )
-        found = shard.schema
-    columns = {field.name: str(field.type) for field in found.arrow}
-    done = "already there" if is_there else "created"
+        created = shard.schema
+    columns = {field.name: str(field.type) for field in created.arrow}
+    outcome = "already there" if is_there else "created"
     if Screen.of(sys.stdout).is_terminal:
-        print(
-            f"shard {arguments.name} {'is already there' if is_there else 'created'}, ordered by {', '.join(found.key)}"
-        )
+        text = "exists already" if is_there else "created"
+        print(f"shard {arguments.name} {text}, ordered by {', '.join(created.key)}")
     else:
-        print(json.dumps({"shard": arguments.name, "done": done, "columns": columns, "key": list(found.key)}))
+        print(json.dumps({"shard": arguments.name, "done": outcome, "columns": columns, "key": list(created.key)}))
     return 0
 
 
 def _new_schema(arguments: argparse.Namespace) -> ShardSchema:
     check_given(arguments, "key", "schema", "schema_file", "like")
-    if sum(one is not None for one in (arguments.schema, arguments.schema_file, arguments.like)) != 1:
-        raise InvalidUsage("say which columns it has: give one of --schema, --schema-file and --like")
+    if sum(option is not None for option in (arguments.schema, arguments.schema_file, arguments.like)) != 1:
+        raise InvalidUsage("give the columns by one of --schema, --schema-file and --like")
     key = columns_of(arguments.key)
     if arguments.schema_file is not None:
         return read_schema_file(arguments.schema_file, key)
@@ -241,7 +240,7 @@ def _new_schema(arguments: argparse.Namespace) -> ShardSchema:
         return schema_of(source.inferred(), key)
 
 
-# `persist drop NAME…`: drops shards. It asks first in a terminal; elsewhere it needs --yes.
+# `persist drop NAME…`: drop shards. It asks for confirmation in a terminal; elsewhere it requires --yes.
 
 
 REFUSED = 2
@@ -252,8 +251,8 @@ def add_drop(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="the shards; or give --prefix")
     add_client_arguments(parser)
     parser.add_argument("--prefix", help="the shards whose names begin with this")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--force", action="store_true", help="also those that readers hold")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    parser.add_argument("--force", action="store_true", help="also drop shards that have readers")
 
 
 def run_drop(arguments: argparse.Namespace) -> int:
@@ -264,32 +263,32 @@ def run_drop(arguments: argparse.Namespace) -> int:
         if not arguments.yes and not _is_confirmed(chosen):
             print(f"persist drop: nothing was dropped: {count} would be; give --yes to drop them", file=sys.stderr)
             return REFUSED
-        done = client.drop_shards(names, prefix=prefix, confirm=count, force=force) if count else chosen
-    print(json.dumps(done.to_json()))
-    return 0 if done.complete or not count else 1
+        dropped = client.drop_shards(names, prefix=prefix, confirm=count, force=force) if count else chosen
+    print(json.dumps(dropped.to_json()))
+    return 0 if dropped.complete or not count else 1
 
 
 def _is_confirmed(chosen: ShardsDropped) -> bool:
-    """Whether a person at the terminal says yes."""
+    """Ask the user at the terminal."""
     if not sys.stdin.isatty():
         return False
-    names = [plain(one.shard) for one in chosen.outcomes[:SHOWN_MAX]]
+    names = [plain(outcome.shard) for outcome in chosen.outcomes[:SHOWN_MAX]]
     more = f" and {len(chosen.outcomes) - SHOWN_MAX} more" if len(chosen.outcomes) > SHOWN_MAX else ""
     print(f"drop {', '.join(names)}{more}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-# `persist clone SOURCE NAME`: a shard under a new name with the contents of another one. Prints JSON.
+# `persist clone SOURCE NAME`: create a shard with the contents of another one. Prints JSON.
 
 
 def add_clone(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="the shard to clone")
-    parser.add_argument("name", metavar="NAME", help="of the clone")
+    parser.add_argument("name", metavar="NAME", help="the name of the clone")
     add_client_arguments(parser)
     when = parser.add_mutually_exclusive_group()
-    when.add_argument("--at", metavar="TIME", help="the contents of a time such as 416, or of a wall clock")
-    when.add_argument("--tag", metavar="TAG", help="the contents of a tag of the source")
-    parser.add_argument("--keep-policies", action="store_true", help="let its policy of rows go on at once")
+    when.add_argument("--at", metavar="TIME", help="the contents at a time such as 416, or at a wall clock")
+    when.add_argument("--tag", metavar="TAG", help="the contents at a tag of the source")
+    parser.add_argument("--keep-policies", action="store_true", help="apply its row retention policy at once")
 
 
 def run_clone(arguments: argparse.Namespace) -> int:

@@ -1,1 +1,1 @@
-"""Copies of locations, and whether one is whole."""
+"""Backup, restore, recovery, repair and verification."""

@@ -1,7 +1,7 @@
-"""Mending: blobs of a shard that are missing or damaged are put back, each from the copy of it in a store of backups.
+"""Repair: missing or damaged blobs of a shard are restored, each from the copy of it in a store of backups.
 
-A blob that is missing comes back under its own key: it is named, so it is not collected, and its bytes are those that
-it had. A part that is damaged gets a new key, by one commit; any other blob that is damaged is put in its own place.
+A missing blob is restored under its own key: it is named, so it is not collected, and its bytes are the same. A damaged
+part gets a new key by one commit; any other damaged blob is overwritten.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from persist.core.record import replace
 from persist.core.state import State
 from persist.formats.store_errors import translated, translated_but_missing
 
-BACKUPS_TRIED_MAX = 1_000  # the newest ones, of which the checksum of a blob is read
+BACKUPS_TRIED_MAX = 1_000  # the newest ones, whose lists are searched for the checksum of a blob
 ROUNDS = 2
 PUT, REPLACED, LEFT = "put_back", "replaced", "left"
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """What became of one fault: `done` is PUT (under its own key), REPLACED (by the blob `by`) or LEFT, and `why`."""
+class RepairedBlob:
+    """The result for one fault: `done` is PUT (under its own key), REPLACED (by the blob `by`) or LEFT, and `why`."""
 
     fault: Fault
     done: str
@@ -39,30 +39,30 @@ class Mended:
     why: str = ""
 
 
-def mended(location: Location, name: str, store: BackupStore, *, dry_run: bool = False) -> Iterator[Mended]:
-    """Put back what the shard names and cannot be read, as far as the backups have a copy that matches its checksum.
+def repair_blobs(location: Location, name: str, store: BackupStore, *, dry_run: bool = False) -> Iterator[RepairedBlob]:
+    """Restore unreadable blobs that the shard names from backups with a matching checksum.
 
-    A second round follows where a bundle came back, since it may list parts that are missing as well. `dry_run`: only
-    tell. Repeating it is safe. Raises UnknownShard, InvalidUsage (backups of another location), Unavailable.
+    A second round follows if a bundle was restored, since parts that it lists may be missing as well. `dry_run`: only
+    report. Safe to repeat. Raises UnknownShard, InvalidUsage (backups of another location), Unavailable.
     """
     check_shard_name(name)
     store.open(location.identity.check().location_id)
-    mending = _Mending(location, name, store, dry_run)
-    told: set[tuple[str, str]] = set()
+    repairer = _Repairer(location, name, store, dry_run)
+    seen: set[tuple[str, str]] = set()
     for _ in range(ROUNDS):
         bundles = 0
         for fault in byte_faults(location.machine(name).refresh(), location.blob, location.settings.build):
-            if (fault.key, fault.what) in told:
+            if (fault.key, fault.what) in seen:
                 continue
-            told.add((fault.key, fault.what))
-            found = mending.mended(fault)
-            bundles += found.done != LEFT and fault.named is not None and fault.named.part.bundle is not None
-            yield found
+            seen.add((fault.key, fault.what))
+            repaired = repairer.repair(fault)
+            bundles += repaired.done != LEFT and fault.named is not None and fault.named.part.bundle is not None
+            yield repaired
         if not bundles or dry_run:
             return
 
 
-class _Mending:
+class _Repairer:
     def __init__(self, location: Location, name: str, store: BackupStore, dry_run: bool) -> None:
         self._location = location
         self._name = name
@@ -71,33 +71,33 @@ class _Mending:
         self._lists: Iterator[Sums] | None = None
         self._sums: Sums = {}
 
-    def mended(self, fault: Fault) -> Mended:
-        """Mend one fault, if that can be done."""
+    def repair(self, fault: Fault) -> RepairedBlob:
+        """Repair one fault, if possible."""
         part = None if fault.named is None else fault.named.part
         if part is not None and part.is_inline:
-            return Mended(fault, LEFT, why="its rows lie in the State itself; no blob can take their place")
+            return RepairedBlob(fault, LEFT, why="its rows are inline in the State; no blob can replace them")
         try:
             if part is None:
                 size, crc = self._sum(fault.key)
             else:
                 size, crc = part.blob_size, part.checksum
-            data = self._copy(fault.key, size, crc)
+            data = self._read_copy(fault.key, size, crc)
         except BlobNotFound:
-            return Mended(fault, LEFT, why=f"no backup in {self._store.blob.url} has it")
+            return RepairedBlob(fault, LEFT, why=f"no backup in {self._store.blob.url} has it")
         except Corruption as error:
-            return Mended(fault, LEFT, why=error.message)
+            return RepairedBlob(fault, LEFT, why=error.message)
         with translated():
             is_there = self._location.blob.stat(fault.key) is not None
         if fault.named is not None and is_there:
-            return self._replaced(fault, fault.named, data)
+            return self._replace(fault, fault.named, data)
         if not self._dry_run:
             self._put_back(fault.key, data, is_there)
-        return Mended(fault, PUT)
+        return RepairedBlob(fault, PUT)
 
     def _sum(self, key: str) -> tuple[int, int]:
-        """Size and CRC-32 of a blob, by the lists of the newest backups. Raises BlobNotFound: none has it."""
+        """Size and CRC-32 of a blob, by the lists of the newest backups. Raises BlobNotFound: no backup has it."""
         if self._lists is None:
-            self._lists = self._of_backups()
+            self._lists = self._sums_of_backups()
         while key not in self._sums:
             listed = next(self._lists, None)
             if listed is None:
@@ -105,53 +105,53 @@ class _Mending:
             self._sums = {**listed, **self._sums}
         return self._sums[key]
 
-    def _of_backups(self) -> Iterator[Sums]:
+    def _sums_of_backups(self) -> Iterator[Sums]:
         for backup in list(reversed(self._store.listed().backups))[:BACKUPS_TRIED_MAX]:
             shard = backup.shard(self._name)
             if shard is not None:
                 yield self._store.sums(shard)
 
-    def _copy(self, key: str, size: int, crc: int) -> bytes:
-        """The copy, compared. Raises BlobNotFound, Corruption."""
+    def _read_copy(self, key: str, size: int, crc: int) -> bytes:
+        """The copy, verified. Raises BlobNotFound, Corruption."""
         with translated_but_missing():
             try:
                 data = self._store.blob.get(BLOBS + key)
-            except BlobNotFound:  # what a clone has borrowed is kept under a key of the clone
+            except BlobNotFound:  # a blob that a clone borrowed is stored under a key of the clone
                 data = self._store.blob.get(f"{BLOBS}{shard_id_of(self._name)}{key.removeprefix(shard_of(key))}")
         if (len(data), zlib.crc32(data)) != (size, crc):
             raise Corruption(f"{BLOBS}{key} in {self._store.blob.url} is damaged as well: its checksum differs")
         return data
 
     def _put_back(self, key: str, data: bytes, is_there: bool) -> None:
-        """Put it under its own key. What is there is damaged, and goes."""
+        """Put a blob under its own key. What is there is damaged, and is deleted."""
         self._location.identity.confirm()
         with translated():
             if is_there:
                 self._location.blob.delete([key])
             self._location.blob.put(key, data)
 
-    def _replaced(self, fault: Fault, named: NamedPart, data: bytes) -> Mended:
-        """Put it under a new key, and name that in its place."""
+    def _replace(self, fault: Fault, named: NamedPart, data: bytes) -> RepairedBlob:
+        """Put a part under a new key, and commit that key."""
         location = self._location
         if self._dry_run:
-            return Mended(fault, REPLACED)
-        fresh = put_anew(location, location.machine(self._name).refresh(), named.part, data)
-        location.machine(self._name).apply(replace_part(named, fresh))
-        return Mended(fault, REPLACED, by=fresh.key or "")
+            return RepairedBlob(fault, REPLACED)
+        replacement = put_anew(location, location.machine(self._name).refresh(), named.part, data)
+        location.machine(self._name).apply(replace_part(named, replacement))
+        return RepairedBlob(fault, REPLACED, by=replacement.key or "")
 
 
-def replace_part(named: NamedPart, fresh: Part | None) -> c.ReplacePart:
-    """The command that takes a part out, also of its bundle, and names `fresh` in its place."""
-    command = c.ReplacePart(named.part.id, fresh)
+def replace_part(named: NamedPart, replacement: Part | None) -> c.ReplacePart:
+    """The command that replaces a part, also within its bundle, by `fresh`; None removes it."""
+    command = c.ReplacePart(named.part.id, replacement)
     if named.within is None:
         return command
     return replace(command, within=named.within.id, listed=named.listed)
 
 
 def put_anew(location: Location, state: State, part: Part, data: bytes) -> Part:
-    """Put a copy of a part, or bundle, under a new key; the part that is to take its place. Raises Unavailable."""
-    fresh = mint(PartId, location.ids)
-    key = (part_key if part.bundle is None else bundle_key)(state.shard_id, COMPACTOR, fresh)
+    """Put a copy of a part or bundle under a new key; returns the replacement. Raises Unavailable."""
+    replacement = mint(PartId, location.ids)
+    key = (part_key if part.bundle is None else bundle_key)(state.shard_id, COMPACTOR, replacement)
     with translated():
         location.blob.put(key, data)
-    return replace(part, id=fresh, key=key)
+    return replace(part, id=replacement, key=key)

@@ -1,8 +1,8 @@
-"""Recovery from the blob store alone: its consensus store is lost, and every shard begins a log anew in an empty one.
+"""Recovery from the blob store: the consensus store is lost, and every shard restarts its log in an empty one.
 
-The order makes it safe to be killed anywhere, and to be repeated: a mark in the new consensus store, which names the
-epoch; the epoch in the blob store, which fences processes of the old one; the logs; the binding of the two stores.
-Until that is there no process opens the location. So nobody makes a shard anew, or commits to one, that is to come.
+The order of steps makes it safe to kill and repeat: a mark in the new consensus store, which names the epoch; the epoch
+in the blob store, which fences processes of the old one; the logs; the binding of the two stores. Until the binding
+exists no process opens the location, so that no other process creates or commits to a shard that is not recovered yet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blob import Blob, BlobExists, BlobNotFound
+from blob import Blob, BlobExists
 from consensus import HIDDEN, Consensus
 from persist.client.timestamps import instant_text
 from persist.commit.location import Location
@@ -28,10 +28,10 @@ from persist.commit.location_identity import (
     read_format,
 )
 from persist.commit.state_loader import Versions
-from persist.copies.blob_store_scan import BlobStoreScan, Found
-from persist.copies.state_rewrite import carried, relent
+from persist.copies.blob_store_scan import BlobStoreScan, ScannedShard, last_heartbeat_ms
+from persist.copies.shard_facts import first_names
+from persist.copies.state_rewrite import relend, to_carried
 from persist.core.batch import Description, Run, batch_of, trace_of
-from persist.core.blob_keys import BEATS, is_beat_key
 from persist.core.erasure import Erasure
 from persist.core.errors import Conflict, Corruption, InvalidUsage
 from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
@@ -41,28 +41,24 @@ from persist.core.shard_view import digest_of
 from persist.core.state import State
 from persist.core.transitions.writers import with_times
 from persist.formats.state_frames import Build, decode_binding, encode_binding
-from persist.formats.store_errors import translated, translated_but_missing
+from persist.formats.store_errors import read_or_none, translated
 from persist.maintenance.publication_writer import Publisher, PublishSettings
 
-GAP = 1_000_000  # times that may have been given out after what is known
-SEQNO_GAP = 1_000_000  # commits that may have been made after what is known, or are yet by a process of the old epoch
+GAP = 1_000_000  # times that may have been used after the last known one
+SEQNO_GAP = 1_000_000  # commits that may have been made after the last known one, also by a process of the old epoch
 GAP_MAX = 2**48
-NAMED_MAX = 5  # shards that one message names
-MINUTE_MS = 60_000
-PUBLISHED_AT_ONCE = 1_000  # shards of which one publication tells
-
-Told = Callable[[int, int], object]  # shards that are done, of so many
+PUBLISHED_AT_ONCE = 1_000  # shards in one publication
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRequest:
-    """`accept_loss`: also where the newest version that was published is not whole.
+    """The options of a recovery. `accept_loss`: also if the newest published version of a shard is incomplete.
 
-    `gap`: times that are left out after the last known one. `older`: an older copy of the lost consensus store; what it
-    knows counts as published. `fenced`: stores of a home that ends, to which the epoch goes first. `handed_over`: the
-    mark to whose epoch that home has handed every shard over, so nothing comes after what is known, and no time is left
-    out. `least`: the new epoch is above this one as well, of which an index tells. `note` is called with what is
-    planned, and with the names whose logs an earlier try has begun, before any other is.
+    `gap`: times that are skipped after the last known one. `older`: an older copy of the lost consensus store, whose
+    logs count as published. `fenced`: stores of a home that ends, to which the epoch is written first. `handed_over`:
+    the mark to whose epoch that home has handed over every shard, so that nothing follows what is known, and no time is
+    skipped. `least`: the new epoch is above this one as well, which an index has. `note` is called with the plan, and
+    with the names whose logs an earlier try has begun, before further logs are begun.
     """
 
     accept_loss: bool = False
@@ -71,25 +67,25 @@ class RecoveryRequest:
     fenced: Sequence[Blob] = ()
     handed_over: LocationBinding | None = None
     least: int = 0
-    note: Callable[[Recovered, frozenset[str]], object] = lambda found, begun: None
+    note: Callable[[Recovered, frozenset[str]], object] = lambda recovered, begun: None
 
     def check(self) -> None:
-        """Raises InvalidUsage."""
+        """Raises InvalidUsage: the gap is out of range."""
         if not 1 <= self.gap <= GAP_MAX:
             raise InvalidUsage(f"the gap is {self.gap}; it must be in [1, {GAP_MAX}]")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRecovered:
-    """What comes back of one shard, or would: the commit `version`. Of commits after `known` nothing tells.
+    """What is, or would be, recovered of one shard: the commit `version`. Nothing is known of commits after `known`.
 
-    `upper` is that of the newest version that is whole, and `resumes` the upper from which it goes on: times between
-    the two may have been given out, and are never given out again. `state_ms`: when that version was committed, by its
-    committer's clock. `lost`: versions that were published after it, and are not whole. `missing`: blobs that these
-    lack, the first few. `why`: what else is wrong. `name` "": nothing tells the name, and nothing comes back. `family`:
-    what the keys of its blobs begin with. `unborn`: blobs are there, and the first commit was not published, if there
-    was one: it does not come back. `handed_over`: the epoch of the home to which the version that is there was handed.
-    `shard_id` and `acknowledged` are of that version: its life of the name, and the digest of what callers were told.
+    `upper` is that of the newest complete version, and `resumes` the upper from which it continues: times between the
+    two may have been used, and are never used again. `state_ms`: when that version was committed, by its committer's
+    clock. `lost`: later published versions that are incomplete. `missing`: blobs that these lack, the first few. `why`:
+    other problems. `name` "": the name is unknown, and nothing is recovered. `family`: the common prefix of its blob
+    keys. `unborn`: it has blobs, but its first commit was not published, if there was one: it is not recovered.
+    `handed_over`: the epoch of the home to which the version was handed over. `shard_id` and `acknowledged` are of that
+    version: its incarnation, and the digest of what callers were acknowledged.
     """
 
     name: str
@@ -110,24 +106,24 @@ class ShardRecovered:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the newest version that anything tells of comes back. Of one that is unborn nothing tells any."""
+        """Whether the newest known version is recovered. An unborn shard has none."""
         return self.unborn or (bool(self.name) and self.upper is not None and not self.lost)
 
     def to_json(self) -> dict[str, Any]:
-        """As the command prints it."""
-        told: dict[str, Any] = {"shard": self.name or None, "id": self.family, "whole": self.is_whole}
-        told["version"] = self.version
-        told |= {"unknown_after": self.known, "upper": self.upper, "resumes": self.resumes}
-        told |= {"lost_versions": self.lost, "missing": list(self.missing)}
-        told["as_of"] = None if self.state_ms is None else instant_text(self.state_ms)
-        return {**told, "dropped": self.dropped, "unborn": self.unborn, "why": list(self.why)}
+        """The output of the command."""
+        fields: dict[str, Any] = {"shard": self.name or None, "id": self.family, "whole": self.is_whole}
+        fields["version"] = self.version
+        fields |= {"unknown_after": self.known, "upper": self.upper, "resumes": self.resumes}
+        fields |= {"lost_versions": self.lost, "missing": list(self.missing)}
+        fields["as_of"] = None if self.state_ms is None else instant_text(self.state_ms)
+        return {**fields, "dropped": self.dropped, "unborn": self.unborn, "why": list(self.why)}
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a recovery brought back, or would. `epoch` is the new one. `beat_ms`: the minute in which maintenance last
-    said that it was at work; what was committed within seconds before that is there. None: it never did. `had_ended`:
-    an earlier run has done it, and told of the shards.
+    """What is, or would be, recovered. `epoch` is the new one. `beat_ms`: the minute of the last heartbeat of
+    maintenance; commits up to seconds before it are included. None: there was none. `had_ended`: an earlier run has
+    completed the recovery and reported the shards.
     """
 
     epoch: int
@@ -137,12 +133,12 @@ class Recovered:
 
     @property
     def lacking(self) -> list[str]:
-        """The shards of which the newest version would not come back, by name, or by what their keys begin with."""
-        return [one.name or one.family for one in self.shards if not one.is_whole]
+        """The shards whose newest version is not recovered, by name, or by the prefix of their keys."""
+        return [shard.name or shard.family for shard in self.shards if not shard.is_whole]
 
 
 class _Unbound(Identity):
-    """That of stores which are not bound yet. Only a recovery may write there."""
+    """The identity of stores that are not bound yet. Only a recovery may write to them."""
 
     def check(self) -> LocationBinding:
         return LocationBinding("", 0, "")
@@ -157,222 +153,205 @@ class _Unbound(Identity):
         return
 
 
-def plan(
-    location: Location, gap: int = GAP, older: Consensus | None = None, fenced: Sequence[Blob] = (), least: int = 0
-) -> Recovered:
-    """What a recovery would bring back; see `RecoveryRequest`. Writes nothing. Raises what `recover` raises."""
-    blob, consensus = location.blob, location.consensus
-    mark, after = _look(blob, consensus, location.settings.build)
+def plan(location: Location, request: RecoveryRequest | None = None) -> Recovered:
+    """What a recovery would recover; see `RecoveryRequest`. Writes nothing. Raises what `recover` raises."""
+    request = request or RecoveryRequest()
+    blob, consensus, least = location.blob, location.consensus, request.least
+    mark, least_after_revoked = _check_target(blob, consensus, location.settings.build)
     if mark is not None and mark.epoch < least:
         raise Conflict(
             f"the recovery to {consensus.url} was begun for epoch {mark.epoch}, and the index has epoch {least}: this "
-            "home would only read. Use the home of that epoch, or give another empty consensus store"
+            "home would be read-only. Use the home of that epoch, or give another empty consensus store"
         )
-    if older is not None:
-        _check_older(blob, older, location.settings.build)
-    bucket = BlobStoreScan(blob, location.settings.build, older)
-    planned = _planned(bucket, RecoveryRequest(gap=gap, older=older), LocationBinding("", 0, "0" * 32))
-    with translated():  # a copy may lack an epoch of which something else tells
-        told = [epoch for other in (blob, *fenced) for epoch in epochs_in(other)]
-    last = max(FIRST_EPOCH, least, bucket.epoch, after, *told)
-    epoch = last + 1 if mark is None else mark.epoch
-    return Recovered(epoch, tuple(told for told, _ in planned), _beat_ms(blob))
+    if request.older is not None:
+        _check_older(blob, request.older, location.settings.build)
+    scan = BlobStoreScan(blob, location.settings.build, request.older)
+    planned = _planned(scan, RecoveryRequest(gap=request.gap), LocationBinding("", 0, "0" * 32))
+    with translated():  # a copy may lack an epoch that something else mentions
+        epochs = [epoch for other in (blob, *request.fenced) for epoch in epochs_in(other)]
+    last_epoch = max(FIRST_EPOCH, least, scan.epoch, least_after_revoked, *epochs)
+    epoch = last_epoch + 1 if mark is None else mark.epoch
+    return Recovered(epoch, tuple(recovered for recovered, _ in planned), last_heartbeat_ms(blob))
 
 
 def recover(
-    location: Location,
-    *,
-    accept_loss: bool = False,
-    gap: int = GAP,
-    older: Consensus | None = None,
-    told: Told = lambda done, of: None,
+    location: Location, *, accept_loss: bool = False, gap: int = GAP, older: Consensus | None = None
 ) -> Recovered:
-    """Begin the log of every shard anew in the location's consensus store, which is empty.
+    """Restart the log of every shard in the location's consensus store, which is empty. See `RecoveryRequest`.
 
-    `accept_loss`: also where the newest version that was published is not whole. `older`: an older copy of the lost
-    consensus store; what it knows counts as published. Repeating it after an error goes on.
+    Repeating it after an error continues it.
     Raises InvalidUsage (the consensus store is in use, the blob store has no location, `older` is of another one),
-    Conflict (another recovery has taken over), Corruption (without `accept_loss`: something of a shard is missing;
-    nothing was written).
+    Conflict (another recovery has taken over), Corruption (without `accept_loss`: a shard is incomplete; nothing was
+    written).
     """
-    return begin_anew(location, RecoveryRequest(accept_loss, gap, older), told)
+    return run_recovery(location, RecoveryRequest(accept_loss, gap, older))
 
 
-def begin_anew(location: Location, how: RecoveryRequest, told: Told = lambda done, of: None) -> Recovered:
-    """As `recover`. Raises Conflict also where a shard was not handed over, though all are to be."""
-    how.check()
-    before = plan(location, how.gap, how.older, how.fenced, how.least)
-    if not how.accept_loss:
-        _check_whole(before)
-    binding = how.handed_over or marked(location, before.epoch)
-    for blob in (*how.fenced, location.blob):
+def run_recovery(location: Location, request: RecoveryRequest) -> Recovered:
+    """As `recover`. Also raises Conflict if a shard was not handed over, though all should be."""
+    request.check()
+    preview = plan(location, request)
+    if not request.accept_loss:
+        _check_whole(preview)
+    binding = request.handed_over or mark_recovery(location, preview.epoch)
+    for blob in (*request.fenced, location.blob):
         fence(blob, binding)
-    bucket = BlobStoreScan(location.blob, location.settings.build, how.older)
-    planned = _planned(bucket, how, binding)  # what was published until the fence
-    found = Recovered(binding.epoch, tuple(told for told, _ in planned), before.beat_ms)
-    if not how.accept_loss:
-        _check_whole(found)
-    versions = _versions(location, bucket.format_version)
-    goes = {state.name: state for _, state in planned if state is not None}
-    fenced_at = SeqNo(max((state.seqno for state in goes.values()), default=0) + SEQNO_GAP)
-    states = relent(goes, versions, location.clock.now_ms(), fenced_at)
-    begin_marked(location.consensus, binding, location.settings.build)
+    scan = BlobStoreScan(location.blob, location.settings.build, request.older)
+    planned = _planned(scan, request, binding)  # including what was published until the fence
+    recovered = Recovered(binding.epoch, tuple(summary for summary, _ in planned), preview.beat_ms)
+    if not request.accept_loss:
+        _check_whole(recovered)
+    versions = _versions(location, scan.format_version)
+    states_to_begin = {state.name: state for _, state in planned if state is not None}
+    fenced_at = SeqNo(max((state.seqno for state in states_to_begin.values()), default=0) + SEQNO_GAP)
+    states = relend(states_to_begin, versions, location.clock.now_ms(), fenced_at)
+    confirm_mark(location.consensus, binding, location.settings.build)
     with translated():
-        location.blob.delete(
-            [COPY_KEY]
-        )  # before anything of the new home is there, which `persist region replicate` deletes
-        how.note(found, frozenset(name for name in states if location.consensus.head(name) is not None))
-    for number, state in enumerate(states.values()):
+        # Before any blob of the new home is written, which `persist region replicate` would delete from a copy.
+        location.blob.delete([COPY_KEY])
+        request.note(recovered, frozenset(name for name in states if location.consensus.head(name) is not None))
+    for state in states.values():
         with translated():
-            there = location.consensus.head(state.name)
-        if there is None and not versions.begin(state):
-            raise Conflict(f"another recovery brings shard {state.name!r} back as well; look, then retry")
-        told(number + 1, len(states))
+            head = location.consensus.head(state.name)
+        if head is None and not versions.begin(state):
+            raise Conflict(f"another recovery is recovering shard {state.name!r} as well; check, then retry")
     _bind(location, binding)
     publish_heads(location, list(states))
-    return found
+    return recovered
 
 
-def ended(location: Location) -> Recovered | None:
-    """What went on of a recovery that has ended: its epoch. None: none has. What follows its end is done once more.
+def find_ended_recovery(location: Location) -> Recovered | None:
+    """The epoch of a completed recovery. None: there is none. The steps after its completion are repeated.
 
     Raises Conflict: another consensus store has taken over since.
     """
-    mark = mark_of(location.consensus, location.settings.build)
+    mark = read_mark(location.consensus, location.settings.build)
     if mark is None or not is_bound(location.consensus, mark):
         return None
     with translated():
-        last = epochs_in(location.blob)[-1]
-    if last > mark.binding.epoch:
-        raise Conflict(f"another consensus store has taken over {location.blob.url} at epoch {last} since")
+        last_epoch = epochs_in(location.blob)[-1]
+    if last_epoch > mark.binding.epoch:
+        raise Conflict(f"another consensus store has taken over {location.blob.url} at epoch {last_epoch} since")
     with translated():
         location.blob.delete([COPY_KEY])
     publish_heads(location, list(location.all_names(with_dropped=True)))
-    return Recovered(mark.binding.epoch, (), _beat_ms(location.blob), had_ended=True)
+    return Recovered(mark.binding.epoch, (), last_heartbeat_ms(location.blob), had_ended=True)
 
 
-# --- what is there
+# --- the plan
 
 
-def _look(blob: Blob, consensus: Consensus, build: Build) -> tuple[LocationBinding | None, int]:
-    """Check that the consensus store is empty, or a recovery into it was begun: its mark.
+def _check_target(blob: Blob, consensus: Consensus, build: Build) -> tuple[LocationBinding | None, int]:
+    """Check that the consensus store is empty, or has the mark of a begun recovery, which is returned.
 
-    Beyond the other number is the epoch of the next mark: one that was taken back left home at the epoch after it.
+    The number is a lower bound of the epoch after a revoked mark: the old home continued at the epoch after it.
     """
     with translated():
         if blob.stat(ID_KEY) is None:
             raise InvalidUsage(f"{blob.url} has no location: there is nothing to recover")
-        bound, mark = consensus.head(LOG_KEY), mark_of(consensus, build)
+        bound, mark = consensus.head(LOG_KEY), read_mark(consensus, build)
         if mark is not None and is_bound(consensus, mark):
             epoch = mark.binding.epoch
-            raise InvalidUsage(f"the recovery to {consensus.url} has ended, at epoch {epoch}: nothing is left to do")
+            raise InvalidUsage(f"the recovery to {consensus.url} is complete, at epoch {epoch}: there is nothing to do")
         if bound is not None:
-            raise InvalidUsage(
-                f"{consensus.url} is, or was, the consensus store of a location: give a new, empty one", in_use=True
-            )
+            raise InvalidUsage(f"{consensus.url} is, or was, in use by a location: give a new, empty one", in_use=True)
         names = consensus.keys("", "", 1)
-        if (mark is None or mark.is_taken_back) and names:
+        if (mark is None or mark.is_revoked) and names:
             raise InvalidUsage(f"{consensus.url} is not empty: it has shard {names[0]!r}. Give a new, empty one")
         if mark is None:
             return None, 0
         if blob.get(ID_KEY).decode("ascii", "replace") != mark.binding.location_id:
             raise InvalidUsage(f"a recovery of another location into {consensus.url} was begun; give an empty one")
-        return (None, mark.binding.epoch + 1) if mark.is_taken_back else (mark.binding, 0)
+        return (None, mark.binding.epoch + 1) if mark.is_revoked else (mark.binding, 0)
 
 
 def _check_older(blob: Blob, older: Consensus, build: Build) -> None:
     with translated():
         entry = older.head(LOG_KEY)
         binding = None if entry is None else decode_binding(entry.data, build)
-        if entry is None or binding is None or _held(blob, binding) != entry.data:
-            raise InvalidUsage(
-                f"{older.url} is no copy of a consensus store of {blob.url}; recover without it, or give the right one"
-            )
+        if entry is None or binding is None or _read_epoch(blob, binding) != entry.data:
+            raise InvalidUsage(f"{older.url} is not a copy of a consensus store of {blob.url}; omit it or give another")
 
 
 def _planned(
-    bucket: BlobStoreScan, how: RecoveryRequest, binding: LocationBinding
+    scan: BlobStoreScan, request: RecoveryRequest, binding: LocationBinding
 ) -> list[tuple[ShardRecovered, State | None]]:
     planned = []
-    for found in bucket.found():
-        if how.handed_over and not found.unborn and (found.state is None or found.state.handed_over != binding.epoch):
-            raise Conflict(f"shard {found.name or found.family!r} was not handed over to epoch {binding.epoch}")
-        planned.append(_plan(found, 0 if how.handed_over else how.gap, binding.pair))
+    for scanned in scan.shards():
+        is_handed_over = scanned.state is not None and scanned.state.handed_over == binding.epoch
+        if request.handed_over and not scanned.unborn and not is_handed_over:
+            raise Conflict(f"shard {scanned.name or scanned.family!r} was not handed over to epoch {binding.epoch}")
+        planned.append(_plan(scanned, 0 if request.handed_over else request.gap, binding.pair))
     return planned
 
 
-def _plan(found: Found, gap: int, pair: str) -> tuple[ShardRecovered, State | None]:
-    state, lost = found.state, 0
-    if state is not None and found.name:
-        lost = max(0, found.known - state.seqno)
-        goes = _resumed(state, found.known, gap, pair)
-        told = ShardRecovered(
-            found.name, found.family, int(state.seqno), int(max(found.known, state.seqno)), state.upper.to_json(),
-            goes.upper.to_json(), state.walltime_ms, lost, found.missing, found.why, found.dropped,
+def _plan(scanned: ScannedShard, gap: int, pair: str) -> tuple[ShardRecovered, State | None]:
+    state, lost = scanned.state, 0
+    if state is not None and scanned.name:
+        lost = max(0, scanned.known - state.seqno)
+        resumed = _resumed(state, scanned.known, gap, pair)
+        recovered = ShardRecovered(
+            scanned.name, scanned.family, int(state.seqno), int(max(scanned.known, state.seqno)), state.upper.to_json(),
+            resumed.upper.to_json(), state.walltime_ms, lost, scanned.missing, scanned.why, scanned.dropped,
             handed_over=state.handed_over, shard_id=state.shard_id, acknowledged=digest_of(state),
         )  # fmt: skip
-        return told, goes
-    lost = int(found.known)
-    told = ShardRecovered(
-        found.name, found.family, None, lost, None, None, None, lost, found.missing, found.why, found.dropped,
-        found.unborn,
+        return recovered, resumed
+    lost = int(scanned.known)
+    recovered = ShardRecovered(
+        scanned.name, scanned.family, None, lost, None, None, None, lost, scanned.missing, scanned.why, scanned.dropped,
+        scanned.unborn,
     )  # fmt: skip
-    return told, None
+    return recovered, None
 
 
 def _resumed(state: State, known: SeqNo, gap: int, pair: str) -> State:
-    """The State with which the new log begins: beyond every seqno, and every time, that the old one may have had."""
+    """The first State of the new log: beyond every seqno, and every time, that the old one may have used."""
     commit_id = hashlib.sha256(f"{pair}/{state.name}".encode()).hexdigest()[:32]
-    # What a receipt says of the lost home's stores, a copy may still have: these stores are looked at anew.
+    # A proof covers the stores of the lost home, and these may be a copy with more blobs: they are examined again.
     erasures = {name: replace(erasure, proof=None) for name, erasure in state.erasures.items()}
-    goes = replace(carried(state, commit_id), seqno=SeqNo(max(known, state.seqno) + SEQNO_GAP), erasures=erasures)
+    resumed = replace(to_carried(state, commit_id), seqno=SeqNo(max(known, state.seqno) + SEQNO_GAP), erasures=erasures)
     upper = state.upper.element
     if upper is None:
-        return goes
+        return resumed
     resumes = min(upper + gap, TIME_MAX)
     if resumes <= upper:
-        return goes
+        return resumed
     empty = batch_of(Description(Antichain(upper), Antichain(resumes), MINIMUM), ())
-    # An append there is no replica's, whose rows the shard has: it would be acknowledged and left out.
-    taken = with_times(goes.service_times, upper, resumes)
-    waiting = {name: _at(erasure, resumes) for name, erasure in erasures.items()}
-    return replace(goes, trace=trace_of((*goes.trace.batches, empty)), service_times=taken, erasures=waiting)
+    # An append there is not by a replica whose rows the shard has: it must not be acknowledged and dropped.
+    service_times = with_times(resumed.service_times, upper, resumes)
+    pending_erasures = {name: _with_effective_time(erasure, resumes) for name, erasure in erasures.items()}
+    return replace(
+        resumed, trace=trace_of((*resumed.trace.batches, empty)), service_times=service_times, erasures=pending_erasures
+    )
 
 
-def _at(erasure: Erasure, time: int) -> Erasure:
-    """An erasure that is pending becomes effective at the next time."""
+def _with_effective_time(erasure: Erasure, time: int) -> Erasure:
+    """Make a pending erasure effective at this time."""
     if erasure.pending is None:
         return erasure
     runs = (tuple(part.at(time) for part in run.parts) for run in erasure.pending.runs)
     return replace(erasure, at=time, pending=replace(erasure.pending, runs=tuple(map(Run, runs))))
 
 
-def _check_whole(found: Recovered) -> None:
-    if lacking := found.lacking:
-        more = ", …" if len(lacking) > NAMED_MAX else ""
+def _check_whole(recovered: Recovered) -> None:
+    if lacking := recovered.lacking:
         raise Corruption(
-            f"the newest version of {len(lacking)} shards is not whole: {', '.join(lacking[:NAMED_MAX])}{more}. A dry "
-            "run tells what would come back; go on with that by --accept-loss"
+            f"the newest version of {len(lacking)} shards is incomplete: {first_names(lacking)}. A dry "
+            "run shows what would be recovered; accept that by --accept-loss"
         )
 
 
-def _beat_ms(blob: Blob) -> int | None:
-    with translated():
-        beats = [stat.key for stat in blob.list(BEATS) if is_beat_key(stat.key)]
-    return int(beats[-1].removeprefix(BEATS)) * MINUTE_MS if beats else None
+# --- the steps
 
 
-# --- step by step
+def mark_recovery(location: Location, epoch: int) -> LocationBinding:
+    """Write the binding that is to be, of this epoch, to the new consensus store, which keeps it until it is bound.
 
-
-def marked(location: Location, epoch: int) -> LocationBinding:
-    """The binding that is to be, of this epoch, which the new consensus store keeps until it is there.
-
-    Repeating it gives the same one, whatever the epoch. Raises InvalidUsage, Conflict (another store has taken over).
+    Repeating it returns the first one, whatever the epoch. Raises InvalidUsage, Conflict (another store took over).
     """
     blob, consensus = location.blob, location.consensus
-    mark, _ = _look(blob, consensus, location.settings.build)
-    if mark is not None and _held(blob, mark) in (None, encode_binding(mark)):
+    mark, _ = _check_target(blob, consensus, location.settings.build)
+    if mark is not None and _read_epoch(blob, mark) in (None, encode_binding(mark)):
         return mark
     if mark is not None:
         raise Conflict(
@@ -387,33 +366,31 @@ def marked(location: Location, epoch: int) -> LocationBinding:
 
 
 def fence(blob: Blob, binding: LocationBinding) -> None:
-    """Write the epoch: processes of the old one only read, once they see it. Repeating it is safe. Raises Conflict."""
-    hold_epoch(blob, binding)
+    """Write the epoch: processes of the old one become read-only once they see it. Safe to repeat. Raises Conflict."""
+    write_epoch(blob, binding)
     with translated():
-        last = epochs_in(blob)[-1]
-    if last > binding.epoch:
-        raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}")
+        last_epoch = epochs_in(blob)[-1]
+    if last_epoch > binding.epoch:
+        raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last_epoch}")
 
 
-def _held(blob: Blob, binding: LocationBinding) -> bytes | None:
-    try:
-        with translated_but_missing():
-            return blob.get(epoch_key(binding.epoch))
-    except BlobNotFound:
-        return None
+def _read_epoch(blob: Blob, binding: LocationBinding) -> bytes | None:
+    return read_or_none(blob, epoch_key(binding.epoch))
 
 
 def _versions(location: Location, least: int) -> Versions:
-    """Those of stores that are not bound yet, at the format version that the blob store has.
+    """The versions of stores that are not bound yet, at the format version of the blob store.
 
-    A copy may lack the blob of a version that something else names: the version is raised to `least`.
+    A copy may lack the blob of a format version that something else has: the version is raised to `least`.
     """
     blob, consensus, build = location.blob, location.consensus, location.settings.build
     version = read_format(blob, build)
     if version < least:
         _, version = raise_format(blob, _up_to(build, least))
-    kept = _up_to(build, version)
-    return Versions(blob, consensus, location.ids, kept, _Unbound(blob, consensus, location.ids, location.clock, kept))
+    limited = _up_to(build, version)
+    return Versions(
+        blob, consensus, location.ids, limited, _Unbound(blob, consensus, location.ids, location.clock, limited)
+    )
 
 
 def _up_to(build: Build, version: int) -> Build:
@@ -426,12 +403,12 @@ def _bind(location: Location, binding: LocationBinding) -> None:
         location.consensus.compare_and_set(LOG_KEY, 1, data)
         entry = location.consensus.head(LOG_KEY)
     if entry is None or entry.data != data:
-        raise Conflict(f"{location.consensus.url} was bound by another process meanwhile; look, then retry")
+        raise Conflict(f"{location.consensus.url} was bound by another process meanwhile; check, then retry")
     location.identity.check()
 
 
 def publish_heads(location: Location, names: list[str]) -> None:
-    """Publish the newest commit of each shard, so that the blob store tells it, should the logs be lost."""
+    """Publish the newest commit of each shard, so that the blob store has it if the logs are lost."""
     publisher = Publisher(location.blob, location.identity, location.clock, location.ids, PublishSettings())
     for start in range(0, len(names), PUBLISHED_AT_ONCE):
         for name in names[start : start + PUBLISHED_AT_ONCE]:
@@ -443,11 +420,11 @@ def publish_heads(location: Location, names: list[str]) -> None:
             publisher.publish(now=True)
 
 
-# The mark in a consensus store that is to be a location's: the binding that is to be, and what became of it.
+# The mark in a consensus store that is to become a location's: the binding that is to be, and its outcome.
 #
-# Its log has a mark at each odd seqno: the binding. The even one after it decides: the same binding once more, when
-# the logs of shards begin, or one without a pair, where it was taken back. So of who goes on and who takes it back
-# one wins, whenever either is killed; and what was taken back never becomes a home under that epoch.
+# Its log has a mark at each odd seqno: the binding. The even one after it decides: the same binding again when the logs
+# of shards begin, or one without a pair if it was revoked. So exactly one of continuing and revoking wins, whenever
+# either is killed; and a revoked mark never becomes a home under that epoch.
 
 
 MARK_KEY = HIDDEN + "recovery"
@@ -455,73 +432,73 @@ MARK_KEY = HIDDEN + "recovery"
 
 @dataclass(frozen=True, slots=True)
 class RecoveryMark:
-    """The newest entry of the mark's log. `binding.pair` is "" where it was taken back."""
+    """The newest entry of the mark's log. `binding.pair` is "" if it was revoked."""
 
     seqno: int
     binding: LocationBinding
 
     @property
-    def is_taken_back(self) -> bool:
-        """Whether nothing becomes of it. Another one may follow, of a later epoch."""
+    def is_revoked(self) -> bool:
+        """Whether it was revoked. Another mark may follow, of a later epoch."""
         return not self.binding.pair
 
     @property
     def has_begun(self) -> bool:
-        """Whether logs of shards have begun, or are about to: it cannot be taken back any more."""
-        return self.seqno % 2 == 0 and not self.is_taken_back
+        """Whether logs of shards have begun, or are about to: it can no longer be revoked."""
+        return self.seqno % 2 == 0 and not self.is_revoked
 
 
-def mark_of(consensus: Consensus, build: Build) -> RecoveryMark | None:
-    """The mark that is there. Raises Unavailable, Corruption."""
+def read_mark(consensus: Consensus, build: Build) -> RecoveryMark | None:
+    """The mark in the store. Raises Unavailable, Corruption."""
     with translated():
         entry = consensus.head(MARK_KEY)
     return None if entry is None else RecoveryMark(entry.seqno, decode_binding(entry.data, build))
 
 
 def is_bound(consensus: Consensus, mark: RecoveryMark) -> bool:
-    """Whether the consensus store is bound as the mark says: that home is there. Raises Unavailable."""
+    """Whether the consensus store is bound as the mark says: the recovery is complete. Raises Unavailable."""
     with translated():
         entry = consensus.head(LOG_KEY)
     return entry is not None and entry.data == encode_binding(mark.binding)
 
 
 def set_mark(consensus: Consensus, binding: LocationBinding, build: Build) -> None:
-    """Mark the store, in which no mark is, or one that was taken back. Raises Conflict: another one was quicker."""
-    before = mark_of(consensus, build)
+    """Mark a store without a mark, or with a revoked one. Raises Conflict: another process was faster."""
+    previous = read_mark(consensus, build)
     with translated():
-        consensus.compare_and_set(MARK_KEY, 1 if before is None else before.seqno + 1, encode_binding(binding))
-    found = mark_of(consensus, build)
-    if found is None or found.binding != binding:
-        raise Conflict(f"another recovery into {consensus.url} was begun; look, then retry")
+        consensus.compare_and_set(MARK_KEY, 1 if previous is None else previous.seqno + 1, encode_binding(binding))
+    mark = read_mark(consensus, build)
+    if mark is None or mark.binding != binding:
+        raise Conflict(f"another recovery into {consensus.url} was begun; check, then retry")
 
 
-def begin_marked(consensus: Consensus, binding: LocationBinding, build: Build) -> None:
-    """Decide that logs begin under this binding. Repeating it is safe. Raises Conflict: it was taken back meanwhile."""
-    found = mark_of(consensus, build)
-    if found is not None and found.binding == binding and not found.has_begun:
+def confirm_mark(consensus: Consensus, binding: LocationBinding, build: Build) -> None:
+    """Decide that logs begin under this binding. Safe to repeat. Raises Conflict: it was revoked meanwhile."""
+    mark = read_mark(consensus, build)
+    if mark is not None and mark.binding == binding and not mark.has_begun:
         with translated():
-            consensus.compare_and_set(MARK_KEY, found.seqno + 1, encode_binding(binding))
-        found = mark_of(consensus, build)
-    if found is None or found.binding != binding:
-        raise Conflict(f"what was begun at {consensus.url} was taken back meanwhile; look, then retry")
+            consensus.compare_and_set(MARK_KEY, mark.seqno + 1, encode_binding(binding))
+        mark = read_mark(consensus, build)
+    if mark is None or mark.binding != binding:
+        raise Conflict(f"the recovery into {consensus.url} was revoked meanwhile; check, then retry")
 
 
-def take_back(consensus: Consensus, mark: RecoveryMark, build: Build) -> None:
-    """Decide that nothing becomes of the mark. Repeating it is safe. Raises Conflict: it has begun as home."""
-    if mark.is_taken_back:
+def revoke_mark(consensus: Consensus, mark: RecoveryMark, build: Build) -> None:
+    """Decide that the mark is not continued. Safe to repeat. Raises Conflict: it has begun as home."""
+    if mark.is_revoked:
         return
-    gone = LocationBinding(mark.binding.location_id, mark.binding.epoch, "")
+    revoked = LocationBinding(mark.binding.location_id, mark.binding.epoch, "")
     with translated():
         is_in_use = consensus.head(LOG_KEY) is not None or bool(consensus.keys("", "", 1))
         if not mark.has_begun and not is_in_use:
-            consensus.compare_and_set(MARK_KEY, mark.seqno + 1, encode_binding(gone))
-    found = mark_of(consensus, build)
-    if found is None or found.binding != gone:
+            consensus.compare_and_set(MARK_KEY, mark.seqno + 1, encode_binding(revoked))
+    newest = read_mark(consensus, build)
+    if newest is None or newest.binding != revoked:
         raise Conflict(f"{consensus.url} has begun as home: repeat the switch; it cannot be undone")
 
 
-def hold_epoch(blob: Blob, binding: LocationBinding) -> None:
-    """Write the epoch, once. Repeating it is safe. Raises Conflict: it is of another consensus store."""
+def write_epoch(blob: Blob, binding: LocationBinding) -> None:
+    """Write the epoch, once. Safe to repeat. Raises Conflict: it belongs to another consensus store."""
     with translated():
         try:
             blob.put(epoch_key(binding.epoch), encode_binding(binding))

@@ -45,22 +45,20 @@ from persist.parts.key_encoding import SortedKeys
 from persist.parts.part_files import BlobReads, PartFiles
 from persist.parts.part_validation import PartCheck, check_presence
 
-# Whether a State agrees with itself: its counts, bounds, order, schemas, holds and names of blobs. Pure.
+# The consistency of a State: its counts, bounds, order, schemas, holds and blob keys. Pure.
 #
-# `persist.core.invariants` has what every commit checks before it is made. This has what a commit cannot get wrong by
-# itself, and what damaged bytes can all the same.
+# `persist.core.invariants` has what every commit checks. This has what a commit cannot violate, but damaged bytes can.
+
+EXACT_BYTES_MAX = 128  # an upper bound of at most this size is a key of the part; a longer one may be beyond its keys
+
+Problem = tuple[str, str]  # a description, and the key of the blob; "": it is not about a blob
 
 
-EXACT_BYTES_MAX = 128  # a bound of at most so many bytes is a key; a longer one may lie beyond the keys of the part
-
-Said = tuple[str, str]  # what is wrong, and the key of the blob; "": it is of no blob
-
-
-def contradictions(state: State) -> Iterator[Said]:
-    """What is wrong within the State, beyond its invariants."""
+def contradictions(state: State) -> Iterator[Problem]:
+    """What is inconsistent within the State, beyond its invariants."""
     yield from _counts(state)
     for batch in state.trace.batches:
-        yield from _of_batch(state, batch)
+        yield from _batch_problems(state, batch)
     yield from _holds(state)
     yield from _claims(state)
     for seqno, rollup in state.rollups.items():
@@ -68,36 +66,36 @@ def contradictions(state: State) -> Iterator[Said]:
             if rollup_seqno(rollup.key) != seqno:
                 yield f"the rollup v{seqno} has the key of another version", rollup.key
         else:
-            yield f"the rollup v{seqno} has a key that no rollup can have", rollup.key
+            yield f"the rollup v{seqno} has an invalid key", rollup.key
     for key in dict.fromkeys(auxiliary_blob_keys(state)):
         if is_foreign(key, state.shard_id) and not state.borrowed:
-            yield f"the blob {key} belongs to another shard, of which nothing is borrowed", key
+            yield f"the blob {key} belongs to another shard, from which nothing is borrowed", key
 
 
-def of_runs(runs: Iterable[Run]) -> Iterator[Said]:
-    """Whether the parts of each run lie in the order of their keys."""
+def run_problems(runs: Iterable[Run]) -> Iterator[Problem]:
+    """Whether the parts of each run are in key order."""
     for run in runs:
-        for one, following in pairwise(run.parts):
-            ends = one.key_upper
-            if following.key_lower < one.key_lower:
-                yield f"part {following.id} stands after part {one.id}, and its keys begin before", following.key or ""
-            elif ends is not None and len(ends) <= EXACT_BYTES_MAX and following.key_lower < ends:
-                yield f"part {following.id} has keys that part {one.id}, before it, has too", following.key or ""
+        for part, following in pairwise(run.parts):
+            key_upper = part.key_upper
+            if following.key_lower < part.key_lower:
+                yield f"part {following.id} is after part {part.id}, but its keys begin before", following.key or ""
+            elif key_upper is not None and len(key_upper) <= EXACT_BYTES_MAX and following.key_lower < key_upper:
+                yield f"part {following.id} has keys that part {part.id}, before it, has too", following.key or ""
 
 
-def of_part(state: State, batch: HollowBatch, part: Part) -> Iterator[Said]:
-    """Whether what the State says of a part can be true together."""
+def part_problems(state: State, batch: HollowBatch, part: Part) -> Iterator[Problem]:
+    """Whether the description of a part in the State is consistent."""
     key = part.key or ""
     if part.schema_id not in state.schemas:
         yield f"part {part.id} names schema {part.schema_id}, which is not registered", key
     if part.key is not None and not belongs_to(part.key, shard_of(part.key)):
-        yield f"part {part.id} has a key that no blob can have", key
+        yield f"part {part.id} has an invalid key", key
     elif part.key is not None and is_foreign(part.key, state.shard_id) and not state.borrowed:
-        yield f"part {part.id} belongs to another shard, of which nothing is borrowed", key
+        yield f"part {part.id} belongs to another shard, from which nothing is borrowed", key
     if part.key_upper is not None and part.key_upper < part.key_lower:
-        yield f"part {part.id} has keys that end before they begin", key
+        yield f"part {part.id} has an upper key below its lower key", key
     if part.time_max < part.time_min or part.diff_max < part.diff_min:
-        yield f"part {part.id} has a greatest time or diff below the least", key
+        yield f"part {part.id} has a maximum time or diff below the minimum", key
     lower, upper, since = batch.desc.lower.element, batch.desc.upper.element, batch.desc.since.element
     last = max((bound for bound in (None if upper is None else upper - 1, since) if bound is not None), default=None)
     if lower is not None and begins(part) < lower:
@@ -106,22 +104,22 @@ def of_part(state: State, batch: HollowBatch, part: Part) -> Iterator[Said]:
         yield f"part {part.id} has times up to {part.time_max}, beyond its batch {batch.desc}", key
 
 
-def _counts(state: State) -> Iterator[Said]:
+def _counts(state: State) -> Iterator[Problem]:
     for batch in state.trace.batches:
         if batch.rows != (rows := sum(part.rows for part in batch.parts())):
-            yield f"batch {batch.desc} says that it has {batch.rows} rows, and its parts have {rows}", ""
+            yield f"batch {batch.desc} claims {batch.rows} rows, and its parts have {rows}", ""
     if state.trace.rows != (rows := sum(batch.rows for batch in state.trace.batches)):
-        yield f"the shard says that it has {state.trace.rows} rows, and its batches have {rows}", ""
+        yield f"the shard claims {state.trace.rows} rows, and its batches have {rows}", ""
 
 
-def _of_batch(state: State, batch: HollowBatch) -> Iterator[Said]:
-    yield from of_runs(batch.runs)
+def _batch_problems(state: State, batch: HollowBatch) -> Iterator[Problem]:
+    yield from run_problems(batch.runs)
     for part in batch.parts():
-        yield from of_part(state, batch, part)
+        yield from part_problems(state, batch, part)
 
 
-def _holds(state: State) -> Iterator[Said]:
-    """Nobody holds a time that since has passed: since moves to the meet of what is held, and no further."""
+def _holds(state: State) -> Iterator[Problem]:
+    """That no hold is before since: since moves to the meet of all holds, and no further."""
     for name, hold in state.critical_readers.items():
         if hold.since < state.since:
             yield f"critical reader {name} holds {hold.since}, which since {state.since} has passed", ""
@@ -130,26 +128,26 @@ def _holds(state: State) -> Iterator[Said]:
             yield f"reader {reader_id} holds {reader.since}, which since {state.since} has passed", ""
 
 
-def _claims(state: State) -> Iterator[Said]:
-    """Parts that a claim names may have left, by another's merge; but no worker claims a merge of nothing."""
+def _claims(state: State) -> Iterator[Problem]:
+    """Parts that a claim names may have left by another merge; but no worker claims a merge of nothing."""
     for key, claim in state.claims.items():
         if not claim.inputs:
-            yield f"the claim {key} of {claim.owner} is for nothing", ""
+            yield f"the claim {key} of {claim.owner} has no inputs", ""
 
 
-# Whether the log of a shard leads from its oldest rollup to its State, step by step, and past each other rollup.
+# Replay: whether the log leads from its oldest rollup to the State, and agrees with each rollup on the way.
 #
-# Each entry is read by itself, so that one that is damaged is named. Memory: the States of the rollups, and what left
-# the State in the live log.
+# Each entry is decoded separately, so that a damaged one can be named. Memory: the States of the rollups, and the blobs
+# that left the State in the live log.
 
 
-Note = Callable[[FaultKind, str, str], None]  # what is wrong, and the key of the blob
+Note = Callable[[FaultKind, str, str], None]  # a description, and the key of the blob
 
 
 class Replay:
-    """Replays the log of one shard as it is read. What is wrong is noted.
+    """Replays the log of one shard while it is read, and notes faults.
 
-    `state` is the one that the shard shows. None: it cannot be loaded, so the log alone is looked at.
+    `state` is the newest State of the shard. None: it cannot be loaded, so only the log is checked.
     """
 
     def __init__(self, versions: Versions, name: str, state: State | None, note: Note) -> None:
@@ -158,39 +156,39 @@ class Replay:
         self._state = state
         self._note = note
         self._gone: set[str] = set()  # blobs that left the State
-        self._made: State | None = None
-        self._last: int | None = None  # the entry before
-        self._is_over = False  # nothing can be said of the entries that follow
-        self._keys: dict[int, str] = {}  # of the rollups that can be read
+        self._replayed: State | None = None
+        self._last: int | None = None  # the previous entry
+        self._is_over = False  # nothing is known about the following entries
+        self._keys: dict[int, str] = {}  # of the readable rollups
         self._rollups = {} if state is None else self._read_rollups(state)
 
     def take(self, logged: LoggedDiff) -> None:
         """Take the next entry. Raises Unavailable: the log was cut meanwhile."""
         if self._is_over or (self._state is not None and logged.seqno > self._state.seqno):
-            return  # the shard has moved on meanwhile
+            return  # the shard has changed meanwhile
         if self._last is None and self._state is not None and logged.seqno not in self._state.rollups:
-            what = f"the log begins at v{logged.seqno}, of which the shard names no rollup"
+            what = f"the log begins at v{logged.seqno}, for which the shard names no rollup"
             self._note(FaultKind.ROLLUP, what, "")
         self._is_over = not self._follow(logged)
 
     def end(self) -> None:
-        """All entries were taken."""
+        """Compare the result after all entries were taken."""
         if self._is_over or self._state is None:
             return
         seqno = self._state.seqno
-        if self._made is None:
-            self._note(FaultKind.ROLLUP, "no rollup can be read from which its log goes on", "")
-        elif self._made.seqno < seqno:
-            self._note(FaultKind.LOG, f"the log ends at v{self._made.seqno}, before v{seqno}", "")
-        elif self._made != self._state:
-            differing = _differing(self._made, self._state)
-            self._note(FaultKind.LOG, f"the log makes another v{seqno} than the newest rollup: {differing}", "")
+        if self._replayed is None:
+            self._note(FaultKind.ROLLUP, "no rollup can be read that its log continues", "")
+        elif self._replayed.seqno < seqno:
+            self._note(FaultKind.LOG, f"the log ends at v{self._replayed.seqno}, before v{seqno}", "")
+        elif self._replayed != self._state:
+            differing = _differing(self._replayed, self._state)
+            self._note(FaultKind.LOG, f"v{seqno} of the log differs from the newest rollup: {differing}", "")
 
     def _follow(self, logged: LoggedDiff) -> bool:
-        """Whether something can be said of what comes after this entry."""
+        """Replay an entry. False: nothing is known about the entries after it."""
         seqno, change = logged.seqno, logged.change
         if self._last is not None and seqno != self._last + 1:
-            self._note(FaultKind.LOG, f"the log goes from v{self._last} to v{seqno}: entries are not there", "")
+            self._note(FaultKind.LOG, f"the log jumps from v{self._last} to v{seqno}: entries are missing", "")
             return False
         self._last = seqno
         if logged.cut is not None:
@@ -199,80 +197,80 @@ class Replay:
             self._note(FaultKind.LOG, logged.wrong, "")
             return False
         try:
-            made = None if self._made is None else state_diff.apply(change, self._made)
+            replayed = None if self._replayed is None else state_diff.apply(change, self._replayed)
         except (Corruption, HistoryLost) as error:
-            self._note(FaultKind.LOG, f"the log entry v{seqno} cannot be followed: {error.message}", "")
+            self._note(FaultKind.LOG, f"the log entry v{seqno} cannot be applied: {error.message}", "")
             return False
-        self._step(change, made)
+        self._step(change, replayed)
         self._gone.update(change.gone)
-        held = self._rollups.get(SeqNo(seqno))
-        if made is not None and held is not None and made != held:
-            what = f"the rollup v{seqno} holds another State than the log: {_differing(made, held)}"
+        rollup_state = self._rollups.get(SeqNo(seqno))
+        if replayed is not None and rollup_state is not None and replayed != rollup_state:
+            what = f"the rollup v{seqno} differs from the log: {_differing(replayed, rollup_state)}"
             self._note(FaultKind.ROLLUP, what, self._keys[seqno])
-        self._made = held if made is None else made
+        self._replayed = rollup_state if replayed is None else replayed
         return True
 
-    def _step(self, change: StateDiff, made: State | None) -> None:
-        """That no frontier moves back, and that no blob comes back which had left.
+    def _step(self, change: StateDiff, replayed: State | None) -> None:
+        """Check that no frontier moved back, and that no blob came back that had left.
 
-        One of another shard may: a clone of that name is dropped, and the next one borrows it too.
+        A blob of another shard may come back: a clone of that name is dropped, and the next one borrows it too.
         """
         added = () if change.trace is None else [key for batch in change.trace.batches for key in batch.blob_keys()]
         for key in added:
             if key in self._gone and not is_foreign(key, shard_id_of(self._name)):
                 self._note(FaultKind.STEP, f"the commit v{change.seqno} names a blob that had left the shard", key)
-        if made is None or self._made is None:
+        if replayed is None or self._replayed is None:
             return
         try:
-            invariants.check_step(self._made, made)
+            invariants.check_step(self._replayed, replayed)
         except Corruption as error:
-            self._note(FaultKind.STEP, f"the commit v{change.seqno} breaks a promise: {error.message}", "")
+            self._note(FaultKind.STEP, f"the commit v{change.seqno} violates an invariant: {error.message}", "")
 
     def _read_rollups(self, state: State) -> dict[SeqNo, State]:
-        """The rollups that the State names, as far as they can be read. One that is missing is found by the listing."""
+        """The readable rollups that the State names. Missing ones are found by the listing."""
         readable = {}
         for seqno, rollup in sorted(state.rollups.items()):
             try:
-                held = self._versions.read_rollup(rollup.key)
+                rollup_state = self._versions.read_rollup(rollup.key)
             except Corruption as error:
                 self._note(FaultKind.ROLLUP, f"the rollup v{seqno} cannot be read: {error.message}", rollup.key)
                 continue
-            if held is None:
+            if rollup_state is None:
                 continue
-            if (held.name, held.seqno) != (state.name, seqno):
-                what = f"the rollup v{seqno} holds v{held.seqno} of shard {held.name!r}"
+            if (rollup_state.name, rollup_state.seqno) != (state.name, seqno):
+                what = f"the rollup v{seqno} holds v{rollup_state.seqno} of shard {rollup_state.name!r}"
                 self._note(FaultKind.ROLLUP, what, rollup.key)
                 continue
-            readable[seqno], self._keys[seqno] = held, rollup.key
+            readable[seqno], self._keys[seqno] = rollup_state, rollup.key
         return readable
 
 
-def _differing(one: State, other: State) -> str:
-    names = [name for name in type(one).__struct_fields__ if getattr(one, name) != getattr(other, name)]
+def _differing(first: State, other: State) -> str:
+    names = [name for name in type(first).__struct_fields__ if getattr(first, name) != getattr(other, name)]
     return ", ".join(names)
 
 
-# Whether a shard and those of whose blobs it names some agree on what was lent.
+# Loans: whether a shard and the owners of blobs that it borrows agree.
 
 
 def check_borrowed(location: Readable, state: State, named: Iterable[str], note: Note) -> None:
-    """Each blob of another shard is in the list of a loan that its owner has, too. Raises Unavailable.
+    """Check that each blob of another shard is in the list of a loan that its owner has. Raises Unavailable.
 
-    A loan of which nothing is named any more may be ended on one side already: that is how it ends.
+    A loan may exist on one side only if no blob of it is named any more: that is how it ends.
     """
     foreign = by_owner(key for key in named if is_foreign(key, state.shard_id))
     lists = LoanLists(location.blob)
     for owner in dict.fromkeys(state.borrowed.values()):
-        left = foreign.pop(family_of(shard_id_of(owner)), set())
-        if not left:
+        unexplained = foreign.pop(family_of(shard_id_of(owner)), set())
+        if not unexplained:
             continue
         try:
             lender = location.versions.load(owner)
         except Corruption as error:
-            note(FaultKind.LOAN, f"shard {owner!r}, of which it borrows, cannot be read: {error.message}", "")
+            note(FaultKind.LOAN, f"shard {owner!r}, from which it borrows, cannot be read: {error.message}", "")
             continue
         if lender is None:
-            note(FaultKind.LOAN, f"shard {owner!r}, of which it borrows, is not there", "")
+            note(FaultKind.LOAN, f"shard {owner!r}, from which it borrows, does not exist", "")
             continue
         unknown = []
         for loan_id, name in state.borrowed.items():
@@ -282,69 +280,69 @@ def check_borrowed(location: Readable, state: State, named: Iterable[str], note:
             if loan is None or loan.borrower != state.name:
                 continue
             try:
-                left.difference_update(lists.keys(loan.list_key))
+                unexplained.difference_update(lists.keys(loan.list_key))
             except BlobNotFound:
-                note(FaultKind.MISSING, f"the list {loan.list_key} of loan {loan_id} is not there", loan.list_key)
-                left.clear()  # nobody can tell what it held
+                note(FaultKind.MISSING, f"the list {loan.list_key} of loan {loan_id} is missing", loan.list_key)
+                unexplained.clear()  # its contents are unknown
             except Corruption as error:
                 note(FaultKind.LOAN, error.message, loan.list_key)
-                left.clear()
-        for key in sorted(left):
-            why = f"shard {owner!r} knows nothing of loan {', '.join(unknown)}" if unknown else "no loan has it"
-            note(FaultKind.LOAN, f"the blob {key} belongs to shard {owner!r}, which has not lent it: {why}", key)
+                unexplained.clear()
+        for key in sorted(unexplained):
+            reason = f"shard {owner!r} has no loan {', '.join(unknown)}" if unknown else "no loan contains it"
+            note(FaultKind.LOAN, f"the blob {key} belongs to shard {owner!r}, which has not lent it: {reason}", key)
     for family, keys in foreign.items():
-        for key in sorted(keys) if state.borrowed else ():  # else the State tells it of each part
-            note(FaultKind.LOAN, f"the blob {key} belongs to a shard {family} of which nothing is borrowed", key)
+        for key in sorted(keys) if state.borrowed else ():  # else `contradictions` reports each part
+            note(FaultKind.LOAN, f"the blob {key} belongs to a shard {family} from which nothing is borrowed", key)
 
 
-# Whether the tree of a shard's attributes is one: keys ascend, and each lies in the node that looking it up leads to.
+# The tree of attributes: whether keys ascend, and each is in the node that a lookup leads to.
 #
-# Each node is compared with its checksum where chunks are read whole; what only a wrong flush could write is found
-# here. Memory: one node of each level.
+# Checksums of nodes are compared where chunks are read as a whole; this finds what only a wrong flush could write.
+# Memory: one node of each level.
 
 
-CACHE_BYTES = 1024 * 1024  # a node is read once, so that more is of no use
+CACHE_BYTES = 1024 * 1024  # each node is read once, so that a larger cache does not help
 
 
 def check_tree(state: State, blob: Blob) -> None:
     """Walk one version of the index. Raises Corruption, StaleIndex (it was collected meanwhile), Unavailable."""
     root, reader = state.attribute_root, ChunkReader(blob, state.attribute_chunks, NodeCache(CACHE_BYTES))
 
-    def count(offset: int, length: int, height: int, lower: bytes | None, upper: bytes | None) -> int:
-        """The attributes below a node whose keys are to lie in `[lower, upper)`. None: without end."""
+    def count_entries(offset: int, length: int, height: int, lower: bytes | None, upper: bytes | None) -> int:
+        """Count the attributes below a node whose keys must be in `[lower, upper)`. None: unbounded."""
         node = reader.read(offset, length)
         keys = [node.keys[at : at + KEY_BYTES] for at in range(0, len(node.keys), KEY_BYTES)]
-        where = f"the node of the index of attributes at offset {offset}"
+        where = f"the node of the attribute index at offset {offset}"
         if isinstance(node, Leaf) != (height == 1) or not keys:
             raise Corruption(f"{where} is not at its level, or is empty")
         if any(later <= earlier for earlier, later in pairwise(keys)):
-            raise Corruption(f"{where} has a key twice, or keys that do not ascend")
+            raise Corruption(f"{where} has duplicate keys, or keys that do not ascend")
         if (lower is not None and keys[0] < lower) or (upper is not None and keys[-1] >= upper):
             raise Corruption(f"{where} has keys that belong to another node")
         if isinstance(node, Leaf):
             return len(keys)
-        below = 0
+        total = 0
         for at in range(len(node)):
             key, child, _, size = node.child(at)
-            ends = keys[at + 1] if at + 1 < len(keys) else upper
-            below += count(child, size, height - 1, lower if at == 0 else key, ends)
-        return below
+            child_upper = keys[at + 1] if at + 1 < len(keys) else upper
+            total += count_entries(child, size, height - 1, lower if at == 0 else key, child_upper)
+        return total
 
-    counted = count(root.offset, root.length, root.height, None, None) if root.height else root.count
+    counted = count_entries(root.offset, root.length, root.height, None, None) if root.height else root.count
     if counted != root.count:
-        raise Corruption(f"the index of attributes has {counted} of them, not {root.count}")
+        raise Corruption(f"the attribute index has {counted} entries, not {root.count}")
 
 
-# The bytes and rows of parts: each is looked at alone, so that one that is bad hides no other.
+# The bytes and rows of parts. Each part is checked separately, so that a bad one hides no other.
 
 
 THREADS = 4
-WINDOW = 64  # parts that are looked at together
+WINDOW = 64  # parts that are checked together
 PIECE_BYTES = 8 * 1024 * 1024
 
 
 def everything(name: str) -> bool:
-    """Whatever it is called, it is looked at."""
+    """Takes every part and blob."""
     return True
 
 
@@ -357,21 +355,20 @@ def byte_faults(
     takes: Callable[[str], bool] = everything,
     threads: int = THREADS,
 ) -> Iterator[Fault]:
-    """What is wrong with the blobs and inline parts that the State names, in their order; then with other blobs.
+    """The faults of the blobs and inline parts that the State names, in order; then of other blobs.
 
     Every byte is read once and compared with its checksum; `deep`: every row is decoded too, and their order checked.
-    `takes` says by their ids which parts are looked at, and by their keys which other blobs; every bundle is. Raises
-    Unavailable: the store does not answer. Memory: a piece of `PIECE_BYTES` for each of the `threads`, with `deep` a
-    row group.
+    `takes` selects parts by their ids, and other blobs by their keys; bundles are always checked. Raises Unavailable.
+    Memory: a piece of `PIECE_BYTES` for each of the `threads`, with `deep` a row group.
     """
     schemas = valid_schemas(state.schemas)
     checks = {number: PartCheck(schema) for number, schema in schemas.items()}
 
-    def look(named: NamedPart) -> tuple[FaultKind, str] | None:
+    def check_part(named: NamedPart) -> tuple[FaultKind, str] | None:
         part = named.part
         try:
-            if named.failed is not None:
-                raise named.failed
+            if named.error is not None:
+                raise named.error
             if part.bundle is not None:
                 return None
             if part.key is None:
@@ -392,15 +389,15 @@ def byte_faults(
             return FaultKind.PART, error.message.partition("; write its rows again")[0]
         return None
 
-    parts = (named for named in all_parts(state, blob) if named.failed is not None or takes(str(named.part.id)))
+    parts = (named for named in all_parts(state, blob) if named.error is not None or takes(str(named.part.id)))
     with ExitStack() as stack:
-        look_at: Callable[..., Iterator[tuple[FaultKind, str] | None]] = map
+        map_parts: Callable[..., Iterator[tuple[FaultKind, str] | None]] = map
         if threads > 1:
-            look_at = stack.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="persist-examine")).map
+            map_parts = stack.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="persist-examine")).map
         while window := list(islice(parts, WINDOW)):
-            for named, wrong in zip(window, look_at(look, window), strict=True):
-                if wrong is not None:
-                    yield Fault(state.name, *wrong, named.part.key or "", named)
+            for named, problem in zip(window, map_parts(check_part, window), strict=True):
+                if problem is not None:
+                    yield Fault(state.name, *problem, named.part.key or "", named)
     yield from _auxiliary_faults(state, blob, build, takes)
 
 
@@ -420,10 +417,10 @@ def _check_bytes(part: Part, blob: Blob) -> None:
 
 
 def _disorder(part: Part, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -> tuple[FaultKind, str] | None:
-    """Whether rows are not in order, come twice, or lie outside the bounds that every reader relies on.
+    """Whether rows are unordered, duplicate, or outside the bounds that every reader relies on.
 
-    `persist.parts.part_validation` compares a part with its bytes before a commit believes it; this is what only a
-    build of ours can get wrong. Memory: a row group.
+    `persist.parts.part_validation` compares a part with its bytes before a commit accepts it; this finds what only a
+    bug of persist can cause. Memory: a row group.
     """
     schema = schemas[part.schema_id]
     try:
@@ -433,29 +430,29 @@ def _disorder(part: Part, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -
             if not rows.num_rows:
                 continue
             keys = SortedKeys(rows, schema.key)
-            ends = keys[0], keys[len(keys) - 1]  # of rows that are in order, or are found not to be
-            if min(ends) < group.key_lower or (group.key_upper is not None and max(ends) > group.key_upper):
-                return FaultKind.ORDER, f"part {part.id} has keys outside the bounds that it tells of them"
+            bounds = keys[0], keys[len(keys) - 1]  # if rows are unordered, the check below finds that
+            if min(bounds) < group.key_lower or (group.key_upper is not None and max(bounds) > group.key_upper):
+                return FaultKind.ORDER, f"part {part.id} has keys outside its bounds"
             joined = rows if last is None else pa.concat_tables([last, rows])
             order, firsts = sort_groups(joined, schema)
             if order is not None:
                 return FaultKind.ORDER, f"the rows of part {part.id} are not in order, in row group {number}"
             if not firsts.all():
-                return FaultKind.ORDER, f"part {part.id} has an update twice, in row group {number}"
+                return FaultKind.ORDER, f"part {part.id} has a duplicate update, in row group {number}"
             last = rows.slice(rows.num_rows - 1)
     except Corruption as error:
         return FaultKind.ORDER, error.message
     return None
 
 
-# The blobs that a State names besides parts: each is read whole, and compared with its checksums.
+# The blobs that a State names besides parts: each is read as a whole, and compared with its checksums.
 
 
 Check = Callable[[bytes], object]
 
 
 def _auxiliary_faults(state: State, blob: Blob, build: Build, takes: Callable[[str], bool]) -> Iterator[Fault]:
-    """Of each blob that `takes` names and that is missing or damaged. Memory: one such blob."""
+    """The faults of each blob that `takes` selects. Memory: one such blob."""
     checks = dict(_checks(state, build))
     for key in filter(takes, dict.fromkeys(auxiliary_blob_keys(state))):
         check = checks.get(key)
@@ -466,13 +463,13 @@ def _auxiliary_faults(state: State, blob: Blob, build: Build, takes: Callable[[s
                 check(data)
                 continue
             with translated():
-                there = blob.stat(key) is not None
+                is_there = blob.stat(key) is not None
         except BlobNotFound:
-            there = False
+            is_there = False
         except Corruption as error:
             yield Fault(state.name, _kind_of(key), f"the blob {key} is damaged: {error.message}", key)
             continue
-        if not there:
+        if not is_there:
             yield Fault(state.name, _kind_of(key), f"the blob {key} {NOT_THERE}", key)
 
 

@@ -1,13 +1,13 @@
-"""One walk over a shard: its newest State, its live log, its blobs and its parts. Writes nothing.
+"""The facts of a shard: its newest State, its live log, its blobs and its parts. Read-only.
 
-Inspections, checks, repairs and the verification of backups all look at what is read here. What is damaged hides
-nothing else: where the rollup that the log names cannot be read, an older one is tried, and the log is replayed from
-there. Where an entry cannot be read, the State before it is the last one that is known for sure. Both are faults.
+Inspections, checks, repairs and the verification of backups share these facts. Damage hides nothing else: if the rollup
+that the log names cannot be read, an older one is replayed; if an entry cannot be read, the State before it is the last
+one that is certain. Both are faults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -33,14 +33,15 @@ from persist.maintenance.clone_refs import LoanLists
 from persist.parts.read_plan import read_bundle
 
 PAGE = 200  # log entries that are read at once
-TRIES = 4  # more looks at a shard that moves on meanwhile
-LOG_ENTRIES_READ_MAX = 100_000  # of one log, where not all of it is asked for
-FAULTS_MAX = 10_000  # that are listed; more are counted
-NOT_THERE = "is not there"
+NAMED_MAX = 5  # names in one message
+TRIES = 4  # retries for a shard that changes meanwhile
+LOG_ENTRIES_READ_MAX = 100_000  # of one log, unless all of it is requested
+FAULTS_MAX = 10_000  # that are listed; more are only counted
+NOT_THERE = "is missing"
 
 
 class Readable(Protocol):
-    """Both stores of a location, to be read: of one that is open, or that was opened for inspection."""
+    """Both stores of a location, for reading: of an open location, or of one opened for inspection."""
 
     @property
     def blob(self) -> Blob: ...
@@ -58,22 +59,27 @@ class Readable(Protocol):
     def build(self) -> Build: ...
 
 
+def first_names(names: Sequence[str]) -> str:
+    """The first NAMED_MAX names, for a message."""
+    return ", ".join(names[:NAMED_MAX]) + (", …" if len(names) > NAMED_MAX else "")
+
+
 # Faults: what is wrong with a shard, by kind.
 
 
 class FaultKind(StrEnum):
-    """What a fault is of. docs/check.md has the table of what each kind finds, and at which depth."""
+    """The kinds of faults. docs/check.md lists what each kind covers, and at which depth it is found."""
 
-    LOG = "log"  # an entry cannot be read, is not there, or follows another one than it says
-    ROLLUP = "rollup"  # it cannot be read, or holds another State than the log makes
-    STEP = "step"  # a commit moved what never moves back, or named a blob that had left
+    LOG = "log"  # an entry cannot be read, is missing, or does not follow its predecessor
+    ROLLUP = "rollup"  # it cannot be read, or its State differs from that of the log
+    STEP = "step"  # a commit moved a frontier back, or named a blob that had left
     STATE = "state"  # the State contradicts itself
-    LOAN = "loan"  # a blob of another shard, which that one has not lent
-    MISSING = "missing"  # a blob is not there
-    SIZE = "size"  # a blob has another size
-    BUNDLE = "bundle"  # it cannot be read, or lists something else
-    PART = "part"  # the bytes or rows of a part are others than the State says
-    ORDER = "order"  # the rows of a part are not in order, or lie outside the bounds of their keys
+    LOAN = "loan"  # a blob of another shard that was not lent
+    MISSING = "missing"  # a blob is missing
+    SIZE = "size"  # a blob has the wrong size
+    BUNDLE = "bundle"  # it cannot be read, or its list is wrong
+    PART = "part"  # the bytes or rows of a part differ from what the State says
+    ORDER = "order"  # the rows of a part are unordered, or outside the bounds of its keys
     INDEX = "index"  # the tree of attributes contradicts itself
     BLOB = "blob"  # any other blob cannot be read
 
@@ -82,7 +88,7 @@ class FaultKind(StrEnum):
 class NamedPart:
     """A part that the State names, and the positions of its batch and run.
 
-    `within` is the bundle that lists it, `listed` all that this lists. `failed` is why a bundle cannot be read.
+    `within` is the bundle that lists it, `listed` the whole list. `failed` is why a bundle cannot be read.
     """
 
     batch: int
@@ -91,14 +97,14 @@ class NamedPart:
     part: Part
     within: Part | None = None
     listed: Listed = ()
-    failed: BlobNotFound | Corruption | None = None
+    error: BlobNotFound | Corruption | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a shard (None: with the location). `key` is that of the blob ("": it is of no blob).
+    """A fault of a shard (None: of the location). `key` is the key of the blob ("": it is not about a blob).
 
-    `named`: the part whose bytes or rows are at fault.
+    `named`: the part whose bytes or rows are wrong.
     """
 
     shard: str | None
@@ -108,29 +114,29 @@ class Fault:
     named: NamedPart | None = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, str | None]:
-        """The fields by name; null for none."""
+        """The fields by name."""
         return {"shard": self.shard, "kind": str(self.kind), "what": self.what, "key": self.key or None}
 
     def __str__(self) -> str:
-        """One sentence that names the shard, the kind and the blob."""
+        """One sentence with the shard, the kind and the blob."""
         of = f", blob {self.key}" if self.key else ""
         return f"shard {self.shard!r} has a fault of the kind {self.kind}{of}: {self.what}"
 
 
 class Faults(list[Fault]):
-    """What was found to be wrong so far, each once."""
+    """A list of faults without duplicates."""
 
     def __init__(self, shard: str | None = None) -> None:
         super().__init__()
         self.shard = shard
         self._known: set[Fault] = set()
-        self.beyond = 0  # how many more there are
+        self.beyond = 0  # the number of faults beyond FAULTS_MAX
 
     def note(self, kind: FaultKind, what: str, key: str | None = None) -> None:
         self.take([Fault(self.shard, kind, what, key or "")])
 
     def take(self, faults: Iterable[Fault]) -> None:
-        """These as well."""
+        """Add faults."""
         for fault in faults:
             if fault in self._known:
                 continue
@@ -141,19 +147,19 @@ class Faults(list[Fault]):
             self.append(fault)
 
     def listed(self) -> list[Fault]:
-        """All of them, and one that counts the others."""
+        """All faults; the last one counts those beyond FAULTS_MAX."""
         more = [Fault(self.shard, FaultKind.BLOB, f"and {self.beyond} more")] if self.beyond else []
         return [*self, *more]
 
 
-# The log, entry by entry: one that cannot be read hides no other.
+# The log, entry by entry, past those that cannot be read.
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedDiff:
-    """A live entry of a log. `change` is None where it cannot be read: `wrong` says why.
+    """A live entry of a log. `change` is None if it cannot be read: `wrong` says why.
 
-    `cut`: it left the log while it was read.
+    `cut`: it was truncated from the log meanwhile.
     """
 
     seqno: int
@@ -173,7 +179,7 @@ def head_of(location: Readable, name: str) -> int:
 
 
 def first_live(location: Readable, name: str) -> SeqNo:
-    """Where the log begins now."""
+    """The first seqno in the log now."""
     with translated():
         entries = location.consensus.scan(name, 1, 1)
     return SeqNo(entries[0].seqno if entries else 0)
@@ -213,7 +219,7 @@ def _read_entry(versions: Versions, name: str, seqno: int, data: bytes) -> Logge
 
 @dataclass(frozen=True, slots=True)
 class Lapse:
-    """A lease that had ended when a commit took it out. `purpose`: what a reader said it is for; "": a writer."""
+    """A lease that had lapsed when a commit removed it. `purpose`: of a reader; "": a writer."""
 
     kind: str
     purpose: str
@@ -224,9 +230,9 @@ class Lapse:
 class LogFacts:
     """What the live log says. `is_whole`: all of it was read. Wall clocks are those of committers.
 
-    `uppers` are (wall clock, upper) of the commits that brought times, ascending. `gone` are the blobs that left the
-    State, and at which version. `settings_ms` is when the shard's settings changed last (0: before the log begins),
-    `moved` when a critical reader came or moved last, `began` when a leased one came. `walltimes` are those of the
+    `uppers` are (wall clock, upper) of the commits that advanced the upper, ascending. `gone`: the blobs that left the
+    State, and at which version. `settings_ms`: when the settings last changed (0: before the log begins). `moved`: when
+    a critical reader was registered or last moved. `began`: when a leased reader was registered. `walltimes`: of the
     first versions that leased readers do not hold.
     """
 
@@ -246,12 +252,12 @@ class LogFacts:
 
 
 class _LogReader:
-    """Takes the entries of a log in their order."""
+    """Collects the facts of a log from its entries in order."""
 
     def __init__(self, state: State | None) -> None:
         self.facts = LogFacts()
         readers = {} if state is None else state.leased_readers
-        self._wanted = {int(reader.seqno) + 1 for reader in readers.values()}
+        self._seqnos_after_readers = {int(reader.seqno) + 1 for reader in readers.values()}
         self._leases: dict[str, Leased] = {}
         self._lease_clock_ms = self._upper = 0
 
@@ -259,7 +265,7 @@ class _LogReader:
         facts = self.facts
         if not facts.first_seqno:
             facts.first_seqno, facts.first_ms = seqno, change.walltime_ms
-        if seqno in self._wanted:
+        if seqno in self._seqnos_after_readers:
             facts.walltimes[seqno] = change.walltime_ms
         self._lease_clock_ms = change.lease_clock_ms or self._lease_clock_ms
         self._take_leases(change)
@@ -272,51 +278,51 @@ class _LogReader:
             facts.uppers.append((change.walltime_ms, upper))
 
     def _take_leases(self, change: StateDiff) -> None:
-        """Who came, moved and lapsed with one commit. A lease whose length the log does not have is passed over."""
+        """Record readers and writers that came, moved and lapsed. Leases from before the log begins are ignored."""
         if change.critical_readers is not None:
             for cursor in change.critical_readers.set:
                 self.facts.moved[cursor] = change.walltime_ms
         for kind, changed in (("reader", change.leased_readers), ("writer", change.writers)):
             if changed is None:
                 continue
-            for gone in changed.deleted:
-                held = self._leases.pop(gone, None)
-                if held is not None and self._lease_clock_ms and held.lapsed(self._lease_clock_ms):
-                    purpose = held.purpose if isinstance(held, LeasedReader) else ""
+            for holder in changed.deleted:
+                lease = self._leases.pop(holder, None)
+                if lease is not None and self._lease_clock_ms and lease.lapsed(self._lease_clock_ms):
+                    purpose = lease.purpose if isinstance(lease, LeasedReader) else ""
                     self.facts.lapses.append(Lapse(kind, purpose, change.walltime_ms))
-            for came, lease in changed.set.items():
-                self._leases[came] = lease
+            for holder, lease in changed.set.items():
+                self._leases[holder] = lease
                 if kind == "reader":
-                    self.facts.began.setdefault(ReaderId(came), change.walltime_ms)
+                    self.facts.began.setdefault(ReaderId(holder), change.walltime_ms)
 
 
-# The parts and the other blobs that a State names.
+# The parts and other blobs that a State names.
 
 
 def all_parts(state: State, blob: Blob) -> Iterator[NamedPart]:
-    """The parts that the State names, each bundle before what it lists. A bundle is read once.
+    """The parts that the State names, each bundle before its parts. Each bundle is read once.
 
-    What a bundle that cannot be read lists is left out. Raises Unavailable.
+    The parts of a bundle that cannot be read are omitted. Raises Unavailable.
     """
     for number, batch in enumerate(state.trace.batches):
-        for at, run in enumerate(batch.runs):
+        for run_number, run in enumerate(batch.runs):
             for part in run.parts:
                 if part.bundle is None:
-                    yield NamedPart(number, at, batch.desc, part)
+                    yield NamedPart(number, run_number, batch.desc, part)
                     continue
                 try:
                     with translated_but_missing():
                         listed = read_bundle(part, blob)
                 except (BlobNotFound, Corruption) as error:
-                    yield NamedPart(number, at, batch.desc, part, failed=error)
+                    yield NamedPart(number, run_number, batch.desc, part, error=error)
                     continue
-                yield NamedPart(number, at, batch.desc, part)
-                for inside in (one for run in listed for one in run.parts):
-                    yield NamedPart(number, at, batch.desc, inside, part, listed)
+                yield NamedPart(number, run_number, batch.desc, part)
+                for listed_part in (inner for listed_run in listed for inner in listed_run.parts):
+                    yield NamedPart(number, run_number, batch.desc, listed_part, part, listed)
 
 
 def auxiliary_sizes(state: State) -> dict[str, int | None]:
-    """The blobs that are no parts, with their sizes as far as the State tells them."""
+    """The blobs that are not parts, with their sizes as far as the State has them."""
     sizes: dict[str, int | None] = dict.fromkeys(auxiliary_blob_keys(state))
     sizes.update({rollup.key: rollup.size or None for rollup in state.rollups.values()})
     sizes.update(needed_blobs(state))
@@ -324,7 +330,7 @@ def auxiliary_sizes(state: State) -> dict[str, int | None]:
 
 
 def needed_blobs(state: State) -> dict[str, int]:
-    """What a State needs besides parts, with sizes: its attribute index, outcomes of tokens, the commit history."""
+    """The blobs that a State needs besides parts, with their sizes: attribute index, outcomes, commit history."""
     sizes = {chunk.key: chunk.length for chunk in state.attribute_chunks.values()}
     return sizes | {file.key: file.size for files in state.spilled.values() for file in files}
 
@@ -334,9 +340,9 @@ def needed_blobs(state: State) -> dict[str, int]:
 
 @dataclass
 class ShardFacts:
-    """A shard as it was read. `head` is the newest seqno of its log, `state` the newest State (None: none can be made).
+    """A shard as it was read. `head` is the newest seqno of its log, `state` the newest State (None: it has none).
 
-    `faults` are what was damaged or missing on the way to the State. `error`: why the shard cannot be loaded.
+    `faults` were met while the State was loaded. `error`: why the shard cannot be loaded.
     """
 
     location: Readable
@@ -347,28 +353,37 @@ class ShardFacts:
     error: Corruption | UpgradeNeeded | None = None
 
     def __post_init__(self) -> None:
-        self._seqno = self.head  # of the newest version that was read
-        self._keys: frozenset[str] | None = None  # what it names; None: what `state` names
+        self._seqno = self.head  # the newest version that was read
+        self._keys: frozenset[str] | None = None  # the blobs that it names; None: those of `state`
 
     def known(self) -> State:
-        """The State. Raises Corruption: none can be made."""
+        """The State. Raises Corruption if it cannot be loaded."""
         if self.state is None:
-            why = "; ".join(dict.fromkeys(fault.what for fault in self.faults))
-            raise Corruption(f"no State of shard {self.name!r} can be made: {why}")
+            reasons = "; ".join(dict.fromkeys(fault.what for fault in self.faults))
+            raise Corruption(f"no State of shard {self.name!r} can be loaded: {reasons}")
         return self.state
 
     @cached_property
     def listed(self) -> dict[str, BlobStat]:
-        """The blobs that are there of the shard, in any of its lives, by key."""
+        """The blobs in the store of this shard, in all incarnations, by key."""
         with translated():
             return {stat.key: stat for stat in self.location.blob.list(family_of(shard_id_of(self.name)))}
 
     def stat(self, key: str) -> BlobStat | None:
-        """A blob that the shard names: that of another shard, or one that came since the listing, is asked for."""
+        """Look up a blob that the shard names: in the listing, or in the store if it is newer or another shard's."""
         if key in self.listed:
             return self.listed[key]
         with translated():
             return self.location.blob.stat(key)
+
+    def check_blob(self, key: str, size: int | None, faults: Faults) -> bool:
+        """Whether a blob exists with this size (None: with any); if not it is noted."""
+        stat = self.stat(key)
+        if stat is None:
+            faults.note(FaultKind.MISSING, f"the blob {key} {NOT_THERE}", key)
+        elif size not in (None, stat.size):
+            faults.note(FaultKind.SIZE, f"the blob {key} has {stat.size} bytes, not {size}", key)
+        return stat is not None and size in (None, stat.size)
 
     def parts(self) -> Iterator[NamedPart]:
         """As `all_parts`."""
@@ -376,11 +391,11 @@ class ShardFacts:
 
     @cached_property
     def log(self) -> LogFacts:
-        """What the live log says, at most `LOG_ENTRIES_READ_MAX` entries of it."""
+        """The facts of the live log, of at most `LOG_ENTRIES_READ_MAX` entries."""
         return self.read_log(LOG_ENTRIES_READ_MAX)
 
     def read_log(self, limit: int | None = None, *followers: Callable[[LoggedDiff], object]) -> LogFacts:
-        """Read the live log once; `followers` get each entry. None: all of it. `log` is then what it says."""
+        """Read the live log once, and set `log`. `followers` get each entry. `limit` None: all of it."""
         reader, before = _LogReader(self.state), 0
         self.log = facts = reader.facts
         for logged in walk_log(self.location, self.name):
@@ -402,11 +417,11 @@ class ShardFacts:
         return facts
 
     def keys_left(self, faults: Faults) -> dict[str, int]:
-        """The blobs that left the State and at which version, as the log says, also what bundles among them listed.
+        """The blobs that left the State, and at which version, by the log, including those in bundles.
 
-        A bundle that is gone, or damaged, is noted.
+        Bundles that are missing or damaged are noted.
         """
-        left = dict(self.log.gone)
+        versions = dict(self.log.gone)
         for bundle in filter(is_bundle_key, self.log.gone):
             try:
                 with translated_but_missing():
@@ -415,19 +430,19 @@ class ShardFacts:
                 faults.note(FaultKind.BUNDLE, str(error), bundle)
                 continue
             for key in listed:
-                left.setdefault(key, left[bundle])
-        return left
+                versions.setdefault(key, versions[bundle])
+        return versions
 
     def lent(self, faults: Faults) -> dict[LoanId, tuple[str, ...]]:
-        """The blobs that it has lent, by the loan. A list that cannot be read, or says something else, is a fault.
+        """The blobs that it has lent, by loan. A list that is unreadable or has the wrong length is a fault.
 
-        A loan that has ended meanwhile is left out.
+        A loan that has ended meanwhile is omitted.
         """
-        lists, found = LoanLists(self.location.blob), dict[LoanId, tuple[str, ...]]()
+        lists, keys_by_loan = LoanLists(self.location.blob), dict[LoanId, tuple[str, ...]]()
         for loan_id, loan in sorted(self.known().loans.items()):
-            found[loan_id] = ()
+            keys_by_loan[loan_id] = ()
             try:
-                found[loan_id] = keys = lists.keys(loan.list_key)
+                keys_by_loan[loan_id] = keys = lists.keys(loan.list_key)
                 if len(keys) != loan.keys:
                     what = f"list {loan.list_key} has {len(keys)} blobs, not {loan.keys}"
                     faults.note(FaultKind.LOAN, what, loan.list_key)
@@ -435,21 +450,21 @@ class ShardFacts:
                 if self.is_named(loan.list_key):
                     faults.note(FaultKind.MISSING, f"the blob {loan.list_key} {NOT_THERE}", loan.list_key)
                 else:
-                    del found[loan_id]
+                    del keys_by_loan[loan_id]
             except (Corruption, UpgradeNeeded) as error:
                 faults.note(FaultKind.LOAN, error.message, loan.list_key)
-        return found
+        return keys_by_loan
 
-    # Whether something that is not there is missing: a shard moves on, and what it named is collected. A key never
-    # comes back, so what the newest State does not name was taken away as it should be.
+    # Whether a blob that does not exist is a fault: while a shard changes, blobs that it named are collected. Keys are
+    # never reused, so a blob that the newest State does not name was deleted correctly.
 
     @property
     def has_moved(self) -> bool:
-        """Whether the shard has a later version than the one that was read first."""
+        """Whether the shard has a later version than the first one that was read."""
         return self._keys is not None or head_of(self.location, self.name) > self._seqno
 
     def is_named(self, key: str) -> bool:
-        """Whether the newest State names this blob itself, which the State named. Raises what `newest` raises."""
+        """Whether the newest State still names this blob, which `state` named. Raises what `newest` raises."""
         if head_of(self.location, self.name) > self._seqno:
             later = newest(self.location, self.name)
             if later.state is None:
@@ -459,62 +474,60 @@ class ShardFacts:
 
 
 def newest(location: Readable, name: str) -> ShardFacts:
-    """The newest State that can be made. Raises UnknownShard, Unavailable, Corruption (the store itself is damaged)."""
+    """Load the newest possible State. Raises UnknownShard, Unavailable, Corruption (the store itself is damaged)."""
     head, faults = head_of(location, name), Faults(name)
-    failed: Corruption | UpgradeNeeded | None = None
-    for left in range(TRIES, -1, -1):
+    load_error: Corruption | UpgradeNeeded | None = None
+    for tries_left in range(TRIES, -1, -1):
         try:
             state = location.versions.load(name)
             if state is not None:
                 return ShardFacts(location, name, max(head, int(state.seqno)), state, faults)
         except (Corruption, UpgradeNeeded) as error:
-            moved = head_of(location, name)
-            if moved == head or not left:
-                key, failed = error.details.get("blob"), error  # of a rollup: the blob is damaged, not the log
+            new_head = head_of(location, name)
+            if new_head == head or not tries_left:
+                key, load_error = error.details.get("blob"), error  # of a rollup: the blob is damaged, not the log
                 what = f"the rollup cannot be read: {error.message}" if key else error.message
                 faults.note(FaultKind.ROLLUP if key else FaultKind.LOG, what, key)
                 break
-            head = moved
-    made = _made(location, name, head, faults)
-    if made is not None and made.seqno < head:
-        what = f"v{made.seqno} is shown: no later State can be made, and the log ends at v{head}"
+            head = new_head
+    state = _load_version(location, name, head, faults)
+    if state is not None and state.seqno < head:
+        what = f"v{state.seqno} is shown: no later State can be loaded, and the log ends at v{head}"
         faults.note(FaultKind.LOG, what)
-    return ShardFacts(location, name, head, made, faults, failed)
+    return ShardFacts(location, name, head, state, faults, load_error)
 
 
 def at_version(location: Readable, name: str, seqno: int) -> ShardFacts:
-    """The State of that version. Raises NotReadable: the log does not have it any more, InvalidUsage: not yet."""
+    """The State of a version. Raises NotReadable: it left the log; InvalidUsage: it does not exist yet."""
     head = head_of(location, name)
     if not 0 < seqno < 2**63:
-        raise InvalidUsage(f"version {seqno} is none: versions are in [1, {2**63 - 1}]")
+        raise InvalidUsage(f"version {seqno} is out of range: versions are in [1, {2**63 - 1}]")
     if seqno > head:
         raise InvalidUsage(f"shard {name!r} has no v{seqno} yet: its log ends at v{head}")
     faults = Faults(name)
-    state = _made(location, name, seqno, faults)
+    state = _load_version(location, name, seqno, faults)
     if state is None or state.seqno != seqno:
         first = first_live(location, name)
         if faults:
             return ShardFacts(location, name, head, None, faults)
-        raise NotReadable(f"v{seqno} of shard {name!r} is not there any more: its log begins at v{first}")
+        raise NotReadable(f"v{seqno} of shard {name!r} was deleted from its log, which begins at v{first}")
     return ShardFacts(location, name, head, state, faults)
 
 
-def _made(location: Readable, name: str, target: int, faults: Faults) -> State | None:
-    """The State of a version, or the last one before it that can be made."""
-    best: State | None = None
+def _load_version(location: Readable, name: str, target: int, faults: Faults) -> State | None:
+    """The State of a version, or the last one before it that can be loaded."""
+    latest: State | None = None
     for base in _bases(location, name, target, faults):
-        made = _replayed(location, base, target, faults)
-        if made is None:
-            continue
-        if made.seqno == target:
-            return made
-        if best is None or made.seqno > best.seqno:
-            best = made
-    return best
+        state = _replay(location, base, target, faults)
+        if state is not None and state.seqno == target:
+            return state
+        if state is not None and (latest is None or state.seqno > latest.seqno):
+            latest = state
+    return latest
 
 
 def _bases(location: Readable, name: str, target: int, faults: Faults) -> Iterator[State]:
-    """States in rollups at or before a version, newest first; at last the first one of all, if the log has it."""
+    """States of rollups at or before a version, newest first; finally the first State, if the log has its entry."""
     family = family_of(shard_id_of(name))
     with translated():
         listed = [stat.key for stat in location.blob.list(family) if belongs_to(stat.key, shard_of(stat.key))]
@@ -533,15 +546,15 @@ def _bases(location: Readable, name: str, target: int, faults: Faults) -> Iterat
             faults.note(FaultKind.ROLLUP, f"rollup v{seqno} holds the State v{state.seqno}", key)
             continue
         yield state
-    begins = next(walk_log(location, name, 1, 1), None)
-    if begins is not None and begins.change is not None and begins.change.schemas is not None:
-        yield state_diff.apply(begins.change, blank_state(name))
+    first_entry = next(walk_log(location, name, 1, 1), None)
+    if first_entry is not None and first_entry.change is not None and first_entry.change.schemas is not None:
+        yield state_diff.apply(first_entry.change, blank_state(name))
 
 
-def _replayed(location: Readable, base: State, target: int, faults: Faults) -> State | None:
-    """The State of a version, or the last one before it that the log leads to. None: the log leads nowhere from there.
+def _replay(location: Readable, base: State, target: int, faults: Faults) -> State | None:
+    """Replay the log on a State up to a version, or as far as possible. None: the log does not continue this State.
 
-    A base that is not of this log, as after a lost race, leads nowhere.
+    That is the case for a rollup of a commit that lost its race.
     """
     state, is_known = base, base.seqno == FIRST and not base.rollups
     for logged in walk_log(location, base.name, int(base.seqno), target):

@@ -1,7 +1,7 @@
-"""A State as a file: JSON that people and programs read, of which a shard can be made again.
+"""A State as a JSON file, from which a shard can be created.
 
-The file has the State twice: as plain JSON, field by field, and as the durable bytes of a rollup, from which it is
-read back. Both must agree, so a file that was changed is refused. It holds no blobs, but names them with their sums.
+The file has the State twice: as readable JSON, field by field, and as the durable bytes of a rollup, which are
+imported. Both must agree, so that a changed file is rejected. It names blobs with their checksums, but contains none.
 
 - `persist`, `version`: `state`, and the version of this format: 1
 - `location`, `epoch`, `format_version`: of the location
@@ -16,7 +16,6 @@ read back. Both must agree, so a file that was changed is refused. It holds no b
 from __future__ import annotations
 
 import json
-import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +26,9 @@ from blob import Blob, BlobNotFound
 from persist.client.embedded import EmbeddedTransport
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.commit.location import Location
-from persist.copies.backup_restore import ShardRestored
-from persist.copies.backup_store import Sums
-from persist.copies.state_rewrite import UNKNOWN, Renaming, blobs_of, carried, copy_blobs
+from persist.copies.backup_restore import ShardRestored, begin_shard, check_format_version
+from persist.copies.backup_store import Sums, size_and_crc
+from persist.copies.state_rewrite import UNKNOWN, Renaming, blobs_of, copy_blobs, to_carried
 from persist.core.batch import Batches
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.core.frontier import Antichain
@@ -52,95 +51,92 @@ _FIELDS = ("persist", "version", "format_version", "location", "epoch", "name", 
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """What a file says: the State, and the size and CRC-32 of each blob that it names."""
+    """A decoded file: the State, and the size and CRC-32 of each blob that it names."""
 
     state: State
     format_version: int
     sums: Sums
 
 
-def exported(location: Location, name: str) -> dict[str, Any]:
-    """The newest State of a shard, as a file has it. Holds the shard while it is made, and writes nothing else.
+def export_state(location: Location, name: str) -> dict[str, Any]:
+    """Export the newest State of a shard. Takes a lease on the shard meanwhile, and writes nothing else.
 
     Raises UnknownShard, Corruption (a blob is missing or damaged).
     """
     binding, version = location.identity.check(), location.versions.format_version
     lease = ReadLease.open(EmbeddedTransport(location), name, None, PURPOSE, LEASE)
     try:
-        found = location.machine(name).refresh()
-        if found.is_closed:
+        state = location.machine(name).refresh()
+        if state.is_closed:
             raise UnknownShard(dropped(name))
-        goes = replace(carried(found, location.ids.uuid7()), loans={}, borrowed={})
-        sums = _sums(goes, location.blob)
+        carried = replace(to_carried(state, location.ids.uuid7()), loans={}, borrowed={})
+        sums = _sums(carried, location.blob)
     except BlobNotFound as error:
         raise Corruption(f"a blob that shard {name!r} names is missing ({error}); see `persist check`") from error
     finally:
         lease.close()
-    data = encode_state(goes, version)
-    told = {
+    data = encode_state(carried, version)
+    fields = {
         "persist": "state",
         "version": VERSION,
         "format_version": version,
         "location": binding.location_id,
         "epoch": binding.epoch,
         "name": name,
-        "seqno": int(found.seqno),
-        "since": found.since.to_json(),
-        "upper": found.upper.to_json(),
+        "seqno": int(state.seqno),
+        "since": state.since.to_json(),
+        "upper": state.upper.to_json(),
         "blobs": [[key, size, crc] for key, (size, crc) in sorted(sums.items())],
-        "state": shown(decode_state(data, location.settings.build)),
+        "state": to_json_value(decode_state(data, location.settings.build)),
         "bytes": b64encode(data).decode(),
     }
-    return {**told, "crc32": json_crc(told)}
+    return {**fields, "crc32": json_crc(fields)}
 
 
 def read_file(data: bytes) -> StateFile:
-    """What the file says. Raises Corruption (it is damaged, or was changed), InvalidUsage, UpgradeNeeded."""
+    """Decode a file. Raises Corruption (it is damaged or was changed), InvalidUsage, UpgradeNeeded."""
     try:
-        told = json.loads(data)
+        fields = json.loads(data)
     except ValueError as error:
-        raise Corruption(f"the file is no JSON: {error}") from error
-    if not isinstance(told, dict) or told.get("persist") != "state":
-        raise InvalidUsage("the file is none of `persist backup export-state`")
-    if type(told.get("version")) is not int or told["version"] < 1:
-        raise Corruption("the file is damaged, or was changed: it tells no version")
-    if told["version"] > VERSION:
-        raise UpgradeNeeded("the file is of a later version than this persist knows; upgrade it")
-    crc = told.pop("crc32", None)
-    if crc != json_crc(told) or set(told) != set(_FIELDS) - {"crc32"}:
+        raise Corruption(f"the file is not JSON: {error}") from error
+    if not isinstance(fields, dict) or fields.get("persist") != "state":
+        raise InvalidUsage("the file was not written by `persist backup export-state`")
+    if type(fields.get("version")) is not int or fields["version"] < 1:
+        raise Corruption("the file is damaged, or was changed: it has no version")
+    if fields["version"] > VERSION:
+        raise UpgradeNeeded("the file is of a later version than this persist supports; upgrade it")
+    crc = fields.pop("crc32", None)
+    if crc != json_crc(fields) or set(fields) != set(_FIELDS) - {"crc32"}:
         raise Corruption("the file is damaged, or was changed: its checksum differs")
-    if type(told["format_version"]) is not int or not isinstance(told["bytes"], str) or not _are_sums(told["blobs"]):
-        raise Corruption("the file was changed: a field of it is of another kind than an export writes")
-    if told["format_version"] > THIS_BUILD.newest:
+    format_version = fields["format_version"]
+    if type(format_version) is not int or not isinstance(fields["bytes"], str) or not _are_sums(fields["blobs"]):
+        raise Corruption("the file was changed: a field has an unexpected type")
+    if format_version > THIS_BUILD.newest:
         raise UpgradeNeeded(
-            f"the file has format version {told['format_version']}; this persist knows {THIS_BUILD.known}: upgrade it"
+            f"the file has format version {format_version}; this persist supports {THIS_BUILD.known}: upgrade it"
         )
     try:
-        written = b64decode(told["bytes"], validate=True)
-        state = decode_state(written, THIS_BUILD)
+        data = b64decode(fields["bytes"], validate=True)
+        state = decode_state(data, THIS_BUILD)
     except ValueError as error:
-        raise Corruption("the file was changed: its bytes are not in base64") from error
-    if shown(state) != told["state"]:
-        raise Corruption("the file was changed: its fields differ from its bytes, which are what is imported")
-    return StateFile(state, told["format_version"], {key: (size, crc) for key, size, crc in told["blobs"]})
+        raise Corruption("the file was changed: its bytes are not valid base64") from error
+    if to_json_value(state) != fields["state"]:
+        raise Corruption("the file was changed: its fields differ from its bytes")
+    return StateFile(state, fields["format_version"], {key: (size, crc) for key, size, crc in fields["blobs"]})
 
 
-def imported(
+def import_state(
     location: Location, file: StateFile, name: str, source: Blob, *, keeps_policies: bool = False
 ) -> ShardRestored:
-    """Make the shard `name` of a file, with copies of the blobs, which `source` has.
+    """Create the shard `name` from a file, with copies of the blobs in `source`.
 
-    Repeating it after an error goes on. Raises InvalidUsage, Conflict (the name is, or was, another shard's),
-    Corruption (a blob is missing or damaged; there is no shard then).
+    Repeating it after an error continues it. Raises InvalidUsage, Conflict (the name is, or was, in use), Corruption (a
+    blob is missing or damaged; the shard is not created then).
     """
     check_shard_name(name)
     location.identity.check()
-    if location.versions.format_version < file.format_version:
-        raise UpgradeNeeded(
-            f"the file has format version {file.format_version}, and the location "
-            f"{location.versions.format_version}: switch that version on in the location first"
-        )
-    kept = file.state if keeps_policies else without_policy(file.state)
+    check_format_version(location, "the file", file.format_version)
+    original = file.state if keeps_policies else without_policy(file.state)
 
     def read(key: str, size: int, crc: int) -> bytes:
         try:
@@ -148,65 +144,63 @@ def imported(
                 data = source.get(key)
         except BlobNotFound as error:
             raise Corruption(f"blob {key} is missing in {source.url}; give the blob store that has it") from error
-        if (len(data), zlib.crc32(data)) != (size, crc):
+        if size_and_crc(data) != (size, crc):
             raise Corruption(f"blob {key} in {source.url} is damaged: its checksum differs")
         return data
 
     renaming = Renaming(name, location.versions.format_version, lambda key: read(key, *_sum_of(file.sums, key)))
     with translated():
         head = location.consensus.head(name)
-    state = replace(kept, name=name)
+    state = replace(original, name=name)
     if head is not None and not location.versions.is_begun(state):
-        raise Conflict(f"shard {name!r} is, or was, there already; give the import another name")
-    state = renaming.state(kept)
-    if lacking := [key for key in kept.blob_keys() if key not in file.sums]:
-        raise Corruption(f"the file does not tell of {lacking[0]}, which its State names")
+        raise Conflict(f"shard {name!r} exists already, or did; give the import another name")
+    state = renaming.state(original)
+    if unlisted := [key for key in original.blob_keys() if key not in file.sums]:
+        raise Corruption(f"the file does not list {unlisted[0]}, which its State names")
     with ThreadPoolExecutor(4, thread_name_prefix="persist-import") as pool:
         sent = copy_blobs(location, read, file.sums, renaming, pool)
-    if not location.versions.begin(state):
-        raise Conflict(f"shard {name!r} was made in this location meanwhile; it was left as it is")
-    readers = tuple(reader.purpose or key for key, reader in state.critical_readers.items())
-    upper = location.machine(name).refresh().upper.to_json()
-    return ShardRestored(name, upper, sent, kept is not file.state, readers, False)
+    begin_shard(location, state)
+    return ShardRestored.of(location, state, sent, has_policy=original is not file.state)
 
 
 def _are_sums(blobs: object) -> bool:
-    """Whether this is a list of keys of blobs with their sizes and CRC-32."""
+    """Whether this is a list of blob keys with sizes and CRC-32s."""
     return isinstance(blobs, list) and all(
         isinstance(blob, list) and [type(field) for field in blob] == [str, int, int] for blob in blobs
     )
 
 
-def shown(value: Any, field: Callable[[str, Any], Any] | None = None) -> Any:
-    """A record as JSON: its fields by name. Bytes are base64; keys of mappings are text, and frontiers are lists.
+def to_json_value(value: Any, format_field: Callable[[str, Any], Any] | None = None) -> Any:
+    """Convert a record to JSON: its fields by name. Bytes become base64, keys of mappings strings, frontiers lists.
 
-    `field` shows the fields of records, by name (None: they are shown in the same way).
+    `format_field` converts the fields of records, given their names (None: they are converted likewise).
     """
     if isinstance(value, Antichain):
         return value.to_json()
     if isinstance(value, Record):
-        held = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        return {name: shown(item) if field is None else field(name, item) for name, item in held}
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        convert = format_field or (lambda name, item: to_json_value(item))
+        return {name: convert(name, item) for name, item in fields}
     if isinstance(value, Mapping):
-        return {str(shown(key, field)): shown(value[key], field) for key in value}
+        return {str(to_json_value(key, format_field)): to_json_value(value[key], format_field) for key in value}
     if isinstance(value, (tuple, list, frozenset, Batches)):
-        return [shown(item, field) for item in value]
+        return [to_json_value(item, format_field) for item in value]
     return b64encode(value).decode() if isinstance(value, (bytes, memoryview)) else value
 
 
 def _sums(state: State, blob: Blob) -> Sums:
-    """Of every blob; those that the State tells nothing of are read."""
+    """The checksums of every blob; blobs without one in the State are read."""
     sums: Sums = {}
-    for key, told in blobs_of(state, blob).items():
-        if UNKNOWN in told:
+    for key, sum_ in blobs_of(state, blob).items():
+        if UNKNOWN in sum_:
             with translated_but_missing():
                 data = blob.get(key)
-            told = len(data), zlib.crc32(data)
-        sums[key] = told
+            sum_ = size_and_crc(data)
+        sums[key] = sum_
     return sums
 
 
 def _sum_of(sums: Sums, key: str) -> tuple[int, int]:
     if key not in sums:
-        raise Corruption(f"the file does not tell of {key}, which its State names")
+        raise Corruption(f"the file does not list {key}, which its State names")
     return sums[key]

@@ -1,4 +1,4 @@
-"""States under another name or location: what is carried, its blobs, and loans between recovered shards."""
+"""Rewriting of States for another name or location: which fields and blobs are carried over, and their loans."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ from persist.formats.store_errors import translated, translated_but_missing
 from persist.maintenance.clone_refs import LoanLists
 from persist.parts.read_plan import decode_bundle
 
-# What of a State is carried to another location, or to another name, and which blobs go with it.
+# The parts of a State that are carried to another location or name, and its blobs.
+
+UNKNOWN = -1  # a size or a checksum that is not in the State
 
 
-UNKNOWN = -1  # a size or a checksum that the State does not tell
+def to_carried(state: State, commit_id: str) -> State:
+    """The State with the next seqno that continues this one elsewhere. It names no rollup.
 
-
-def carried(state: State, commit_id: str) -> State:
-    """The State of the next seqno that takes this one's place where it is brought back. It names no rollup.
-
-    Readers, writers and claims under a lease stay behind: their holders do not know the other place. What the last
-    token of each writer came to is remembered. Critical readers, tags, history and the outcomes of tokens are carried.
+    Leases of readers, writers and claims are dropped: their holders do not know the other location. The last outcome of
+    each writer is kept, as are critical readers, tags, history and outcomes.
     """
     while state.writers:
         state = retired(state, state.writers, state.lease_now_ms)
@@ -55,25 +54,25 @@ def carried(state: State, commit_id: str) -> State:
 
 
 def blobs_of(state: State, blob: Blob) -> dict[str, tuple[int, int]]:
-    """The blobs that a State names, also by what bundles list: key to size and CRC-32, UNKNOWN where it tells none.
+    """The blobs that a State names, including those in bundles: key to size and CRC-32, UNKNOWN if not in the State.
 
     Raises BlobNotFound or Corruption (a bundle is missing or damaged), Unavailable.
     """
-    found = dict.fromkeys(auxiliary_blob_keys(state), (UNKNOWN, UNKNOWN))
+    sums = dict.fromkeys(auxiliary_blob_keys(state), (UNKNOWN, UNKNOWN))
     for named in all_parts(state, blob):
-        if named.failed is not None:
-            raise named.failed
+        if named.error is not None:
+            raise named.error
         part = named.part
         if part.key is not None:
-            found[part.key] = part.blob_size, part.checksum
-    return found
+            sums[part.key] = part.blob_size, part.checksum
+    return sums
 
 
 class Renaming:
-    """A State under another name, and so with keys of its own: those of its blobs, and those that its bundles list.
+    """A State under another name, with blob keys of its own, also in its bundles.
 
-    `read` gives the bytes of a bundle by its old key. `bundles` are the new bytes of the bundles, by their new keys.
-    The same State under the same name is always renamed alike.
+    `read` returns a bundle by its old key. `bundles` are the rewritten bundles, by their new keys. Renaming the same
+    State to the same name is deterministic.
     """
 
     def __init__(self, name: str, version: int, read: Callable[[str], bytes]) -> None:
@@ -87,19 +86,19 @@ class Renaming:
 
     @classmethod
     def own(cls, state: State, version: int, read: Callable[[str], bytes]) -> Renaming:
-        """A clone under its own name and id, whose borrowed blobs have keys of its own; its own blobs keep theirs."""
-        made = cls(state.name, version, read)
-        made.shard_id, made._life, made._only_foreign = state.shard_id, state.incarnation, True
-        return made
+        """For a clone under its own name and id: borrowed blobs get keys of its own; its own blobs keep theirs."""
+        renaming = cls(state.name, version, read)
+        renaming.shard_id, renaming._life, renaming._only_foreign = state.shard_id, state.incarnation, True
+        return renaming
 
     def key(self, key: str) -> str:
-        """The key under which this blob goes on."""
+        """The new key of this blob."""
         if self._only_foreign and not is_foreign(key, self.shard_id):
             return key
         return f"{self.shard_id}{key.removeprefix(shard_of(key))}"
 
     def state(self, state: State) -> State:
-        """The State under the other name, in the first life of it; or under its own."""
+        """The State under the other name, in its first incarnation; or under its own."""
         return replace(
             state,
             name=self.name,
@@ -113,7 +112,7 @@ class Renaming:
                 kind: tuple(replace(file, key=self.key(file.key)) for file in files)
                 for kind, files in state.spilled.items()
             },
-            erasures={name: self._erasure(one) for name, one in state.erasures.items()},
+            erasures={name: self._erasure(erasure) for name, erasure in state.erasures.items()},
         )
 
     def _erasure(self, erasure: Erasure) -> Erasure:
@@ -138,10 +137,10 @@ class Renaming:
         return replace(part, key=key, checksum=zlib.crc32(data), bundle=replace(part.bundle, size=len(data)))
 
 
-# The blobs of a State are brought to a location, each read with a check of its checksum. What is there stays.
+# Copies of the blobs of a State to a location, each verified by its checksum. Existing blobs are kept.
 
 
-Read = Callable[[str, int, int], bytes]  # a blob by its key, which must have this size and CRC-32
+Read = Callable[[str, int, int], bytes]  # reads a blob, which must have this size and CRC-32
 
 
 def copy_blobs(
@@ -150,58 +149,58 @@ def copy_blobs(
     sums: Sums,
     renaming: Renaming | None,
     pool: Executor,
-    told: Callable[[int], object] = lambda size: None,
+    on_put: Callable[[int], object] = lambda size: None,
 ) -> int:
-    """Bring the blobs that are not there yet to the location, and the bundles as they are renamed; how many bytes.
+    """Copy missing blobs, and renamed bundles, to the location; returns the number of bytes.
 
-    `read` gives them; `told` hears how many bytes each put has written.
+    `read` reads them; `on_put` is called with the bytes of each put.
     """
 
     def put(key: str, data: bytes) -> int:
         with translated():
             location.blob.put(key, data)
-        told(len(data))
+        on_put(len(data))
         return len(data)
 
     shard = renaming.shard_id if renaming is not None else next(map(shard_of, sums), None)
     with translated():
-        there = {stat.key: stat.size for stat in location.blob.list(f"{shard}/")} if sums else {}
-    goes = {key: key if renaming is None else renaming.key(key) for key in sums}
+        existing = {stat.key: stat.size for stat in location.blob.list(f"{shard}/")} if sums else {}
+    new_keys = {key: key if renaming is None else renaming.key(key) for key in sums}
     bundles = {} if renaming is None else renaming.bundles
-    lacking = [k for k, key in goes.items() if key not in bundles and there.get(key) != sums[k][0]]
-    sent = sum(pool.map(lambda key: put(goes[key], read(key, *sums[key])), lacking))
-    return sent + sum(put(key, data) for key, data in bundles.items() if key not in there)
+    missing = [key for key, new in new_keys.items() if new not in bundles and existing.get(new) != sums[key][0]]
+    sent = sum(pool.map(lambda key: put(new_keys[key], read(key, *sums[key])), missing))
+    return sent + sum(put(key, data) for key, data in bundles.items() if key not in existing)
 
 
-# Loans of shards that are recovered: each owner lends what its clones name, whatever it knew of that.
+# Loans of recovered shards: each owner lends what its clones name, whatever its own State says.
 #
-# A clone may come back as of another moment than its owner: the commit that lent may be lost, or the one by which the
-# clone gave something back. Then the owner would delete what the clone names.
+# A clone may be recovered as of another moment than its owner: the commit that lent may be lost, or the one by which
+# the clone returned something. Otherwise the owner would delete blobs that the clone names.
 
 
-def relent(states: Mapping[str, State], versions: Versions, now_ms: int, fenced_at: SeqNo) -> dict[str, State]:
-    """These first States, by their names, with loans for all that any of them has borrowed. Writes lists.
+def relend(states: Mapping[str, State], versions: Versions, now_ms: int, fenced_at: SeqNo) -> dict[str, State]:
+    """These first States, by name, with loans for everything that any of them has borrowed. Writes the lists.
 
-    An owner that does not come back at all is there as a shard that was dropped, whose log begins at `fenced_at`: else
-    the next shard of its name would take what it has lent for its own. Repeating it is safe.
+    An owner that is not recovered becomes a dropped shard whose log begins at `fenced_at`: otherwise the next shard of
+    its name would claim the lent blobs. Safe to repeat.
     """
     lent, lists = dict(states), LoanLists(versions.blob)
     for state in states.values():
         for loan_id, owner in state.borrowed.items():
             keys = _borrowed(state, owner, versions.blob)
-            found = lent.get(owner)
-            if not keys or (found is not None and _holds(found, loan_id, keys, lists)):
+            lender = lent.get(owner)
+            if not keys or (lender is not None and _holds(lender, loan_id, keys, lists)):
                 continue
-            if found is None:
+            if lender is None:
                 schema = state.schemas[state.schema_id]
-                found = replace(fence_of(owner, schema, now_ms, f"{loan_id[1:]}"), seqno=fenced_at)
-            key = versions.write_lent(found.shard_id, tuple(sorted(keys)))
-            lent[owner] = replace(found, loans={**found.loans, loan_id: Loan(state.name, key, now_ms, len(keys))})
+                lender = replace(fence_of(owner, schema, now_ms, f"{loan_id[1:]}"), seqno=fenced_at)
+            key = versions.write_lent(lender.shard_id, tuple(sorted(keys)))
+            lent[owner] = replace(lender, loans={**lender.loans, loan_id: Loan(state.name, key, now_ms, len(keys))})
     return lent
 
 
 def _borrowed(state: State, owner: str, blob: Blob) -> set[str]:
-    """The blobs of this owner that the State names, also by what bundles list."""
+    """The blobs of this owner that the State names, including those in bundles."""
     family = family_of(shard_id_of(owner))
     keys = {key for key in state.blob_keys() if is_foreign(key, state.shard_id) and key.startswith(family)}
     for bundle in sorted(filter(is_bundle_key, keys)):

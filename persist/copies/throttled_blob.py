@@ -1,4 +1,4 @@
-"""Bytes at a bounded rate: a throttle, and a blob store that is read through one."""
+"""Rate limits: a throttle, and a blob store that is read through one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.shard_settings import bytes_of
 
 RATE_MIN = 1_024  # bytes a second
-BURST_S = 1.0  # so much of the rate may be moved at once after a rest
+BURST_S = 1.0  # after an idle time, so many seconds' worth of bytes pass at once
 
 
 def check_rate(rate: int | None) -> None:
-    """Raises InvalidUsage where nothing can be read at that rate, in bytes a second. None: as fast as it goes."""
+    """Raise InvalidUsage if the rate, in bytes a second, is too low. None: unlimited."""
     if rate is not None and rate < RATE_MIN:
         raise InvalidUsage(f"rate is {rate} bytes a second; it must be at least {RATE_MIN}")
 
 
 def read_rate(text: str | None, option: str = "--rate") -> int | None:
-    """The rate that the text of an option means, such as `50MiB`. Raises InvalidUsage."""
+    """Parse a rate option such as `50MiB`. Raises InvalidUsage."""
     try:
         rate = None if text is None else bytes_of(text)
     except InvalidUsage:
@@ -32,17 +32,17 @@ def read_rate(text: str | None, option: str = "--rate") -> int | None:
 
 
 class Throttle:
-    """Keeps bytes below `rate` a second (None: as fast as it goes). Thread-safe. Once `stop` is set waits end."""
+    """Limits bytes to `rate` a second (None: unlimited). Thread-safe. Setting `stop` ends all waits."""
 
     def __init__(self, rate: int | None, clock: Clock, stop: threading.Event | None = None) -> None:
         self._rate = rate
         self._clock = clock
         self._stop = stop
         self._lock = threading.Lock()
-        self._free_s = 0.0 if rate is None else clock.monotonic()  # when all that was let through so far is paid for
+        self._free_s = 0.0 if rate is None else clock.monotonic()  # when all bytes so far are accounted for
 
     def spend(self, size: int) -> None:
-        """Wait until so many bytes may be moved."""
+        """Wait until so many bytes are within the rate."""
         if self._rate is None:
             return
         with self._lock:
@@ -54,9 +54,9 @@ class Throttle:
 
 
 class PacedBlob(ForwardingBlob):
-    """`inner`, of which all threads together read at most `rate` bytes a second (None: as fast as it goes).
+    """A blob store whose reads, by all threads together, are limited to `rate` bytes a second (None: unlimited).
 
-    Writes are not held up. Once `stop` is set nothing is read any more, and waits for the rate end.
+    Writes are not limited. After `stop` is set, reads fail, and waits end.
     """
 
     def __init__(self, inner: Blob, rate: int | None, clock: Clock, stop: threading.Event | None = None) -> None:
@@ -77,4 +77,4 @@ class PacedBlob(ForwardingBlob):
 
     def _check(self) -> None:
         if self._stop is not None and self._stop.is_set():
-            raise Unavailable("this process ends")
+            raise Unavailable("this process is stopping")

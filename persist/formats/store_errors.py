@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from blob import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobNotWritable
+from blob import Blob, BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobNotWritable
 from consensus import (
     ConsensusDamaged,
     ConsensusError,
@@ -52,3 +52,12 @@ def translated_but_missing() -> Iterator[None]:
         if isinstance(error, BlobNotFound):
             raise
         raise translate(error) from error
+
+
+def read_or_none(blob: Blob, key: str) -> bytes | None:
+    """The bytes of a blob; None: it is missing. Raises Unavailable."""
+    try:
+        with translated_but_missing():
+            return blob.get(key)
+    except BlobNotFound:
+        return None

@@ -1,1 +1,1 @@
-"""Looking at shards and at what lies in both stores, without a server and without writing anything."""
+"""Inspection of shards and stores, read-only and without a server."""

@@ -1,8 +1,10 @@
-"""The attributes of a shard. A node of their index that cannot be read hides no other."""
+"""The attributes of a shard. The listing continues past nodes of their index that cannot be read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import merge
+from operator import itemgetter
 
 from persist.attributes.node_codec import Leaf
 from persist.attributes.node_store import ChunkReader, StaleIndex
@@ -13,11 +15,11 @@ from persist.core.state import State
 from persist.inspect.documents import Document, JsonRecord
 from persist.inspect.readonly_location import ReadOnlyLocation
 
-HEIGHT_MAX = 32  # of a tree that makes sense
+HEIGHT_MAX = 32  # of a plausible tree
 
 
 class AttributeRow(JsonRecord, frozen=True):
-    """An attribute. `where` is `state` for a recent value, `index` for one that lies in the tree."""
+    """An attribute. `where` is `state` for a recent value, `index` for one in the tree."""
 
     key: str
     value: int
@@ -25,10 +27,10 @@ class AttributeRow(JsonRecord, frozen=True):
 
 
 class AttributeTree(JsonRecord, frozen=True):
-    """The index that holds the older attributes: its root node is `root_bytes` at `root_offset`.
+    """The index of the older attributes: its root node is `root_bytes` at `root_offset`.
 
-    Nothing live is before the offset `lowest`. `entries` counts the attributes and marks in it, `recent` those that are
-    still in the State. `bytes` are those of its chunks.
+    Nothing live is before the offset `lowest`. `entries` counts its attributes and marks, `recent` those in the State.
+    `bytes` are those of its chunks.
     """
 
     flushes: int
@@ -43,43 +45,36 @@ class AttributeTree(JsonRecord, frozen=True):
     bytes: int
 
 
-def attributes_document(look: ReadOnlyLocation, name: str, lower: str | None, upper: str | None) -> Document:
+def attributes_document(location: ReadOnlyLocation, name: str, lower: str | None, upper: str | None) -> Document:
     """The attributes with keys in `[lower, upper)` (None: to the ends), ascending. Raises InvalidUsage: no such key."""
     start = attribute_key(bytes(16) if lower is None else lower)
     end = None if upper is None else attribute_key(upper)
     if end is not None and end < start:
         raise InvalidUsage(f"upper is {end} and lower {start}: give the lower key first")
-    facts = newest(look, name)
+    facts = newest(location, name)
     state = facts.known()
-    rows = _attributes(look, facts, start, end)
+    rows = _attributes(location, facts, start, end)
     return Document("attributes", facts.faults, name, int(state.seqno), _tree_of(state), rows)
 
 
 def _attributes(
-    look: ReadOnlyLocation, facts: ShardFacts, lower: AttributeKey, upper: AttributeKey | None
+    location: ReadOnlyLocation, facts: ShardFacts, lower: AttributeKey, upper: AttributeKey | None
 ) -> Iterator[AttributeRow]:
-    """The recent ones cover those in the index; both ascend."""
+    """Merge recent values with those in the index, which they override. Keys ascend."""
     state = facts.known()
-    recent = iter(sorted((k, v) for k, v in state.attributes.items() if lower <= k and (upper is None or k < upper)))
-    held = next(recent, None)
-    for key, value in _indexed(look, facts, lower, upper):
-        while held is not None and held[0] < key:
-            if held[1] is not None:
-                yield AttributeRow(held[0], held[1], "state")
-            held = next(recent, None)
-        if held is None or held[0] != key:
-            yield AttributeRow(key, value, "index")
-    while held is not None:
-        if held[1] is not None:
-            yield AttributeRow(held[0], held[1], "state")
-        held = next(recent, None)
+    recent = {k: v for k, v in state.attributes.items() if lower <= k and (upper is None or k < upper)}
+    older = ((key, value, "index") for key, value in _indexed(location, facts, lower, upper) if key not in recent)
+    newer = ((key, value, "state") for key, value in sorted(recent.items()))
+    for key, value, where in merge(newer, older, key=itemgetter(0)):
+        if value is not None:
+            yield AttributeRow(key, value, where)
 
 
 def _indexed(
-    look: ReadOnlyLocation, facts: ShardFacts, lower: AttributeKey, upper: AttributeKey | None
+    location: ReadOnlyLocation, facts: ShardFacts, lower: AttributeKey, upper: AttributeKey | None
 ) -> Iterator[tuple[AttributeKey, int]]:
     end = MARKS_FROM if upper is None else min(upper, MARKS_FROM)
-    for leaf in _leaves(look, facts, bytes.fromhex(lower)):
+    for leaf in _leaves(location, facts, bytes.fromhex(lower)):
         for raw, value in leaf.entries():
             key = AttributeKey(raw.hex())
             if key >= end:
@@ -88,40 +83,40 @@ def _indexed(
                 yield key, value
 
 
-def _leaves(look: ReadOnlyLocation, facts: ShardFacts, lower: bytes) -> Iterator[Leaf]:
-    """The leaves of the tree in order of keys. Those wholly before `lower` are left out.
+def _leaves(location: ReadOnlyLocation, facts: ShardFacts, lower: bytes) -> Iterator[Leaf]:
+    """The leaves of the tree in order of keys, except those entirely before `lower`.
 
-    Raises Unavailable: the shard has moved on, and nodes went meanwhile.
+    Raises Unavailable: the shard has changed, and nodes were deleted meanwhile.
     """
     state, faults = facts.known(), facts.faults
-    reader = ChunkReader(look.blob, state.attribute_chunks, look.nodes)
+    reader = ChunkReader(location.blob, state.attribute_chunks, location.nodes)
 
-    def below(level: int, offset: int, length: int) -> Iterator[Leaf]:
-        why = ""
+    def subtree(level: int, offset: int, length: int) -> Iterator[Leaf]:
+        problem = ""
         try:
             node = reader.read(offset, length)
             if isinstance(node, Leaf) != (level == 1):
-                why = "it is not at its level"
+                problem = "it is not at its level"
         except Corruption as error:
-            why = error.message
+            problem = error.message
         except StaleIndex as error:
             if facts.has_moved:
-                raise Unavailable("the attribute index has moved on meanwhile; look again") from error
-            why = str(error)
-        if why:
-            faults.note(FaultKind.INDEX, f"the node of the attribute index at offset {offset} cannot be read: {why}")
+                raise Unavailable("the attribute index has changed meanwhile; try again") from error
+            problem = str(error)
+        if problem:
+            faults.note(FaultKind.INDEX, f"the attribute index node at offset {offset} cannot be read: {problem}")
         elif isinstance(node, Leaf):
             yield node
         else:
             for at in range(node.child_of(lower) if lower else 0, len(node)):
                 _, child, _, size = node.child(at)
-                yield from below(level - 1, child, size)
+                yield from subtree(level - 1, child, size)
 
     root = state.attribute_root
     if root.height > HEIGHT_MAX:
-        faults.note(FaultKind.INDEX, f"the attribute index says that it is {root.height} levels high")
+        faults.note(FaultKind.INDEX, f"the attribute index claims a height of {root.height} levels")
     elif root.height:
-        yield from below(root.height, root.offset, root.length)
+        yield from subtree(root.height, root.offset, root.length)
 
 
 def _tree_of(state: State) -> AttributeTree:

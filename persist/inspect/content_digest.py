@@ -1,8 +1,7 @@
-"""A digest of the contents of a shard as of a time. It is equal wherever the contents are equal.
+"""A digest of the contents of a shard as of a time: equal contents have equal digests.
 
-It does not depend on the order of rows, on how they are cut into parts, nor on the names of blobs: so it is the same at
-home, in a backup that was restored, in a clone and in another region. It is of 64 bits, and no protection against
-somebody who looks for two contents with one digest.
+It does not depend on the order of rows, their distribution over parts, or the keys of blobs. So it is the same at home,
+in a restored backup, in a clone and in another region. It has 64 bits, and is not resistant to deliberate collisions.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MEMORY_BYTES = 64 * 1024 * 1024
 
 
 class ContentDigest(JsonRecord, frozen=True):
-    """The contents as of a time (-1: before all times): `rows` of them, and their digest, 16 hex digits.
+    """The contents as of a time (-1: before all times): the number of `rows`, and their digest, 16 hex digits.
 
     None: a part cannot be read.
     """
@@ -38,13 +37,13 @@ class ContentDigest(JsonRecord, frozen=True):
     digest: str | None
 
 
-def digest_document(look: ReadOnlyLocation, name: str, as_of: int | None) -> Document:
+def digest_document(location: ReadOnlyLocation, name: str, as_of: int | None) -> Document:
     """As of the latest complete time, or an earlier one. Raises UnknownShard, InvalidUsage, NotReadable, Unavailable.
 
-    Nothing is held meanwhile: where maintenance takes a part away, the newest State is read, a few times.
+    No lease is taken: if maintenance deletes a part meanwhile, the newest State is read, up to TRIES times.
     """
-    for left in range(TRIES, -1, -1):
-        facts = newest(look, name)
+    for tries_left in range(TRIES, -1, -1):
+        facts = newest(location, name)
         state = facts.known()
         if state.is_closed:
             raise UnknownShard(dropped(name))
@@ -52,15 +51,15 @@ def digest_document(look: ReadOnlyLocation, name: str, as_of: int | None) -> Doc
         rows: int | None = None
         digest: int | None = None
         try:
-            rows, digest = _digest(look, state, at)
+            rows, digest = _digest(location, state, at)
         except Corruption as error:
             facts.faults.note(FaultKind.PART, error.message)
         except BlobNotFound as error:
             if facts.has_moved:
-                if left:
+                if tries_left:
                     continue
                 raise Unavailable(f"shard {name!r} has moved on during each of {TRIES + 1} reads; ask again") from error
-            facts.faults.note(FaultKind.MISSING, f"a blob is not there: {error}")
+            facts.faults.note(FaultKind.MISSING, f"a blob is missing: {error}")
         break
     since, upper = state.since.to_json(), state.upper.to_json()
     about = ContentDigest(at, since, upper, rows, None if digest is None else f"{digest:016x}")
@@ -79,17 +78,17 @@ def _time(state: State, name: str, as_of: int | None) -> int:
         raise InvalidUsage(f"time {as_of} of shard {name!r} is not complete yet: its upper is {upper}")
     if not is_kept(state, as_of):
         raise NotReadable(
-            f"time {as_of} of shard {name!r} cannot be read any more: its since is {state.since}",
+            f"time {as_of} of shard {name!r} is no longer readable: its since is {state.since}",
             as_of=as_of,
             since=state.since.to_json(),
         )
     return as_of
 
 
-def _digest(look: ReadOnlyLocation, state: State, as_of: int) -> tuple[int, int]:
+def _digest(location: ReadOnlyLocation, state: State, as_of: int) -> tuple[int, int]:
     """Rows and digest. Raises BlobNotFound, Corruption, Unavailable. Memory: `MEMORY_BYTES`."""
     sound = valid_schemas(state.schemas)
-    reader = PartReader(look.blob, sound, newest_schema(sound)[1], memory_bytes=MEMORY_BYTES)
+    reader = PartReader(location.blob, sound, newest_schema(sound)[1], memory_bytes=MEMORY_BYTES)
     runs = (run for batch in state.trace.batches if batch.desc.lower.less_equal(as_of) for run in batch.runs)
     rows = digest = 0
     if as_of >= 0:

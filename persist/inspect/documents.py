@@ -1,7 +1,7 @@
-"""The parts of every answer of an inspection: records that are JSON, findings, documents.
+"""Documents: the answers of an inspection, made of records that are JSON.
 
-A document is sent in pieces, and its rows are made meanwhile. So a document of many rows takes little memory, and the
-findings that its rows lead to come last.
+A document is streamed while its rows are computed, so that one with many rows takes little memory. Findings come last,
+since computing the rows may add some.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from msgspec import Meta, Struct, to_builtins
 from persist.client.timestamps import INSTANT_MAX, instant_text
 from persist.copies.shard_facts import Fault, Faults
 
-VERSION: Literal[1] = 1  # of what `--json` prints
+VERSION: Literal[1] = 1  # of the JSON documents
 HASH_BYTES = 8
 
 
-Frontier = Annotated[list[int], Meta(max_length=1)]  # `[7]`, or `[]`: closed
+Frontier = Annotated[list[int], Meta(max_length=1)]  # `[7]`; `[]` is closed
 
 
 class JsonRecord(Struct, frozen=True):
-    """The base of all that an answer consists of. Later builds may add fields."""
+    """The base of all records in an answer. Later versions may add fields."""
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields by name."""
-        found: dict[str, Any] = to_builtins(self, str_keys=True)
-        return found
+        """The fields by name."""
+        fields: dict[str, Any] = to_builtins(self, str_keys=True)
+        return fields
 
 
 class Finding(JsonRecord, frozen=True):
-    """Something that is damaged or missing. `key` is that of the blob (None: it is of no blob)."""
+    """Something that is damaged or missing. `key` is the key of its blob (None: it is not about a blob)."""
 
     shard: str | None
     what: str
@@ -47,9 +47,9 @@ class Finding(JsonRecord, frozen=True):
 
 @dataclass
 class Document:
-    """One answer. `about` is of the whole, `rows` are of its parts. `findings` is complete once the rows were made.
+    """One answer. `about` describes the whole, `rows` its elements. `findings` is complete after the last row.
 
-    `tree`: the whole State in pieces of JSON, where it was asked for. `lines`: each row is a document of its own.
+    `tree`: the whole State in pieces of JSON, if it was requested. `lines`: each row is a document of its own.
     """
 
     command: str
@@ -62,7 +62,7 @@ class Document:
     lines: bool = False
 
     def pieces(self) -> Generator[str]:
-        """The document as JSON on one line, with its line feed; with `lines`, a line for each row."""
+        """The document as JSON on one line; with `lines`, a line for each row."""
         if self.lines:
             for row in self.rows:
                 yield f"{json.dumps(row.to_json())}\n"
@@ -82,27 +82,30 @@ class Document:
 
 
 def instant(at_ms: int | None) -> str | None:
-    """The wall clock in RFC 3339, UTC; None where it is not known, or is none that can be shown."""
+    """The wall clock in RFC 3339, UTC; None if it is unknown or out of range."""
     return instant_text(at_ms) if at_ms is not None and 0 < at_ms <= INSTANT_MAX else None
 
 
 @dataclass(frozen=True, slots=True)
-class KeyShower:
-    """How keys of rows, which are data, are shown: as they are encoded, in hex, or only a short hash of that."""
+class KeyFormat:
+    """Formats values and encoded keys of rows, which are data: as they are, or without `shows` as a short hash."""
 
     shows: bool = False
 
     def __call__(self, key: bytes | None) -> str | None:
-        """None: there is no bound. An empty key is the bound below all keys."""
+        """Format an encoded key, in hex. None: there is no bound. An empty key is the lower bound of all keys."""
         if key is None:
             return None
         if self.shows:
             return key.hex()
-        return f"#{hashlib.blake2b(key, digest_size=HASH_BYTES).hexdigest()}" if key else ""
+        return _hash(key) if key else ""
 
     def value(self, value: Any) -> str | None:
-        """A value of a column, such as the least of a row group."""
+        """Format a value of a column, such as the minimum of a row group."""
         if value is None:
             return None
-        text = str(value)
-        return text if self.shows else f"#{hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).hexdigest()}"
+        return str(value) if self.shows else _hash(str(value).encode())
+
+
+def _hash(data: bytes) -> str:
+    return f"#{hashlib.blake2b(data, digest_size=HASH_BYTES).hexdigest()}"

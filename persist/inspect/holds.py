@@ -1,6 +1,6 @@
-"""Who holds what of a shard: leased readers, critical readers, writers, claims, tags and loans.
+"""The holders of a shard: leased readers, critical readers, writers, claims, tags and loans.
 
-Leases are counted by the lease clock of the State, so the answer does not depend on when it is asked for.
+Leases are measured by the lease clock of the State, so the answer does not depend on when it is requested.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from persist.copies.shard_facts import ShardFacts, newest
 from persist.core.state import Leased, State
-from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
+from persist.inspect.documents import Document, Frontier, JsonRecord, KeyFormat, instant
 from persist.inspect.readonly_location import ReadOnlyLocation
 
 
@@ -18,11 +18,11 @@ class HolderRow(JsonRecord, frozen=True, kw_only=True):
     """One holder. `kind` is `reader`, `cursor` (a critical reader), `writer`, `claim`, `tag`, `lent` or `borrowed`.
 
     `holder` is the purpose of a reader, the owner of a claim, the other shard of a loan. `since` is the frontier that
-    it holds, of a tag its time; a `point` holds that time alone. `seqno` is the version whose blobs a reader holds, or
-    after which a cursor was registered. A writer has appended `[lower, upper)` last. `lapses_in_s` counts from the
-    last version; below 0 the lease has lapsed. `until` null: a tag without end. `parts` are those that a claim reads,
-    or the blobs of a loan; `done` those that a claim has written, `done_bytes` their bytes, `resumes_at` the key from
-    which it continues. `key` is the blob that lists a loan; of what is borrowed the owner keeps the list.
+    is held, for a tag its time; a `point` holds only that time. `seqno` is the version whose blobs a reader holds, or
+    after which a cursor was registered. `[lower, upper)` is the last append of a writer. `lapses_in_s` counts from the
+    last version; a negative lease has lapsed. `until` null: a tag without end. `parts` are the inputs of a claim, or
+    the blobs of a loan; `done` the outputs of a claim so far, `done_bytes` their bytes, `resumes_at` the key at which
+    it continues. `key` is the blob that lists a loan; the list of a borrowed loan is kept by the owner.
     """
 
     kind: str
@@ -46,15 +46,15 @@ class HolderRow(JsonRecord, frozen=True, kw_only=True):
     key: str | None = None
 
 
-def holds_document(look: ReadOnlyLocation, name: str, keys: KeyShower) -> Document:
-    """Every holder of a shard. The list of each loan is read."""
-    facts = newest(look, name)
+def holds_document(location: ReadOnlyLocation, name: str, keys: KeyFormat) -> Document:
+    """All holders of a shard. The list of each loan is read."""
+    facts = newest(location, name)
     state = facts.known()
-    rows = [*_leases(state, keys), *_tags(state), *_loans(look, facts)]
+    rows = [*_leases(state, keys), *_tags(state), *_loans(location, facts)]
     return Document("holds", facts.faults, name, int(state.seqno), rows=rows)
 
 
-def _leases(state: State, keys: KeyShower) -> Iterator[HolderRow]:
+def _leases(state: State, keys: KeyFormat) -> Iterator[HolderRow]:
     for reader_id, reader in sorted(state.leased_readers.items()):
         yield HolderRow(
             kind="reader",
@@ -87,11 +87,11 @@ def _leases(state: State, keys: KeyShower) -> Iterator[HolderRow]:
         )
 
 
-def _lease(state: State, held: Leased) -> dict[str, Any]:
+def _lease(state: State, lease: Leased) -> dict[str, Any]:
     return {
-        "renewed": instant(held.heartbeat_ms),
-        "lease_s": held.lease_ms / 1000,
-        "lapses_in_s": round((held.lapses_ms - state.lease_now_ms) / 1000, 3),
+        "renewed": instant(lease.heartbeat_ms),
+        "lease_s": lease.lease_ms / 1000,
+        "lapses_in_s": round((lease.lapses_ms - state.lease_now_ms) / 1000, 3),
     }
 
 
@@ -101,17 +101,17 @@ def _tags(state: State) -> Iterator[HolderRow]:
         yield HolderRow(kind="tag", id=name, holder="", since=[tag.time], until=until, by_policy=tag.laddered)
 
 
-def _loans(look: ReadOnlyLocation, facts: ShardFacts) -> Iterator[HolderRow]:
+def _loans(location: ReadOnlyLocation, facts: ShardFacts) -> Iterator[HolderRow]:
     state = facts.known()
     for loan_id in facts.lent(facts.faults):
         loan = state.loans[loan_id]
         yield HolderRow(
             kind="lent",
             id=str(loan_id),
-            holder=look.shown_name(loan.borrower),
+            holder=location.shown_name(loan.borrower),
             begun=instant(loan.begun_ms),
             parts=loan.keys,
             key=loan.list_key,
         )
     for loan_id, owner in sorted(state.borrowed.items()):
-        yield HolderRow(kind="borrowed", id=str(loan_id), holder=look.shown_name(owner))
+        yield HolderRow(kind="borrowed", id=str(loan_id), holder=location.shown_name(owner))

@@ -1,4 +1,4 @@
-"""The log of a shard, entry by entry: one that cannot be read hides no other."""
+"""The log of a shard, entry by entry. The listing continues past entries that cannot be read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from persist.core.state_diff import MAPPINGS, SCALARS, StateDiff
 from persist.inspect.documents import VERSION, Document, Frontier, JsonRecord, instant
 from persist.inspect.readonly_location import ReadOnlyLocation
 
-POLL_S = 0.5  # how often `--follow` looks for new ones
+POLL_S = 0.5  # interval at which `--follow` polls for new entries
 
 
 class LoggedBatch(JsonRecord, frozen=True):
-    """A batch that a commit brought."""
+    """A batch that a commit added."""
 
     lower: Frontier
     upper: Frontier
@@ -28,12 +28,12 @@ class LoggedBatch(JsonRecord, frozen=True):
 
 
 class LogEntry(JsonRecord, frozen=True, kw_only=True):
-    """A state diff. `bytes` are those of its entry; `kinds` are the parts of the State that changed.
+    """A state diff. `bytes` is the size of its entry; `kinds` are the fields of the State that changed.
 
-    `operations` are what the commit history says of it. Of the trace, `added` batches came at its end, and `replaced`
-    came in the place of `replaces` batches from the `first` one on, by position. `gone` counts blobs that left the
-    State. `rollup` is the version of the newest rollup by then. `elsewhere` is the blob of a diff that the log does not
-    take. Where it cannot be read `finding` says why, and what it would tell is empty.
+    `operations` are those in the commit history. `added` are batches appended to the trace; `replaced` are batches that
+    replaced `replaces` batches from position `first` on. `gone` counts blobs that left the State. `rollup` is the
+    version of the newest rollup at that time. `elsewhere` is the blob of a diff that is too long for the log. If the
+    entry cannot be read, `finding` says why, and the other fields are empty.
     """
 
     version: Literal[1] = VERSION
@@ -57,13 +57,13 @@ class LogEntry(JsonRecord, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class LogSpan:
-    """Which entries are asked for: `[first, last]`, both inclusive. None: from the beginning, or to the end."""
+    """The requested entries: `[first, last]`, both inclusive. None: from the beginning, or to the end."""
 
     first: int | None = None
     last: int | None = None
 
     def check(self) -> None:
-        """Raises InvalidUsage where that makes no sense."""
+        """Raises InvalidUsage if a bound is out of range, or the span is empty."""
         for name, value in (("from", self.first), ("to", self.last)):
             if value is not None and not 0 < value < 2**63:
                 raise InvalidUsage(f"{name} is {value}; versions are in [1, {2**63 - 1}]")
@@ -71,50 +71,50 @@ class LogSpan:
             raise InvalidUsage(f"from is {self.first} and to is {self.last}: from must not be later")
 
 
-def version_at(look: ReadOnlyLocation, name: str, at_ms: int) -> int:
-    """The last version that was committed by that instant, by its committer's clock. Raises NotReadable."""
-    head_of(look, name)
-    found: int | None = None
+def version_at(location: ReadOnlyLocation, name: str, at_ms: int) -> int:
+    """The last version committed by that instant, by its committer's clock. Raises NotReadable."""
+    head_of(location, name)
+    seqno: int | None = None
     earliest: int | None = None
-    for logged in walk_log(look, name):
+    for logged in walk_log(location, name):
         if logged.change is None:
             continue
         earliest = logged.change.walltime_ms if earliest is None else min(earliest, logged.change.walltime_ms)
         if logged.change.walltime_ms <= at_ms:
-            found = logged.seqno
-    if found is None:
-        raise NotReadable(f"the log of shard {name!r} has no version of then: it begins at {instant(earliest)}")
-    return found
+            seqno = logged.seqno
+    if seqno is None:
+        raise NotReadable(f"the log of shard {name!r} has no version that old: it begins at {instant(earliest)}")
+    return seqno
 
 
-def log_document(look: ReadOnlyLocation, name: str, span: LogSpan, *, waits: bool = False) -> Document:
-    """The entries of the log, a line each. `waits`: none of them may be there yet.
+def log_document(location: ReadOnlyLocation, name: str, span: LogSpan, *, waits: bool = False) -> Document:
+    """The entries of the log, a line each. `waits`: the span may begin after the log.
 
     Raises UnknownShard, InvalidUsage (the span begins after the log), NotReadable (it ends before the log).
     """
     span.check()
-    head = head_of(look, name)
+    head = head_of(location, name)
     if span.first is not None and span.first > head and not waits:
         raise InvalidUsage(f"shard {name!r} has no v{span.first} yet: its log ends at v{head}")
-    if span.last is not None and span.last < (first := first_live(look, name)):
-        raise NotReadable(f"v{span.last} of shard {name!r} is not there any more: its log begins at v{first}")
+    if span.last is not None and span.last < (first := first_live(location, name)):
+        raise NotReadable(f"v{span.last} of shard {name!r} was deleted from its log, which begins at v{first}")
     findings = Faults(name)
 
     def rows() -> Iterator[LogEntry]:
         before: int | None = None
-        for logged in walk_log(look, name, span.first or 1, span.last):
+        for logged in walk_log(location, name, span.first or 1, span.last):
             gap = before is not None and logged.seqno != before + 1
-            wrong = f"entries v{(before or 0) + 1} to v{logged.seqno - 1} are missing" if gap else None
-            told = _told(name, logged, wrong)
+            problem = f"entries v{(before or 0) + 1} to v{logged.seqno - 1} are missing" if gap else None
+            entry = _entry(name, logged, problem)
             before = logged.seqno
-            if told.finding is not None:
-                findings.note(FaultKind.LOG, told.finding)
-            yield told
+            if entry.finding is not None:
+                findings.note(FaultKind.LOG, entry.finding)
+            yield entry
 
     return Document("log", findings, name, head, rows=rows(), lines=True)
 
 
-def _told(name: str, logged: LoggedDiff, gap: str | None) -> LogEntry:
+def _entry(name: str, logged: LoggedDiff, gap: str | None) -> LogEntry:
     finding = "; ".join(filter(None, (gap, logged.wrong))) or None
     change = logged.change
     if change is None:
@@ -144,14 +144,14 @@ def _told(name: str, logged: LoggedDiff, gap: str | None) -> LogEntry:
 
 
 def kinds_of(change: StateDiff) -> list[str]:
-    """The parts of the State that a diff changes, by their names."""
+    """The fields of the State that a diff changes."""
     return [name for name in ("trace", *SCALARS, *MAPPINGS) if getattr(change, name) is not None]
 
 
 def operations_of(change: StateDiff) -> list[str]:
-    """What the commit history says of this commit."""
-    held = None if change.entries is None else change.entries.set.get(change.seqno)
-    return [] if held is None else [entry.operation for entry in held.entries]
+    """The operations of this commit, according to the commit history."""
+    record = None if change.entries is None else change.entries.set.get(change.seqno)
+    return [] if record is None else [entry.operation for entry in record.entries]
 
 
 def logged_batch(batch: HollowBatch) -> LoggedBatch:
@@ -161,8 +161,8 @@ def logged_batch(batch: HollowBatch) -> LoggedBatch:
 
 
 def seqno_of(text: object) -> int:
-    """A version as it is written, `v12` or `12`. Raises InvalidUsage."""
+    """Parse a version, `v12` or `12`. Raises InvalidUsage."""
     digits = text.removeprefix("v") if isinstance(text, str) else ""
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
-        raise InvalidUsage(f"{text!r:.60} is no version; give a number such as 12, or v12")
+        raise InvalidUsage(f"{text!r:.60} is not a version; give a number such as 12, or v12")
     return int(digits)

@@ -1,4 +1,4 @@
-"""The questions of an inspection, under the same names on the command line and over HTTP."""
+"""The queries of an inspection, with the same names on the command line and over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.inspect.attribute_listing import attributes_document
 from persist.inspect.content_digest import digest_document
-from persist.inspect.documents import Document, KeyShower
+from persist.inspect.documents import Document, KeyFormat
 from persist.inspect.holds import holds_document
 from persist.inspect.log_listing import LogSpan, log_document, seqno_of, version_at
 from persist.inspect.part_listing import SHOWN_MAX, part_document, parts_document
@@ -21,10 +21,10 @@ from persist.inspect.usage import usage_document
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One question, with its options as texts; "": not given. `name` is the shard, a pattern, or the key of a part.
+    """One query, with its options as texts; "": not given. `name` is the shard, a pattern, or the key of a part.
 
-    `keys`: keys of rows are shown. `rows`: so many updates of a part are shown. `whole`: the whole State, not its
-    summary alone. `follow`: a log from a version that may be still to come.
+    `keys`: show keys of rows. `rows`: how many updates of a part to show. `whole`: the whole State instead of its
+    summary. `follow`: the log may begin at a version that does not exist yet.
     """
 
     what: str
@@ -42,10 +42,10 @@ class Query:
     follow: bool = False
 
 
-def answer(look: ReadOnlyLocation, query: Query) -> Document:
-    """Answer a question. Raises InvalidUsage (UnknownShard among them), NotReadable, Unavailable, Corruption.
+def answer(location: ReadOnlyLocation, query: Query) -> Document:
+    """Answer a query. Raises InvalidUsage (including UnknownShard), NotReadable, Unavailable, Corruption.
 
-    Corruption: nothing can be shown at all. All else that is wrong is a finding.
+    Corruption: nothing can be shown. Everything else that is wrong is a finding.
     """
     if query.what not in ANSWERS:
         raise InvalidUsage(f"{query.what!r:.60} cannot be inspected; give one of {', '.join(ANSWERS)}")
@@ -55,20 +55,20 @@ def answer(look: ReadOnlyLocation, query: Query) -> Document:
         check_shard_name(query.name)
     if not 0 <= query.rows <= SHOWN_MAX:
         raise InvalidUsage(f"rows is {query.rows}; it must be from 0 to {SHOWN_MAX}")
-    return ANSWERS[query.what](look, query)
+    return ANSWERS[query.what](location, query)
 
 
-def _state(look: ReadOnlyLocation, query: Query) -> Document:
+def _state(location: ReadOnlyLocation, query: Query) -> Document:
     at, since = (seqno_of(text) if text else None for text in (query.at, query.first))
     if query.timestamp:
         if at is not None:
             raise InvalidUsage("give a version or a timestamp, not both")
-        at = version_at(look, query.name, instant_ms("timestamp", read_instant("timestamp", query.timestamp)))
-    return state_document(look, query.name, at, since, KeyShower(query.keys), whole=query.whole)
+        at = version_at(location, query.name, instant_ms("timestamp", read_instant("timestamp", query.timestamp)))
+    return state_document(location, query.name, at, since, KeyFormat(query.keys), whole=query.whole)
 
 
 def span_of(query: Query) -> LogSpan:
-    """The versions that are asked for. Raises InvalidUsage."""
+    """The requested versions of the log. Raises InvalidUsage."""
     span = LogSpan(*(seqno_of(text) if text else None for text in (query.first, query.last)))
     span.check()
     return span
@@ -84,13 +84,13 @@ def _time(text: str) -> int | None:
 
 ANSWERS: Mapping[str, Callable[[ReadOnlyLocation, Query], Document]] = {
     "state": _state,
-    "log": lambda look, query: log_document(look, query.name, span_of(query), waits=query.follow),
-    "parts": lambda look, query: parts_document(look, query.name, KeyShower(query.keys)),
-    "part": lambda look, query: part_document(look, query.name, KeyShower(query.keys), query.rows),
-    "holds": lambda look, query: holds_document(look, query.name, KeyShower(query.keys)),
-    "attributes": lambda look, query: attributes_document(look, query.name, query.lower or None, query.upper or None),
-    "usage": lambda look, query: usage_document(look, query.name or None),
-    "digest": lambda look, query: digest_document(look, query.name, _time(query.as_of)),
+    "log": lambda location, query: log_document(location, query.name, span_of(query), waits=query.follow),
+    "parts": lambda location, query: parts_document(location, query.name, KeyFormat(query.keys)),
+    "part": lambda location, query: part_document(location, query.name, KeyFormat(query.keys), query.rows),
+    "holds": lambda location, query: holds_document(location, query.name, KeyFormat(query.keys)),
+    "attributes": lambda place, query: attributes_document(place, query.name, query.lower or None, query.upper or None),
+    "usage": lambda location, query: usage_document(location, query.name or None),
+    "digest": lambda location, query: digest_document(location, query.name, _time(query.as_of)),
 }
-OF_LOCATION = ("usage", "part")  # the name is a pattern, which may be left out, or the key of a part
+OF_LOCATION = ("usage", "part")  # the name is a pattern, which may be omitted, or the key of a part
 OF_ONE = tuple(what for what in ANSWERS if what not in OF_LOCATION)

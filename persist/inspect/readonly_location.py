@@ -1,4 +1,4 @@
-"""A location opened for inspection: both stores refuse writes; and patterns of shard names."""
+"""A location opened read-only for inspection, and patterns of shard names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from blob import Blob, BlobMisconfigured, BlobNotFound, BlobNotWritable, open_blob
+from blob import Blob, BlobMisconfigured, BlobNotWritable, open_blob
 from blob.interface import SignedPut, Unfinished
 from blob.metrics import ForwardingBlob
 from consensus import Consensus, ConsensusMisconfigured, ConsensusNotWritable, open_consensus
@@ -33,14 +33,11 @@ from persist.core.errors import (
 )
 from persist.core.ids import LocationBinding, shard_id_of
 from persist.formats.state_frames import THIS_BUILD, Build, decode_binding
-from persist.formats.store_errors import translated
+from persist.formats.store_errors import read_or_none, translated
 from persist.inspect.documents import JsonRecord
 
-# A location that is opened to be looked at: both stores are wrapped so that a write raises, and nothing is made.
-#
-# Opening a location binds its stores, marks its directory, and makes a table. None of this happens here. What is wrong
-# with how the stores belong together is a finding, and what is there is shown all the same.
-
+# A location opened for inspection. Opening a location normally binds its stores, writes a marker into its directory,
+# and creates a table; here both stores refuse writes. A mismatch of the stores is a finding, and the rest is shown.
 
 TWO_LOCATIONS = "the two stores belong to two locations"
 CACHE_BYTES_MAX = 16 * 1024 * 1024  # nodes of attribute indexes
@@ -49,7 +46,7 @@ T = TypeVar("T")
 
 
 class ReadOnlyBlob(ForwardingBlob):
-    """A blob store to which nothing is written, whoever tries. `refusal` makes the error, by what was asked for."""
+    """A blob store that refuses all writes. `refusal` makes the error, for a description of the operation."""
 
     def __init__(self, inner: Blob, refusal: Callable[[str], Exception]) -> None:
         super().__init__(inner)
@@ -65,7 +62,7 @@ class ReadOnlyBlob(ForwardingBlob):
         raise self._refusal("deleting blobs")
 
     def check(self) -> None:
-        """Whether it can be listed. No probe is written."""
+        """Check that it can be listed. No probe is written."""
         next(iter(self.list("")), None)
 
     def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
@@ -73,12 +70,12 @@ class ReadOnlyBlob(ForwardingBlob):
 
 
 def read_only(blob: Blob) -> ReadOnlyBlob:
-    """The store, to be looked at: a write raises BlobNotWritable."""
-    return ReadOnlyBlob(blob, lambda what: BlobNotWritable(f"{blob.url} was opened to be looked at: no {what}"))
+    """Wrap a blob store so that writes raise BlobNotWritable."""
+    return ReadOnlyBlob(blob, lambda what: BlobNotWritable(f"{blob.url} was opened read-only: no {what}"))
 
 
-class LookedConsensus(ForwardingConsensus):
-    """A consensus store to which nothing is written, whoever tries."""
+class ReadOnlyConsensus(ForwardingConsensus):
+    """A consensus store that refuses all writes."""
 
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         self._refuse()
@@ -93,18 +90,18 @@ class LookedConsensus(ForwardingConsensus):
         self._refuse()
 
     def check(self) -> None:
-        """Whether it can be listed. No probe is written."""
+        """Check that it can be listed. No probe is written."""
         self.keys("", "", 1)
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         return None
 
     def _refuse(self) -> NoReturn:
-        raise ConsensusNotWritable(f"{self.url} was opened to be looked at: nothing is written")
+        raise ConsensusNotWritable(f"{self.url} was opened read-only: no write")
 
 
-class LookedIdentity(Identity):
-    """Binds nothing, and refuses nothing but writes."""
+class ReadOnlyIdentity(Identity):
+    """Binds nothing, and refuses only writes."""
 
     def check(self) -> LocationBinding:
         return _NOTHING
@@ -113,14 +110,14 @@ class LookedIdentity(Identity):
         return _NOTHING
 
     def check_writable(self) -> NoReturn:
-        raise ReadOnly("this location was opened to be looked at: nothing is written", home=[], region="")
+        raise ReadOnly("this location was opened read-only for inspection", home=[], region="")
 
     def confirm(self) -> None:
-        """What the log lacks is told as it is, whoever has taken over."""
+        """Accepts every log, also of a home that was fenced."""
 
 
-class LookedVersions(Versions):
-    """Switches no format version on."""
+class ReadOnlyVersions(Versions):
+    """Never upgrades the format version."""
 
     @property
     def format_version(self) -> int:
@@ -128,10 +125,10 @@ class LookedVersions(Versions):
 
 
 class ReadOnlyLocation:
-    """Both stores of a location, to be looked at. Thread-safe. Closing it closes what `opened` for it.
+    """Both stores of a location, read-only. Thread-safe. `owns`: closing it closes the stores.
 
-    `problems` are findings of the location as a whole, such as a marker that is missing. Who looks may see shards whose
-    names begin with one of `prefixes` alone (None given: all).
+    `problems` are findings about the location as a whole, such as a missing marker. `prefixes`: only shards whose names
+    begin with one of them are visible (empty: all).
     """
 
     def __init__(
@@ -145,24 +142,24 @@ class ReadOnlyLocation:
         prefixes: Sequence[str] = (),
     ) -> None:
         self.blob = read_only(blob)
-        self.consensus = LookedConsensus(consensus)
+        self.consensus = ReadOnlyConsensus(consensus)
         self.clock = clock or SystemClock()
         self.build = build
         self.problems = Faults()
         self.prefixes = tuple(prefixes)
         self._owns = owns
         ids = SystemIds()
-        identity = LookedIdentity(self.blob, self.consensus, ids, self.clock, build)
-        self.versions = LookedVersions(self.blob, self.consensus, ids, build, identity)
+        identity = ReadOnlyIdentity(self.blob, self.consensus, ids, self.clock, build)
+        self.versions = ReadOnlyVersions(self.blob, self.consensus, ids, build, identity)
         self.nodes = NodeCache(CACHE_BYTES_MAX)
 
     def names(self, prefix: str = "", *, with_dropped: bool = True) -> Iterator[str]:
-        """Names of shards that begin so, ascending. Raises Unavailable, Corruption (the store itself is damaged)."""
+        """Names of shards with this prefix, ascending. Raises Unavailable, Corruption (the store itself is damaged)."""
         with translated():
             yield from all_names(partial(self._page, with_dropped), prefix)
 
     def shown_name(self, name: str) -> str:
-        """The name of a shard that another one tells of; its id for who may not see it."""
+        """The name of a shard that another one refers to, or its id if the name is not visible."""
         return name if not self.prefixes or name.startswith(self.prefixes) else str(shard_id_of(name))
 
     def _page(self, with_dropped: bool, prefix: str, after: str, limit: int) -> list[str]:
@@ -174,44 +171,44 @@ class ReadOnlyLocation:
             self.consensus.close()
 
 
-def look_at_stores(blob_url: str, consensus_url: str) -> ReadOnlyLocation:
-    """Open the two stores to look at them. Raises InvalidUsage: a URL is wrong; Unavailable: a store is not there."""
-    with ExitStack() as opened, translated():
-        blob = _there(blob_url, lambda: open_blob(blob_url, makes=False))
-        opened.callback(blob.close)
-        consensus = _there(consensus_url, lambda: open_consensus(consensus_url, reads_only=True))
-        opened.callback(consensus.close)
-        opened.pop_all()
+def open_readonly_stores(blob_url: str, consensus_url: str) -> ReadOnlyLocation:
+    """Open two stores read-only. Raises InvalidUsage: a URL is wrong; Unavailable: a store does not exist."""
+    with ExitStack() as stack, translated():
+        blob = _open(blob_url, lambda: open_blob(blob_url, makes=False))
+        stack.callback(blob.close)
+        consensus = _open(consensus_url, lambda: open_consensus(consensus_url, reads_only=True))
+        stack.callback(consensus.close)
+        stack.pop_all()
     return ReadOnlyLocation(blob, consensus)
 
 
-def look_at_directory(path: Path) -> ReadOnlyLocation:
-    """As `look_at_stores`, of the location in a directory. Raises InvalidUsage where there is none."""
+def open_readonly_directory(path: Path) -> ReadOnlyLocation:
+    """Open the location in a directory read-only. Raises InvalidUsage if there is none, and as `look_at_stores`."""
     at = url_path(path)
     if not path.is_dir():
         raise InvalidUsage(f"{path} does not exist; give --dir, or --blob and --consensus")
     marker, blob, log = path / MARKER, path / "blob", path / "consensus.db"
     if not any(map(_is_there, (marker, blob, log))):
         raise InvalidUsage(f"{path} is not a persist location: it has neither {MARKER}, nor blobs, nor a log")
-    look = look_at_stores(f"file://{at}/blob", f"sqlite:///{at}/consensus.db")
-    if (wrong := _wrong_marker(marker)) is not None:
-        look.problems.note(FaultKind.BLOB, wrong)
-    return look
+    location = open_readonly_stores(f"file://{at}/blob", f"sqlite:///{at}/consensus.db")
+    if (problem := _marker_problem(marker)) is not None:
+        location.problems.note(FaultKind.BLOB, problem)
+    return location
 
 
-def look_into(location: Location, prefixes: Sequence[str] = ()) -> ReadOnlyLocation:
-    """The stores of a location that a server has open, for who may see names with these prefixes (none: all).
+def readonly_view(location: Location, prefixes: Sequence[str] = ()) -> ReadOnlyLocation:
+    """View the location of a server read-only. `prefixes`: only shards with these prefixes are visible (empty: all).
 
-    Raises InvalidUsage: it shows a copy, which has no logs.
+    Raises InvalidUsage: it is a copy, which has no logs.
     """
     if location.is_copy:
-        raise InvalidUsage("this server shows a copy of a blob store, which has no logs: ask a server at home")
+        raise InvalidUsage("this server serves a copy of a blob store, which has no logs: ask a server at home")
     clock, build = location.clock, location.settings.build
     return ReadOnlyLocation(location.blob, location.consensus, clock=clock, build=build, owns=False, prefixes=prefixes)
 
 
-def _there(url: str, opens: Callable[[], T]) -> T:
-    """What is opened. Raises Unavailable where a directory or a file is not there, InvalidUsage as opening does."""
+def _open(url: str, opens: Callable[[], T]) -> T:
+    """Open a store. Raises Unavailable if its directory or file does not exist, and as `opens`."""
     try:
         return opens()
     except (BlobMisconfigured, ConsensusMisconfigured) as error:
@@ -226,82 +223,76 @@ def _is_there(path: Path) -> bool:
     return False
 
 
-def _wrong_marker(marker: Path) -> str | None:
-    """What is wrong with the file that marks a directory. Raises UpgradeNeeded."""
+def _marker_problem(marker: Path) -> str | None:
+    """Check the marker file of a directory. Raises UpgradeNeeded."""
     try:
-        found = read_marker(marker)
+        marker_json = read_marker(marker)
     except FileNotFoundError:
-        return f"{MARKER} is not there: no program opens this directory as a location"
+        return f"{MARKER} is missing: no program opens this directory as a location"
     except OSError as error:
         return f"{MARKER} cannot be read: {error.strerror}"
     except ValueError:
-        return f"{MARKER} is damaged: it is no JSON"
-    version = found.get("version") if isinstance(found, dict) else None
+        return f"{MARKER} is damaged: it is not JSON"
+    version = marker_json.get("version") if isinstance(marker_json, dict) else None
     if type(version) is int and version > MARKER_VERSION:
-        raise UpgradeNeeded(f"the location has format {version}; this persist knows {MARKER_VERSION}: upgrade it")
-    return None if version == MARKER_VERSION else f"{MARKER} is damaged: it tells no format"
+        raise UpgradeNeeded(f"the location has format {version}; this persist supports {MARKER_VERSION}: upgrade it")
+    return None if version == MARKER_VERSION else f"{MARKER} is damaged: it has no format version"
 
 
 class LocationSummary(JsonRecord, frozen=True):
-    """A location: its id, its epoch, and its format version. None: that is not known."""
+    """A location: its id, its epoch, and its format version. None: unknown."""
 
     id: str | None
     epoch: int | None
     format_version: int | None
 
 
-def location_summary(look: ReadOnlyLocation, faults: Faults) -> LocationSummary:
-    """What both stores tell of the location. What does not fit together is noted. Raises Unavailable."""
-    faults.take(look.problems)
+def location_summary(location: ReadOnlyLocation, faults: Faults) -> LocationSummary:
+    """Read the identity of the location from both stores. Mismatches are noted. Raises Unavailable."""
+    faults.take(location.problems)
     note = partial(faults.note, FaultKind.BLOB)
     version: int | None = None
     try:
-        version = look.versions.format_version
+        version = location.versions.format_version
     except UpgradeNeeded as error:
         note(error.message)
     with translated():
-        entry = look.consensus.head(LOG_KEY)
-        epochs = epochs_in(look.blob)
-        named = _read(look, ID_KEY)
-        is_copy = look.blob.stat(COPY_KEY) is not None
+        entry = location.consensus.head(LOG_KEY)
+        epochs = epochs_in(location.blob)
+        id_data = read_or_none(location.blob, ID_KEY)
+        is_copy = location.blob.stat(COPY_KEY) is not None
     if is_copy:
-        note("the blob store is a copy of another one, as its blob copy-of tells")
+        note("the blob store is a copy of another one, according to its blob copy-of")
     binding: LocationBinding | None = None
     try:
-        binding = None if entry is None else decode_binding(entry.data, look.build)
+        binding = None if entry is None else decode_binding(entry.data, location.build)
     except PersistError as error:
         note(f"the binding in the log: {error.message}")
-    if entry is None and (epochs or next(look.names(), None) is not None):
-        note("the consensus store has no binding: it is not the one of this blob store, or has lost all")
+    if entry is None and (epochs or next(location.names(), None) is not None):
+        note("the consensus store has no binding: it belongs to another blob store, or has lost all data")
     if binding is not None:
-        _compare(look, binding, epochs, note)
+        _compare(location, binding, epochs, note)
     location_id = (
-        binding.location_id if binding is not None else None if named is None else named.decode("ascii", "replace")
+        binding.location_id if binding is not None else None if id_data is None else id_data.decode("ascii", "replace")
     )
     epoch = binding.epoch if binding is not None else epochs[-1] if epochs else None
     return LocationSummary(location_id, epoch, version)
 
 
-def _compare(look: ReadOnlyLocation, binding: LocationBinding, epochs: list[int], note: Callable[..., None]) -> None:
+def _compare(
+    location: ReadOnlyLocation, binding: LocationBinding, epochs: list[int], note: Callable[..., None]
+) -> None:
     key = epoch_key(binding.epoch)
-    with translated():
-        held = _read(look, key)
+    data = read_or_none(location.blob, key)
     try:
-        if held is None:
-            note(f"the blob store has no binding of epoch {binding.epoch}, which the log has", key)
-        elif decode_binding(held, look.build) != binding:
-            note(f"{TWO_LOCATIONS}: give two that belong together", key)
+        if data is None:
+            note(f"the blob store has no binding of epoch {binding.epoch}, which is the epoch of the log", key)
+        elif decode_binding(data, location.build) != binding:
+            note(f"{TWO_LOCATIONS}: give the two stores of one location", key)
     except Corruption as error:
         note(f"the binding in the blob store: {error.message}", key)
     if epochs and epochs[-1] > binding.epoch:
         note(f"the blob store has epoch {epochs[-1]}, and the log {binding.epoch}: another home has taken over")
-
-
-def _read(look: ReadOnlyLocation, key: str) -> bytes | None:
-    try:
-        return look.blob.get(key)
-    except BlobNotFound:
-        return None
 
 
 # Patterns of shard names.
@@ -313,28 +304,28 @@ _LITERAL = re.compile(r"[A-Za-z0-9._/-]*")
 
 
 def prefix_of(pattern: str) -> str:
-    """What every name begins with that the pattern matches. Raises InvalidUsage: it is none.
+    """The longest prefix of all names that match the pattern. Raises InvalidUsage: it is not a pattern.
 
-    `*` stands for any characters, slashes too, `?` for one, and `[ab]` for one of these.
+    `*` matches any characters including slashes, `?` one character, and `[ab]` one of these.
     """
     is_wrong = re.search(r"[^A-Za-z0-9._/*?\[\]!-]", pattern) or "!" in _CHOICE.sub("", pattern)
     if is_wrong or not 0 < len(pattern) <= PATTERN_CHARS_MAX:
-        raise InvalidUsage(f"{pattern!r:.60} is no pattern of names; give a name, or one with * and ?, as 'eu/*'")
-    found = _LITERAL.match(pattern)
-    return "" if found is None else found[0]
+        raise InvalidUsage(f"{pattern!r:.60} is not a pattern; give a name, or one with * and ?, such as 'eu/*'")
+    names = _LITERAL.match(pattern)
+    return "" if names is None else names[0]
 
 
-def matching(look: ReadOnlyLocation, pattern: str | None, *, with_dropped: bool = True) -> Iterator[str]:
-    """The names that a pattern matches (None: all that who looks may see), ascending. Raises InvalidUsage."""
+def matching(location: ReadOnlyLocation, pattern: str | None, *, with_dropped: bool = True) -> Iterator[str]:
+    """The visible names that match a pattern (None: all), ascending. Raises InvalidUsage."""
     if pattern is None:
-        found = dict.fromkeys(n for p in look.prefixes for n in look.names(p, with_dropped=with_dropped))
-        yield from sorted(found) if look.prefixes else look.names(with_dropped=with_dropped)
+        names = dict.fromkeys(n for p in location.prefixes for n in location.names(p, with_dropped=with_dropped))
+        yield from sorted(names) if location.prefixes else location.names(with_dropped=with_dropped)
         return
     matches = re.compile(translate(pattern)).match
-    yield from (name for name in look.names(prefix_of(pattern), with_dropped=with_dropped) if matches(name))
+    yield from (name for name in location.names(prefix_of(pattern), with_dropped=with_dropped) if matches(name))
 
 
-def check_named(look: ReadOnlyLocation, name: str) -> None:
+def check_named(location: ReadOnlyLocation, name: str) -> None:
     """Raises UnknownShard."""
-    if not any(found == name for found in look.names(name)):
+    if not any(names == name for names in location.names(name)):
         raise UnknownShard(f"there is no shard {name!r} here; `persist shards` lists them")

@@ -1,4 +1,4 @@
-"""The whole State as JSON in pieces, its summary, and the changes between two States in words."""
+"""The whole State as JSON in pieces, its summary, and a description of the changes between two States."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from persist.copies.shard_facts import at_version, newest
-from persist.copies.state_file import shown
+from persist.copies.state_file import to_json_value
 from persist.core import state_diff
 from persist.core.batch import Batches, HollowBatch, Part, Run, Trace
 from persist.core.blob_keys import COMPACTOR
@@ -18,34 +18,34 @@ from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import State
-from persist.inspect.documents import Document, Frontier, JsonRecord, KeyShower, instant
+from persist.inspect.documents import Document, Frontier, JsonRecord, KeyFormat, instant
 from persist.inspect.readonly_location import ReadOnlyLocation
 from persist.parts import newest as newest_schema
 from persist.parts import valid_schemas
 
-# What changed between two States, in words.
+# Descriptions of the changes between two States.
 
 
-NAMED_MAX = 10  # of one kind that a sentence names
+NAMED_MAX = 10  # how many items of a kind are listed
 
 
 class StateChange(JsonRecord, frozen=True):
-    """A field of the State that changed, by its name in the code, and a sentence that says how."""
+    """A field of the State that changed, by its name in the code, and a description of the change."""
 
     field: str
     words: str
 
 
 def state_changes(old: State, new: State) -> list[StateChange]:
-    """What changed from one State to a later one."""
-    return [StateChange(field, words) for field, words in _changes(old, new)]
+    """Describe the changes from one State to a later one."""
+    return [StateChange(field, text) for field, text in _changes(old, new)]
 
 
 def _changes(old: State, new: State) -> Iterator[tuple[str, str]]:
     if phase_of(old) != phase_of(new):
         yield "phase", f"the shard was {phase_of(old).value} and is {phase_of(new).value}"
     if old.shard_id != new.shard_id:
-        yield "incarnation", f"life {old.incarnation} of the name ended and life {new.incarnation} began"
+        yield "incarnation", f"incarnation {old.incarnation} of the name ended and incarnation {new.incarnation} began"
     if old.upper != new.upper:
         yield "upper", f"upper moved from {_time(old.upper)} to {_time(new.upper)}"
     if old.since != new.since:
@@ -54,14 +54,14 @@ def _changes(old: State, new: State) -> Iterator[tuple[str, str]]:
     for name in state_diff.MAPPINGS:
         before, after = getattr(old, name), getattr(new, name)
         if before is not after and name != "entries":
-            yield from ((name, words) for words in _mapping(name, before, after))
+            yield from ((name, text) for text in _mapping(name, before, after))
     for name in state_diff.SCALARS:
         before, after = getattr(old, name), getattr(new, name)
-        if before != after and name not in _TOLD_ELSEWHERE:
+        if before != after and name not in _OMITTED:
             yield name, _scalar(name, before, after)
 
 
-_TOLD_ELSEWHERE = frozenset({"since", "incarnation", "tombstone", "lease_clock_ms", "info_bytes"})
+_OMITTED = frozenset({"since", "incarnation", "tombstone", "lease_clock_ms", "info_bytes"})
 
 
 def _trace(old: State, new: State) -> Iterator[tuple[str, str]]:
@@ -71,20 +71,20 @@ def _trace(old: State, new: State) -> Iterator[tuple[str, str]]:
     before = old.trace.batches[change.first : change.first + change.count]
     known = {(batch.desc.lower, batch.desc.upper): batch for batch in before}
     if not before:
-        yield "trace", f"{_count(len(change.batches), 'batch')} came: {_batches(change.batches)}"
+        yield "trace", f"{_count(len(change.batches), 'batch')} added: {_batches(change.batches)}"
         return
     end = before[-1].desc.upper
-    merged = [batch for batch in change.batches if batch.desc.lower < end]  # the last one may go on beyond it
-    came = [batch for batch in change.batches if not batch.desc.lower < end]
+    merged = [batch for batch in change.batches if batch.desc.lower < end]  # the last one may extend beyond it
+    added = [batch for batch in change.batches if not batch.desc.lower < end]
     same = [batch for batch in merged if known.get((batch.desc.lower, batch.desc.upper)) is not None]
-    what = "were written anew" if len(same) == len(merged) == len(before) else "became"
-    sums = f"{_sum(before)} {what}: {_sum(merged)}"
-    yield "trace", f"the batches {_span(before)} {sums}{_by(merged)}"
-    if came:
-        yield "trace", f"{_count(len(came), 'batch')} came: {_batches(tuple(came))}"
+    verb = "were rewritten" if len(same) == len(merged) == len(before) else "became"
+    sums = f"{_sum(before)} {verb}: {_sum(merged)}"
+    yield "trace", f"the batches {_span(before)} {sums}{_worker_suffix(merged)}"
+    if added:
+        yield "trace", f"{_count(len(added), 'batch')} added: {_batches(tuple(added))}"
 
 
-def _by(batches: list[HollowBatch]) -> str:
+def _worker_suffix(batches: list[HollowBatch]) -> str:
     keys = [key for batch in batches for key in batch.blob_keys()]
     return ", by a worker" if keys and all(f"/{COMPACTOR}/" in key for key in keys) else ""
 
@@ -121,36 +121,36 @@ _NAMES = {
     "cuts": "cut",
     "erasures": "erasure",
     "loans": "loan",
-    "borrowed": "loan that it has",
+    "borrowed": "loan from another shard",
     "schema_times": "first time of a schema",
 }
 
 
 def _mapping(name: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Iterator[str]:
-    what, show = _NAMES[name], _SHOWN.get(name, lambda key, value: str(key))
-    came = [show(key, after[key]) for key in after if key not in before]
-    gone = [show(key, before[key]) for key in before if key not in after]
+    noun, show = _NAMES[name], _FORMATS.get(name, lambda key, value: str(key))
+    added = [show(key, after[key]) for key in after if key not in before]
+    removed = [show(key, before[key]) for key in before if key not in after]
     changed = [show(key, after[key]) for key in after if key in before and before[key] != after[key]]
-    for keys, verb in ((came, "came"), (gone, "went"), (changed, "changed")):
+    for keys, verb in ((added, "added"), (removed, "removed"), (changed, "changed")):
         if keys:
-            named = f": {_named(keys)}" if name in _SHOWN else ""
-            yield f"{_count(len(keys), what)} {verb}{named}"
+            named = f": {_named(keys)}" if name in _FORMATS else ""
+            yield f"{_count(len(keys), noun)} {verb}{named}"
 
 
-_SHOWN: dict[str, Callable[[Any, Any], str]] = {
+_FORMATS: dict[str, Callable[[Any, Any], str]] = {
     "schemas": lambda key, value: str(key),
-    "leased_readers": lambda key, one: f"{one.purpose or key} at {_time(one.since)}",
-    "critical_readers": lambda key, one: f"{one.purpose or key} at {_time(one.since)}",
-    "rollups": lambda key, one: f"v{key}",
-    "claims": lambda key, one: f"{key} of {one.owner}",
+    "leased_readers": lambda key, record: f"{record.purpose or key} at {_time(record.since)}",
+    "critical_readers": lambda key, record: f"{record.purpose or key} at {_time(record.since)}",
+    "rollups": lambda key, record: f"v{key}",
+    "claims": lambda key, record: f"{key} of {record.owner}",
     "spilled": lambda key, files: f"{key} in {_count(len(files), 'file')}",
-    "long_diffs": lambda key, one: f"v{key}",
-    "tags": lambda key, one: f"{key} at {one.time}",
-    "marks": lambda key, one: f"{instant(key) or 'the beginning'} at {_time(one)}",
-    "cuts": lambda key, one: f"{_instant(key)} at {one.upper}",
-    "erasures": lambda key, one: f"{key} ({one.phase})",
-    "loans": lambda key, one: f"to {one.borrower}",
-    "borrowed": lambda key, one: f"of {one}",
+    "long_diffs": lambda key, record: f"v{key}",
+    "tags": lambda key, record: f"{key} at {record.time}",
+    "marks": lambda key, record: f"{instant(key) or 'the beginning'} at {_time(record)}",
+    "cuts": lambda key, record: f"{_instant(key)} at {record.upper}",
+    "erasures": lambda key, record: f"{key} ({record.phase})",
+    "loans": lambda key, record: f"to {record.borrower}",
+    "borrowed": lambda key, record: f"of {record}",
     "schema_times": lambda key, time: f"{key} from {time} on" if time <= TIME_MAX else f"{key} after all times",
 }
 
@@ -189,12 +189,12 @@ def _end(frontier: Antichain) -> str:
     return "end" if frontier.is_empty else str(frontier.element)
 
 
-def _count(number: int, what: str) -> str:
+def _count(number: int, noun: str) -> str:
     if number == 1:
-        return f"1 {what}"
-    first, of, rest = what.partition(" of ")
-    first, that, more = first.partition(" that ")
-    return f"{number} {first}{'es' if first.endswith(('h', 's')) else 's'}{that}{more}{of}{rest}"
+        return f"1 {noun}"
+    first, of, rest = noun.partition(" of ")
+    first, clause, more = first.partition(" that ")
+    return f"{number} {first}{'es' if first.endswith(('h', 's')) else 's'}{clause}{more}{of}{rest}"
 
 
 def _named(texts: list[str]) -> str:
@@ -202,16 +202,22 @@ def _named(texts: list[str]) -> str:
     return ", ".join(texts[:NAMED_MAX]) + more
 
 
-# The whole State as JSON in pieces, its summary, and what changed since an earlier version.
+# The State as JSON, and its summary.
 
 
 KEYS = frozenset({"key_lower", "key_upper", "resume_key"})  # fields that hold encoded keys of rows
-SECRETS = frozenset({"opaque"})  # who knows it moves a hold
-_LARGE = (State, Trace, HollowBatch, Run)  # told piece by piece
+SECRETS = frozenset({"opaque"})  # fencing tokens: whoever knows one can move the hold
+_LARGE = (State, Trace, HollowBatch, Run)  # streamed field by field
+
+
+_COUNTED = (
+    "schemas", "leased_readers", "critical_readers", "writers", "claims", "tags", "truncations", "drops", "erasures",
+    "loans", "borrowed",
+)  # fmt: skip
 
 
 class ColumnSummary(JsonRecord, frozen=True):
-    """A column of the current schema; `is_key`: rows are told apart by it."""
+    """A column of the current schema; `is_key`: it is a key column."""
 
     name: str
     type: str
@@ -219,7 +225,7 @@ class ColumnSummary(JsonRecord, frozen=True):
 
 
 class StateSummary(JsonRecord, frozen=True):
-    """A State in short: its frontiers, and the counts of everything. `bytes` are those of parts."""
+    """A State in short: its frontiers, and its counts. `bytes` are those of parts."""
 
     shard_id: str
     incarnation: int
@@ -267,7 +273,7 @@ def summary_of(state: State) -> StateSummary:
         upper=state.upper.to_json(),
         history=history_text(settings.history_ms) if settings.version else None,
         columns=_columns(state),
-        schemas=len(state.schemas),
+        **{name: len(getattr(state, name)) for name in _COUNTED},
         batches=len(batches),
         runs=sum(batch.run_count for batch in batches),
         parts=sum(batch.part_count for batch in batches),
@@ -275,20 +281,10 @@ def summary_of(state: State) -> StateSummary:
         bytes=sum(batch.size for batch in batches),
         inline_bytes=state.trace.inline_bytes,
         rollups=sorted(map(int, state.rollups)),
-        leased_readers=len(state.leased_readers),
-        critical_readers=len(state.critical_readers),
-        writers=len(state.writers),
-        claims=len(state.claims),
-        tags=len(state.tags),
-        truncations=len(state.truncations),
-        drops=len(state.drops),
-        erasures=len(state.erasures),
-        loans=len(state.loans),
-        borrowed=len(state.borrowed),
         attributes_recent=len(state.attributes),
         attributes_indexed=state.attribute_root.count,
         outcomes=len(state.outcomes) + sum(file.count for file in state.files_of(OUTCOMES)),
-        history_entries=sum(len(one.entries) for one in state.entries.values())
+        history_entries=sum(len(record.entries) for record in state.entries.values())
         + sum(file.count for file in state.files_of(ENTRIES)),
         features=list(state.features),
     )
@@ -299,40 +295,42 @@ def _columns(state: State) -> list[ColumnSummary]:
     if not sound:
         return []
     _, schema = newest_schema(sound)
-    return [ColumnSummary(one.name, str(one.type), one.name in schema.key) for one in schema.arrow]
+    return [ColumnSummary(column.name, str(column.type), column.name in schema.key) for column in schema.arrow]
 
 
 def state_document(
-    look: ReadOnlyLocation, name: str, at: int | None, since: int | None, keys: KeyShower, *, whole: bool
+    location: ReadOnlyLocation, name: str, at: int | None, since: int | None, keys: KeyFormat, *, whole: bool
 ) -> Document:
-    """The State of a version, else the newest one, and what changed from the version `since` on.
+    """The State at a version, or the newest one, and its changes since the version `since`.
 
-    `whole`: all of it, else its summary alone. Raises UnknownShard, InvalidUsage, NotReadable, Corruption (no State can
-    be made).
+    `whole`: the whole State instead of its summary. Raises UnknownShard, InvalidUsage, NotReadable, Corruption (the
+    State cannot be loaded).
     """
-    facts = newest(look, name) if at is None else at_version(look, name, at)
+    facts = newest(location, name) if at is None else at_version(location, name, at)
     state = facts.known()
     rows: list[StateChange] = []
     if since is not None:
         if since > state.seqno:
             raise InvalidUsage(f"v{since} is later than v{state.seqno}; give the earlier version as --from")
-        before = at_version(look, name, since)
+        before = at_version(location, name, since)
         facts.faults.take(before.faults)
-        rows = state_changes(named(look, before.known()), named(look, state))
-    tree = (lambda: encode_state(named(look, state), keys)) if whole else None
+        rows = state_changes(redacted(location, before.known()), redacted(location, state))
+    tree = (lambda: encode_state(redacted(location, state), keys)) if whole else None
     return Document("state", facts.faults, name, int(state.seqno), summary_of(state), rows, tree)
 
 
-def named(look: ReadOnlyLocation, state: State) -> State:
-    """The State with the names of other shards as who looks may see them."""
-    if not look.prefixes:
+def redacted(location: ReadOnlyLocation, state: State) -> State:
+    """The State with only visible names of other shards."""
+    if not location.prefixes:
         return state
-    loans = {key: replace(loan, borrower=look.shown_name(loan.borrower)) for key, loan in state.loans.items()}
-    return replace(state, loans=loans, borrowed={key: look.shown_name(owner) for key, owner in state.borrowed.items()})
+    loans = {key: replace(loan, borrower=location.shown_name(loan.borrower)) for key, loan in state.loans.items()}
+    return replace(
+        state, loans=loans, borrowed={key: location.shown_name(owner) for key, owner in state.borrowed.items()}
+    )
 
 
-def encode_state(value: Any, keys: KeyShower) -> Iterator[str]:
-    """A record as JSON in pieces: its fields by name. Bytes are base64, but for keys of rows, and rows are left out."""
+def encode_state(value: Any, keys: KeyFormat) -> Iterator[str]:
+    """Stream a record as JSON, its fields by name. Bytes are base64, except encoded keys; rows are omitted."""
     if isinstance(value, _LARGE):
         yield "{"
         for number, name in enumerate(value.__struct_fields__):
@@ -349,15 +347,15 @@ def encode_state(value: Any, keys: KeyShower) -> Iterator[str]:
         yield json.dumps(_small(value, keys))
 
 
-def _small(value: Any, keys: KeyShower) -> Any:
-    return shown(value, lambda name, item: _field(name, item, keys))
+def _small(value: Any, keys: KeyFormat) -> Any:
+    return to_json_value(value, lambda name, item: _field(name, item, keys))
 
 
-def _field(name: str, value: Any, keys: KeyShower) -> Any:
+def _field(name: str, value: Any, keys: KeyFormat) -> Any:
     if name in KEYS:
         return keys(value)
     if name in SECRETS:
-        return KeyShower().value(value) if value else ""
+        return KeyFormat().value(value) if value else ""
     if name == "data":  # the rows of an inline part
         return None if value is None else {"bytes": len(value)}
     return _small(value, keys)

@@ -1,16 +1,16 @@
-"""What takes room: every blob that lies in the store counts once, so the sums are those of a listing.
+"""Storage usage: every blob in the store is counted once, so that the sums match those of a listing.
 
-A blob of a shard is what the first of these says that fits:
+The kind of a blob of a shard is the first of these that applies:
 
-- `live`: a part, or a bundle, that the contents as of the latest time need
-- `history`: one that the State names for earlier times alone
-- `index`: attributes, outcomes of tokens, the commit history, long state diffs, lists of what is lent
-- `merging`: what merges under way have written so far
+- `live`: a part, or a bundle, that the contents at the latest time need
+- `history`: one that the State only names for earlier times
+- `index`: attributes, idempotency outcomes, the commit history, long state diffs, lists of loans
+- `merging`: outputs of merges that are in progress
 - `rollups`: those that the State names
 - `lent`: it left the State, and a clone may name it
 - `held`: it left the State, and a reader holds a version that names it
-- `waiting`: it left the State, and GC deletes it
-- `orphans`: nothing names it: a write under way, or one that failed; by age
+- `waiting`: it left the State, and GC will delete it
+- `orphans`: no State names it: a write in progress or a failed one; by age
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from persist.core.state import State, auxiliary_blob_keys
 from persist.core.truncation import contents
 from persist.formats.store_errors import translated
 from persist.inspect.documents import Document, JsonRecord
-from persist.inspect.part_listing import noted_parts
+from persist.inspect.part_listing import parts_noting_faults
 from persist.inspect.readonly_location import (
     LocationSummary,
     ReadOnlyLocation,
@@ -46,7 +46,7 @@ _FAMILY_CHARS = len(family_of(shard_id_of("any")))
 
 
 class Room(JsonRecord, frozen=True):
-    """How many blobs, and their bytes."""
+    """A number of blobs, and their bytes."""
 
     blobs: int
     bytes: int
@@ -60,7 +60,7 @@ Rooms = defaultdict[str, Room]  # by kind
 
 
 class HeldBy(JsonRecord, frozen=True):
-    """What a reader keeps from being deleted; what two readers hold counts for both."""
+    """Blobs that a reader keeps from being deleted; blobs held by two readers count for both."""
 
     reader: str
     purpose: str
@@ -70,7 +70,7 @@ class HeldBy(JsonRecord, frozen=True):
 
 
 class Orphans(JsonRecord, frozen=True):
-    """Blobs that nothing names by their age: below an hour, below a day, older."""
+    """Blobs that no State names, by age: less than an hour, less than a day, older."""
 
     hour: Room
     day: Room
@@ -78,7 +78,7 @@ class Orphans(JsonRecord, frozen=True):
 
 
 class ShardUsage(JsonRecord, frozen=True):
-    """What a shard takes, in all lives of its name. `total` is the sum of all kinds, and what a listing gives.
+    """The storage of a shard, in all incarnations of its name. `total` is the sum of all kinds, as in a listing.
 
     `inline_bytes` are rows in the State. `borrowed` are blobs of other shards that it names; they count there.
     """
@@ -103,11 +103,11 @@ class ShardUsage(JsonRecord, frozen=True):
 
 
 class LocationUsage(JsonRecord, frozen=True):
-    """What the location takes besides shards, and in all. What is only known of the whole store is null for a pattern.
+    """The storage of the location besides shards, and in total. What only the whole store shows is null for a pattern.
 
-    `published` are journals, beats and catalogues. `of_no_shard` are blobs of shards of which there is no log, `other`
-    those of which the key is of no kind that persist makes. `unfinished` is what puts have left that did not end; it
-    is listed under no key. `listed` is what the listing gave: the sum of all.
+    `published` are journals, heartbeats and catalogues. `of_no_shard` are blobs of shards without a log, `other` those
+    with unknown keys. `unfinished` are incomplete uploads, which a listing does not show. `listed` is the sum of the
+    listing.
     """
 
     location: LocationSummary
@@ -123,63 +123,63 @@ class LocationUsage(JsonRecord, frozen=True):
     log_bytes: int
 
 
-def usage_document(look: ReadOnlyLocation, pattern: str | None) -> Document:
-    """What each shard takes whose name matches; without a pattern also what else lies there.
+def usage_document(location: ReadOnlyLocation, pattern: str | None) -> Document:
+    """The usage of each shard whose name matches; without a pattern also of everything else.
 
-    Raises InvalidUsage, UnknownShard. Both stores are read one after the other: what is written meanwhile counts as
-    what it is by then.
+    Raises InvalidUsage, UnknownShard. The stores are read one after the other; what is written meanwhile is counted in
+    its state at that time.
     """
     faults = Faults()
-    location = location_summary(look, faults)
+    summary = location_summary(location, faults)
     if pattern is not None and prefix_of(pattern) == pattern:
-        check_named(look, pattern)
-    names = {family_of(shard_id_of(name)): name for name in matching(look, pattern)}
-    found: dict[str, ShardUsage] = {}
-    rest: Rooms = defaultdict(lambda: NOTHING)
-    whole = pattern is None and not look.prefixes
-    if whole:
-        for family, stats in groupby(_listed(look, ""), _group):
+        check_named(location, pattern)
+    names = {family_of(shard_id_of(name)): name for name in matching(location, pattern)}
+    usages: dict[str, ShardUsage] = {}
+    others: Rooms = defaultdict(lambda: NOTHING)
+    is_whole = pattern is None and not location.prefixes
+    if is_whole:
+        for family, stats in groupby(_listed(location, ""), _family):
             if family in names:
                 name = names[family]
-                found[family] = _usage(look, name, stats, faults)
+                usages[family] = _shard_usage(location, name, stats, faults)
             else:
                 for stat in stats:
-                    rest["of_no_shard" if family else _kind(stat.key)] += Room(1, stat.size)
+                    others["of_no_shard" if family else _kind(stat.key)] += Room(1, stat.size)
     for family, name in names.items():
-        if family not in found:
-            found[family] = _usage(look, name, None, faults)
-    rows = sorted(found.values(), key=lambda one: one.shard or "")
-    return Document("usage", faults, about=_location(look, location, rows, rest, whole), rows=rows)
+        if family not in usages:
+            usages[family] = _shard_usage(location, name, None, faults)
+    rows = sorted(usages.values(), key=lambda usage: usage.shard or "")
+    return Document("usage", faults, about=_location_usage(location, summary, rows, others, is_whole), rows=rows)
 
 
-def _location(
-    look: ReadOnlyLocation, location: LocationSummary, rows: list[ShardUsage], rest: Rooms, whole: bool
+def _location_usage(
+    location: ReadOnlyLocation, summary: LocationSummary, rows: list[ShardUsage], others: Rooms, is_whole: bool
 ) -> LocationUsage:
-    of_shards = sum((one.total for one in rows), NOTHING)
-    beside = {kind: rest[kind] for kind in ("published", "bindings", "of_no_shard", "other")}
+    of_shards = sum((usage.total for usage in rows), NOTHING)
+    others_by_kind = {kind: others[kind] for kind in ("published", "bindings", "of_no_shard", "other")}
     unfinished: Room | None = None
-    if whole:
+    if is_whole:
         with translated():
-            unfinished = sum((Room(1, max(one.size, 0)) for one in look.blob.unfinished("")), NOTHING)
+            unfinished = sum((Room(1, max(usage.size, 0)) for usage in location.blob.unfinished("")), NOTHING)
     return LocationUsage(
-        location,
+        summary,
         len(rows),
-        sum(beside.values(), of_shards),
+        sum(others_by_kind.values(), of_shards),
         of_shards,
-        **(beside if whole else dict.fromkeys(beside)),
+        **(others_by_kind if is_whole else dict.fromkeys(others_by_kind)),
         unfinished=unfinished,
-        log_entries=sum(one.log_entries for one in rows),
-        log_bytes=sum(one.log_bytes for one in rows),
+        log_entries=sum(usage.log_entries for usage in rows),
+        log_bytes=sum(usage.log_bytes for usage in rows),
     )
 
 
-def _listed(look: ReadOnlyLocation, prefix: str) -> Iterator[BlobStat]:
+def _listed(location: ReadOnlyLocation, prefix: str) -> Iterator[BlobStat]:
     with translated():
-        yield from look.blob.list(prefix)
+        yield from location.blob.list(prefix)
 
 
-def _group(stat: BlobStat) -> str:
-    """What the ids of all lives of the shard begin with to which a blob belongs; "": it belongs to none."""
+def _family(stat: BlobStat) -> str:
+    """The common prefix of the ids of all incarnations of the shard that a blob belongs to; "": none."""
     shard = shard_of(stat.key)
     return shard[:_FAMILY_CHARS] if "/" in stat.key and len(shard) == 33 and shard.startswith("s") else ""
 
@@ -190,24 +190,24 @@ def _kind(key: str) -> str:
     return "bindings" if key in _LOCATION or key.startswith(("epoch/", "offer/", "format/", "receipt")) else "other"
 
 
-def _usage(look: ReadOnlyLocation, name: str, stats: Iterable[BlobStat] | None, faults: Faults) -> ShardUsage:
-    """What a shard takes. `stats`: its blobs, where they are listed already."""
-    facts = newest(look, name)
+def _shard_usage(location: ReadOnlyLocation, name: str, stats: Iterable[BlobStat] | None, faults: Faults) -> ShardUsage:
+    """The usage of a shard. `stats`: its blobs, if they are listed already."""
+    facts = newest(location, name)
     if stats is not None:
         facts.listed = {stat.key: stat for stat in stats}
     log = facts.read_log()
     for what in log.wrong:
         facts.faults.note(FaultKind.LOG, what)
     sums: Rooms = defaultdict(lambda: NOTHING)
-    left = facts.keys_left(Faults())
+    left_at_by_key = facts.keys_left(Faults())
     readers = {} if facts.state is None else facts.state.leased_readers
     named = {} if facts.state is None else _named(facts, facts.state)
     lent = set() if facts.state is None else set().union(*facts.lent(facts.faults).values())
     held_from = min((reader.seqno for reader in readers.values()), default=None)
     held: defaultdict[ReaderId, Room] = defaultdict(lambda: NOTHING)
-    now_ms = look.clock.now_ms()
+    now_ms = location.clock.now_ms()
     for key, stat in facts.listed.items():
-        kind, left_at = named.get(key), left.get(key)
+        kind, left_at = named.get(key), left_at_by_key.get(key)
         if kind is None and left_at is not None:
             for reader_id, reader in readers.items():
                 if reader.seqno < left_at:
@@ -243,7 +243,7 @@ def _unnamed_kind(stat: BlobStat, lent: bool, left_at: int | None, held_from: in
 
 
 def _named(facts: ShardFacts, state: State) -> dict[str, str]:
-    """The blobs that the State names, also by what bundles list, and of which kind each is."""
+    """The kinds of the blobs that the State names, including those in bundles."""
     kinds = dict.fromkeys(auxiliary_blob_keys(state), "index")
     kinds.update({rollup.key: "rollups" for rollup in state.rollups.values()})
     done = (part.key for claim in state.claims.values() for part in claim.done)
@@ -252,20 +252,20 @@ def _named(facts: ShardFacts, state: State) -> dict[str, str]:
     runs = (run for batch in state.trace.batches for run in batch.runs)
     latest = contents(runs, state.drops, TIME_MAX if upper is None else max(upper - 1, 0))
     needed = {part.id for run in latest for part in run.parts}
-    for one in noted_parts(facts, facts.faults):
-        if one.part.key is not None:
-            kinds[one.part.key] = "live" if (one.within or one.part).id in needed else "history"
+    for usage in parts_noting_faults(facts, facts.faults):
+        if usage.part.key is not None:
+            kinds[usage.part.key] = "live" if (usage.within or usage.part).id in needed else "history"
     return kinds
 
 
 def _borrowed(facts: ShardFacts, state: State, named: Iterable[str]) -> Room:
-    """What is borrowed. What is named and not there is noted."""
+    """The borrowed blobs. Missing ones are noted."""
     borrowed = NOTHING
-    itself = frozenset(state.blob_keys())
+    own_keys = frozenset(state.blob_keys())
     for key in (key for key in named if key not in facts.listed):
         stat = facts.stat(key)
         if stat is not None:
             borrowed += Room(1, stat.size) if is_foreign(key, state.shard_id) else NOTHING
-        elif facts.is_named(key) if key in itself else not facts.has_moved:  # else its bundle may be gone by now
+        elif facts.is_named(key) if key in own_keys else not facts.has_moved:  # else its bundle may be deleted by now
             facts.faults.note(FaultKind.MISSING, f"the blob {key} {NOT_THERE}", key)
     return borrowed

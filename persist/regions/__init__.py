@@ -1,1 +1,1 @@
-"""Regions: what is published at home is read elsewhere, from a copy of its blob store alone."""
+"""Regions: read-only replicas from a copy of home's blob store, replication, failover and switchover."""

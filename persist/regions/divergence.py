@@ -1,8 +1,8 @@
-"""Salvage: what an old home has acknowledged and the new one does not have, shard by shard and time by time.
+"""Salvage: updates that an old home has acknowledged and the new home lacks, shard by shard and time by time.
 
-A promotion notes in the new home's blob store from which version each shard went on. In the old home's log lies what
-came after that. Its updates are written to files, which their owner may look at and insert anew. Nothing is changed in
-either home, but for the leases of the reader, which the old home's log takes.
+A promotion records in the new home's blob store from which version each shard continued. Later entries in the old
+home's log are its divergence. Its updates are written to files, for their owner to examine and insert again. Neither
+home is changed, except for the leases of the reader in the old home's log.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from persist.core.transitions.audit_recording import is_maintenance
 from persist.parts import TIME
 from persist.regions.failover import KeptVersion, Promotion, promotions_in
 
-UNTOLD = frozenset({"hand_over", "take_back"})  # operations of the commit history that tell of nothing but a home
-NAME_MAX = 200  # characters of a file's name, without its ending
+UNTOLD = frozenset({"hand_over", "take_back"})  # operations that only concern which home it is
+NAME_MAX = 200  # characters of a file's name, without its extension
 
 
 @dataclass(frozen=True, slots=True)
 class Diverged:
-    """What one shard of the old home has beyond what the new one has of it.
+    """What one shard of the old home has beyond the new one.
 
-    `version` and `upper`: the newest of the old home. `kept`: what the new home has; None: nothing, of this life of the
-    name. `commits`: so many came after what it has. `why`: why its updates cannot be told. `times` and `updates` were
-    written to `file`; None: they were not written.
+    `version` and `upper`: the newest in the old home. `kept`: the version in the new home; None: it has none of this
+    incarnation. `commits`: the number of later commits. `why`: why its updates cannot be read. `times` and `updates`
+    were written to `file`; None: they were not written.
     """
 
     name: str
@@ -60,36 +60,36 @@ class Diverged:
 
     @property
     def lower(self) -> Antichain:
-        """Every time before it is the same in both homes."""
+        """Both homes have the same updates before it."""
         return MINIMUM if self.kept is None else self.kept.upper
 
     @property
     def overlaps(self) -> bool:
-        """Whether the old home has gone beyond where the new one went on, so one time may mean two things."""
+        """Whether the old home continued beyond where the new one resumed, so that both used the same times."""
         if self.kept is None or self.dropped or self.kept.resumes.element is None:
             return False
         return self.upper.element is None or self.upper.element > self.kept.resumes.element
 
     def to_json(self) -> dict[str, Any]:
-        """As the command prints it."""
-        told: dict[str, Any] = {"shard": self.name, "lower": self.lower.to_json(), "upper": self.upper.to_json()}
-        told |= {"commits": self.commits, "kept": self.kept is not None, "dropped": self.dropped}
-        told |= {"overlaps": self.overlaps, "times": self.times, "updates": self.updates}
-        return {**told, "file": self.file or None, "why": self.why or None}
+        """The output of the command."""
+        fields: dict[str, Any] = {"shard": self.name, "lower": self.lower.to_json(), "upper": self.upper.to_json()}
+        fields |= {"commits": self.commits, "kept": self.kept is not None, "dropped": self.dropped}
+        fields |= {"overlaps": self.overlaps, "times": self.times, "updates": self.updates}
+        return {**fields, "file": self.file or None, "why": self.why or None}
 
 
 def diverged(old: Location, promotion: Promotion) -> Iterator[Diverged]:
-    """The shards of the old home that have gone on beyond what the new one has. Writes nothing.
+    """Find the shards of the old home that continued beyond the new one. Writes nothing.
 
-    They are compared with the first promotion that the old home does not know, however many came after it. Of what
-    cannot be read `why` tells. Raises InvalidUsage (they are homes of two locations), Corruption, Unavailable.
+    They are compared with the first promotion that the old home does not know, regardless of later ones. `why` is set
+    for shards that cannot be read. Raises InvalidUsage (they are homes of two locations), Corruption, Unavailable.
     """
-    bound = old.identity.check()
-    if bound.location_id != promotion.location_id:
-        raise InvalidUsage(f"{old.blob.url} is of another location than the home of epoch {promotion.epoch}")
-    left = _left_at(old, bound.epoch, promotion)
+    binding = old.identity.check()
+    if binding.location_id != promotion.location_id:
+        raise InvalidUsage(f"{old.blob.url} has another location than the home of epoch {promotion.epoch}")
+    fork_point = _find_fork_point(old, binding.epoch, promotion)
     for name in old.all_names():
-        kept, is_fork = left.of_shard(name), left.is_fork
+        kept, is_fork = fork_point.of_shard(name), fork_point.is_fork
         try:
             state = old.machine(name).refresh()
         except Unavailable:
@@ -105,16 +105,16 @@ def diverged(old: Location, promotion: Promotion) -> Iterator[Diverged]:
             continue
         commits = int(state.seqno) - (0 if kept is None else kept.version)
         if kept is not None and kept.shard_id != state.shard_id:
-            kept = None  # it was another shard of this name
+            kept = None  # it was another incarnation
         if kept is None or is_fork or _is_more(state, kept):
             yield Diverged(name, int(state.seqno), state.upper, kept, state.is_closed, commits)
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
-    """Where the new home's line left that of the old home: the first promotion there that is not of this one.
+class _ForkPoint:
+    """Where the new home's line of promotions left that of the old home: its first promotion that is not in the latter.
 
-    `own`: the promotion by which the old home's line went another way than the new one's; None: it went no way since.
+    `own`: the promotion by which the old home's line diverged from the new one's; None: it has none since.
     """
 
     promotion: Promotion
@@ -125,67 +125,65 @@ class _Left:
         return self.own is not None
 
     def of_shard(self, name: str) -> KeptVersion | None:
-        """What both have: of a fork that which the one has that went its way earlier."""
+        """What both have: after a fork, the version of the line that left first."""
         kept = self.promotion.of_shard(name)
         if kept is None or self.own is None:
             return kept
-        other = self.own.of_shard(name)
-        if other is None or other.shard_id != kept.shard_id:
+        own_version = self.own.of_shard(name)
+        if own_version is None or own_version.shard_id != kept.shard_id:
             return None
-        return replace(kept, version=other.version, upper=_earlier(kept.upper, other.upper))
+        return replace(kept, version=own_version.version, upper=min(kept.upper, own_version.upper))
 
 
-def _left_at(old: Location, epoch: int, promotion: Promotion) -> _Left:
-    """Raises InvalidUsage: the home of this promotion is no later one than the old home."""
+def _find_fork_point(old: Location, epoch: int, promotion: Promotion) -> _ForkPoint:
+    """Raises InvalidUsage: the home of this promotion is not later than the old home."""
     line = (*promotion.earlier, replace(promotion, earlier=()))
-    own = [known for known in promotions_in(old.blob) if known.epoch <= epoch]
-    if fork := [known for known in own if known not in line]:
-        return _Left(next((found for found in line if found not in own), promotion), fork[0])
-    later = [found for found in line if found.epoch > epoch]
+    own_promotions = [noted for noted in promotions_in(old.blob) if noted.epoch <= epoch]
+    if fork := [noted for noted in own_promotions if noted not in line]:
+        return _ForkPoint(next((promoted for promoted in line if promoted not in own_promotions), promotion), fork[0])
+    later = [promoted for promoted in line if promoted.epoch > epoch]
     if not later:
         raise InvalidUsage(
-            f"{old.consensus.url} is of epoch {epoch}, and the new home of epoch {promotion.epoch}: give the old "
-            "home, and the blob store of the new one"
+            f"{old.consensus.url} has epoch {epoch}, and the new home epoch {promotion.epoch}: give the old home, and "
+            "the blob store of the new one"
         )
-    return _Left(later[0], None)
-
-
-def _earlier(one: Antichain, other: Antichain) -> Antichain:
-    return one if one <= other else other
+    return _ForkPoint(later[0], None)
 
 
 def _is_more(state: State, kept: KeptVersion) -> bool:
-    """Whether more came than what maintenance and readers commit.
+    """Whether there are later commits than those of maintenance and readers.
 
-    What callers were told is compared as a whole, since a history that is not kept does not tell all of it. The history
-    tells the rest: what was forgotten, restored and rewritten.
+    What callers were acknowledged is compared as a whole, since the history may not be complete. The history shows the
+    rest: what was forgotten, restored and rewritten.
     """
     if digest_of(state) != kept.acknowledged:
         return True
-    later = [done for seqno, done in state.entries.items() if seqno > kept.version]
-    said = any(not is_maintenance(entry) and entry.operation not in UNTOLD for done in later for entry in done.entries)
-    return said or any(file.last > kept.version for file in state.files_of(ENTRIES))
+    later = [record for seqno, record in state.entries.items() if seqno > kept.version]
+    has_other_entry = any(
+        not is_maintenance(entry) and entry.operation not in UNTOLD for record in later for entry in record.entries
+    )
+    return has_other_entry or any(file.last > kept.version for file in state.files_of(ENTRIES))
 
 
 def salvage(old: Location, promotion: Promotion, directory: Path) -> Iterator[Diverged]:
-    """As `diverged`, and write the updates of each shard to a Parquet file in this directory, which is made.
+    """As `diverged`, and write the updates of each shard to a Parquet file in this directory, which is created.
 
-    A file has the shard's columns, `__time` and `__diff`, ordered by time. Raises InvalidUsage also where the directory
-    has files already, or cannot be written.
+    A file has the shard's columns, `__time` and `__diff`, ordered by time. Also raises InvalidUsage: the directory has
+    files, or cannot be written.
     """
     try:
         make_directories(directory)
         if any(directory.iterdir()):
-            raise InvalidUsage(f"{directory} has files already: give an empty directory, or a new one")
-        client = Client(_Unheld(old))
-        for found in diverged(old, promotion):
-            yield found if found.dropped or found.why else _written(client, found, directory)
+            raise InvalidUsage(f"{directory} is not empty: give an empty directory, or a new one")
+        client = Client(_UnheldTransport(old))
+        for shard in diverged(old, promotion):
+            yield shard if shard.dropped or shard.why else _write_updates(client, shard, directory)
     except OSError as error:
         raise InvalidUsage(f"{directory} cannot be written: {error.strerror or error}") from error
 
 
-class _Unheld(EmbeddedTransport):
-    """Reads shards that were handed over without a hold in their log, which takes none: nothing changes them."""
+class _UnheldTransport(EmbeddedTransport):
+    """Reads shards that were handed over without a lease, which their log does not take: nothing changes them."""
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY, by_names: bool = False) -> c.Result:
         state = self.location.machine(name).state()
@@ -193,7 +191,7 @@ class _Unheld(EmbeddedTransport):
             return super().apply(name, command, caller, by_names)
         if isinstance(command, c.RegisterReader):
             if command.since is not None and not state.since <= command.since:
-                raise NotReadable(f"shard {name!r} is readable from {state.since} on, and not as of {command.since}")
+                raise NotReadable(f"shard {name!r} is readable from {state.since} on, but not as of {command.since}")
             return c.ReaderRegistered(command.since or state.since, state.upper, state.seqno)
         if isinstance(command, c.DowngradeSince):
             return c.SinceDowngraded(command.since or state.since, state.since)
@@ -202,36 +200,36 @@ class _Unheld(EmbeddedTransport):
         return super().apply(name, command, caller, by_names)
 
 
-def _written(client: Client, found: Diverged, directory: Path) -> Diverged:
-    """The updates of one shard in a file of its own, which is there whole or not at all."""
-    if found.lower == found.upper or found.upper == MINIMUM:
-        return replace(found, times=0, updates=0)
-    element = found.lower.element
-    path = directory / f"{_file_name(found.name)}.parquet"
-    fresh = path.with_suffix(".part")
+def _write_updates(client: Client, diverged_shard: Diverged, directory: Path) -> Diverged:
+    """Write the updates of one shard to a file of its own, atomically."""
+    if diverged_shard.lower == diverged_shard.upper or diverged_shard.upper == MINIMUM:
+        return replace(diverged_shard, times=0, updates=0)
+    element = diverged_shard.lower.element
+    path = directory / f"{_file_name(diverged_shard.name)}.parquet"
+    partial = path.with_suffix(".part")
     times: set[int] = set()
     updates = 0
     try:
-        shard = client.shard(found.name)
-        events = shard.listen(element - 1 if element else None, until=found.upper.element, purpose="salvage")
-        with closing(events), pq.ParquetWriter(fresh, shard.schema.updates_schema, compression="zstd") as writer:
+        shard = client.shard(diverged_shard.name)
+        events = shard.listen(element - 1 if element else None, until=diverged_shard.upper.element, purpose="salvage")
+        with closing(events), pq.ParquetWriter(partial, shard.schema.updates_schema, compression="zstd") as writer:
             for event in events:
                 times.update(pc.unique(event.updates.column(TIME)).to_pylist())
                 updates += len(event.updates)
                 writer.write_table(event.updates)
-    except PersistError as error:  # other shards are told all the same
-        fresh.unlink(missing_ok=True)
+    except PersistError as error:  # the other shards are still written
+        partial.unlink(missing_ok=True)
         what = "its history is forgotten" if isinstance(error, NotReadable) else "it cannot be read"
-        return replace(found, why=f"{what}: {error.message}")
-    with fresh.open("rb") as whole:
-        os.fsync(whole.fileno())
-    replace_file(fresh, path)
-    return replace(found, times=len(times), updates=updates, file=str(path))
+        return replace(diverged_shard, why=f"{what}: {error.message}")
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    replace_file(partial, path)
+    return replace(diverged_shard, times=len(times), updates=updates, file=str(path))
 
 
 def _file_name(name: str) -> str:
-    """That of a shard's file. A name that is too long for a file is cut, and has its digest at the end."""
-    whole = quote(name, safe="")
-    if len(whole) <= NAME_MAX:
-        return whole
-    return f"{whole[: NAME_MAX - 32]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    """The file name of a shard. Long names are cut, and end in a digest."""
+    quoted = quote(name, safe="")
+    if len(quoted) <= NAME_MAX:
+        return quoted
+    return f"{quoted[: NAME_MAX - 32]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"

@@ -1,4 +1,4 @@
-"""The index of regions: servers at home and near readers, changes of its file, and what servers say of regions."""
+"""The index of regions: servers at home and nearby, changes of its file, and requests to the servers in it."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavaila
 from persist.formats.records import json_crc
 from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, TimedOut, tls_of
 
-# The index of regions: for each region the servers at its home, and those near here that read it.
+# The index: for each region the servers at its home, and those nearby that read it.
 #
-# A small JSON file with a checksum, which the administrator of each region sets: `persist region`. Every server with
-# `--index FILE` tells it at `/v1/regions`, and clients find their way by it.
+# A small JSON file with a checksum, which the administrator of each region sets by `persist region`. Servers with
+# `--index FILE` serve it at `/v1/regions`, and clients find servers by it.
 
 
 VERSION = 1
 REGIONS_MAX = 1_000
 URLS_MAX = 256
 EPOCH_MAX = 2**31
-FETCH_S = 5.0  # between requests for an index, and for how long one may take
+FETCH_S = 5.0  # interval of requests for an index, and their timeout
 FILE_BYTES_MAX = 4 * 1024 * 1024
 _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class RegionEntry:
-    """`write`: servers at the region's home. `read`: servers near here that read it; where it is home these are both.
+    """`write`: servers at the region's home. `read`: nearby servers that read it; at home both are the same.
 
-    `home_blob` and `copy_blob`: URLs of its blob store at home, and of the copy near here. "": not told. `epoch`: that
-    of its home, at least. A home of an earlier one only reads. 0: not told.
+    `home_blob` and `copy_blob`: URLs of its blob store at home, and of the nearby copy. "": unknown. `epoch`: at least
+    that of its home; homes of earlier epochs are read-only. 0: unknown.
     """
 
     write: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class RegionEntry:
     epoch: int = 0
 
     def check(self) -> None:
-        """Raises InvalidUsage where a URL is none of a server, or there are too many, or the epoch is none."""
+        """Raises InvalidUsage: a URL is not one of a server, there are too many, or the epoch is invalid."""
         if type(self.epoch) is not int or not 0 <= self.epoch <= EPOCH_MAX:
             raise InvalidUsage(f"epoch is {self.epoch!r:.60}; it must be in [0, {EPOCH_MAX}]")
         for urls in (self.write, self.read):
@@ -65,12 +65,12 @@ class RegionEntry:
                 check_server(url)
         for note in (self.home_blob, self.copy_blob):
             if not isinstance(note, str):
-                raise InvalidUsage(f"{note!r:.60} is no URL of a blob store")
+                raise InvalidUsage(f"{note!r:.60} is not a URL of a blob store")
 
 
 @dataclass(frozen=True, slots=True)
 class RegionIndex:
-    """What is known of each region, by its name."""
+    """The entries of the regions, by name."""
 
     regions: Mapping[str, RegionEntry] = field(default_factory=dict)
 
@@ -84,39 +84,39 @@ class RegionIndex:
 
 
 def check_region(region: str) -> str:
-    """Return it unchanged. Raises InvalidUsage: no region can be called so."""
+    """Return it unchanged. Raises InvalidUsage: it is not a valid name of a region."""
     if not _REGION.match(region):
-        raise InvalidUsage(f"{region[:60]!r} is no name of a region: 1 to 32 of a-z 0-9 -, and not - first")
+        raise InvalidUsage(f"{region[:60]!r} is not a valid region name: 1 to 32 of a-z 0-9 -, not beginning with -")
     return region
 
 
 def check_server(url: object) -> None:
-    """Raises InvalidUsage where that is no URL by which a client can ask a server."""
-    told = without_secrets(url)[:200] if isinstance(url, str) else url
-    refused = InvalidUsage(f"{told!r:.210} is no URL of a server: http(s)://host:port")
+    """Raise InvalidUsage if it is not a URL of a server."""
+    shown = without_secrets(url)[:200] if isinstance(url, str) else url
+    error = InvalidUsage(f"{shown!r:.210} is not a URL of a server: http(s)://host:port")
     if not isinstance(url, str) or not url.isprintable() or " " in url or "\\" in url:
-        raise refused
+        raise error
     try:
         parts = urlsplit(url)
-        port = parts.port  # none that is no number, or beyond 65535
+        port = parts.port  # raises ValueError unless it is a number up to 65535
     except ValueError:
-        raise refused from None
+        raise error from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise refused
+        raise error
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise refused
+        raise error
     if "@" in parts.netloc:
-        raise InvalidUsage(f"{told!r:.210}: the URL of a server takes no user and password; give a token")
+        raise InvalidUsage(f"{shown!r:.210}: the URL of a server takes no user and password; give a token")
 
 
 def region_of(name: str) -> str:
-    """The region that the name of a shard begins with; "": it belongs to the server that is asked."""
+    """The region in the name of a shard; "": the shard belongs to the server that is asked."""
     region, slash, _ = name.partition("/")
     return region if slash else ""
 
 
 def urls_of(text: str) -> tuple[str, ...]:
-    """URLs that are given with commas between them."""
+    """Split URLs at commas."""
     return tuple(dict.fromkeys(url.strip().rstrip("/") for url in text.split(",") if url.strip()))
 
 
@@ -124,23 +124,23 @@ def encode_index(index: RegionIndex) -> bytes:
     """The bytes of the file. Raises InvalidUsage."""
     index.check()
     body = index_json(index)
-    told = {"persist": "regions", "version": VERSION, "regions": body, "crc32": json_crc(body)}
-    return (json.dumps(told, indent=1) + "\n").encode()
+    document = {"persist": "regions", "version": VERSION, "regions": body, "crc32": json_crc(body)}
+    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def decode_index(data: bytes, where: str) -> RegionIndex:
-    """Read the file. Raises Corruption (it was damaged, or changed by hand), InvalidUsage, UpgradeNeeded."""
+    """Decode the file. Raises Corruption (it was damaged, or edited manually), InvalidUsage, UpgradeNeeded."""
     try:
-        told = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidUsage(f"{where} is no index of regions: it is no JSON") from error
-    if not isinstance(told, dict) or told.get("persist") != "regions":
-        raise InvalidUsage(f"{where} is no index of regions; `persist region set` makes one")
-    if type(told.get("version")) is not int or told["version"] > VERSION:
-        raise UpgradeNeeded(f"{where} is of a later version than this persist knows: upgrade it")
-    body = told.get("regions")
-    if not isinstance(body, dict) or told.get("crc32") != json_crc(body):
-        raise Corruption(f"{where} fails its checksum: set it by `persist region`, not by hand")
+        raise InvalidUsage(f"{where} is not an index of regions: it is not JSON") from error
+    if not isinstance(document, dict) or document.get("persist") != "regions":
+        raise InvalidUsage(f"{where} is not an index of regions; `persist region set` creates one")
+    if type(document.get("version")) is not int or document["version"] > VERSION:
+        raise UpgradeNeeded(f"{where} is of a later version than this persist supports: upgrade it")
+    body = document.get("regions")
+    if not isinstance(body, dict) or document.get("crc32") != json_crc(body):
+        raise Corruption(f"{where} fails its checksum: change it by `persist region`, not manually")
     try:
         return index_of(body)
     except (Corruption, InvalidUsage) as error:
@@ -150,8 +150,8 @@ def decode_index(data: bytes, where: str) -> RegionIndex:
 def read_index(path: str | Path) -> RegionIndex:
     """The index in a file.
 
-    Raises what `decode_index` raises, and InvalidUsage: there is no such file, or others may write it. It tells clients
-    where to send their tokens.
+    Raises what `decode_index` raises, and InvalidUsage: there is no such file, or others can write it. Clients send
+    their tokens to the servers in it.
     """
     if not str(path):
         raise InvalidUsage("the name of the index is empty: give a file")
@@ -159,31 +159,31 @@ def read_index(path: str | Path) -> RegionIndex:
 
 
 def write_index(path: str | Path, index: RegionIndex) -> None:
-    """Put the file in its place in one step, whatever was there: `change_index` keeps what others set.
+    """Replace the file atomically, whatever it contains; `change_index` preserves other changes.
 
-    Raises InvalidUsage: it cannot be written, or the index makes no sense.
+    Raises InvalidUsage: it cannot be written, or the index is invalid.
     """
     data = encode_index(index)
-    fresh = f"{path}.{os.getpid()}"
+    temporary = f"{path}.{os.getpid()}"
     try:
-        with open(fresh, "wb", opener=_opens_own) as file:
+        with open(temporary, "wb", opener=_opens_own) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        replace_file(fresh, path)
+        replace_file(temporary, path)
     except OSError as error:
         with suppress(OSError):
-            os.unlink(fresh)
+            os.unlink(temporary)
         raise InvalidUsage(f"the index {path} cannot be written: {error.strerror}") from error
 
 
 def _opens_own(path: str, flags: int) -> int:
-    """An opener for `open` that makes a file which others may not write, whatever the umask."""
+    """An opener for `open` that creates a file which others cannot write, whatever the umask."""
     return os.open(path, flags, 0o644)
 
 
 class OlderIndex(Unavailable):
-    """The index cannot be read now; this is the one that was told last."""
+    """The index cannot be read now; `index` is the last one that was."""
 
     def __init__(self, message: str, index: RegionIndex | None = None) -> None:
         super().__init__(message)
@@ -191,7 +191,7 @@ class OlderIndex(Unavailable):
 
 
 class IndexFile:
-    """The index in a file, read anew when the file changes. One that turns bad is told, and the last good one stays."""
+    """The index in a file, read again when the file changes. After an error the last good one remains."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -200,18 +200,18 @@ class IndexFile:
         self.failed = ""
 
     def now(self) -> RegionIndex:
-        """The index as the file has it now."""
+        """The current index."""
         try:
             stat = os.stat(self._path)
             stamp = stat.st_mtime_ns, stat.st_size, stat.st_ino
             if stamp != self._stamp:
                 self.index, self._stamp, self.failed = read_index(self._path), stamp, ""
         except (OSError, InvalidUsage, Corruption, UpgradeNeeded) as error:
-            self.failed, self._stamp = str(error), None  # it may come back just as it was
+            self.failed, self._stamp = str(error), None  # the same file may become readable again
         return self.index
 
     def fetch(self) -> RegionIndex:
-        """As `now`. Raises OlderIndex: the file does not tell now."""
+        """As `now`. Raises OlderIndex: the file cannot be read now."""
         index = self.now()
         if self.failed:
             raise OlderIndex(self.failed, index)
@@ -219,14 +219,14 @@ class IndexFile:
 
 
 class IndexUrl:
-    """The index that another server tells, such as one of another region. What it told last stays.
+    """The index of another server, for example in another region. The last one remains after errors.
 
-    `now` has it fetched in the background, when that was long ago.
+    `now` has it fetched in the background if it is old.
     """
 
     def __init__(self, url: str, token: str | None, clock: Clock, trust: Trust | None = None) -> None:
         self.index = RegionIndex()
-        self.failed = "it was not fetched yet"
+        self.failed = "it has not been fetched yet"
         self._url = url
         self._server = RegionServer(url, token, trust)
         self._clock = clock
@@ -234,7 +234,7 @@ class IndexUrl:
         self._due_s = clock.monotonic()
 
     def now(self) -> RegionIndex:
-        """The index that was told last. Asks nobody."""
+        """The last index, without a request."""
         with self._lock:
             if self._clock.monotonic() < self._due_s:
                 return self.index
@@ -247,32 +247,32 @@ class IndexUrl:
             self.fetch()
 
     def fetch(self) -> RegionIndex:
-        """Ask now. Raises Unavailable: the server does not answer, tells no index, or cannot read it now."""
+        """Fetch it now. Raises Unavailable: the server does not answer, has no index, or only an older one."""
         self._due_s = self._clock.monotonic() + FETCH_S
         try:
-            self.index, failed = self._asked()
-            if failed:
-                raise OlderIndex(f"{self._url} has only an older index of regions: {failed}", self.index)
+            self.index, problem = self._ask()
+            if problem:
+                raise OlderIndex(f"{self._url} has only an older index of regions: {problem}", self.index)
         except Unavailable as error:
             self.failed = error.message
             raise
         self.failed = ""
         return self.index
 
-    def _asked(self) -> tuple[RegionIndex, str]:
-        """The index that the server tells, and why that is not the one of now."""
-        answer = self._server.ask(FETCH_S)
-        told = answer.get("index")
+    def _ask(self) -> tuple[RegionIndex, str]:
+        """The index of the server, and why it is not the current one."""
+        response = self._server.ask(FETCH_S)
+        body = response.get("index")
         try:
-            if not isinstance(told, dict):
+            if not isinstance(body, dict):
                 raise InvalidUsage("it has none")
-            return index_of(told), str(answer.get("index_failed") or "")
+            return index_of(body), str(response.get("index_failed") or "")
         except (InvalidUsage, Corruption) as error:
-            raise Unavailable(f"{self._url} tells no index of regions: {error.message}") from error
+            raise Unavailable(f"{self._url} has no valid index of regions: {error.message}") from error
 
 
 def open_index(where: str, token: str | None, clock: Clock, trust: Trust | None = None) -> IndexFile | IndexUrl:
-    """The index in a file, or the one that the server at a URL tells.
+    """The index in a file, or that of the server at a URL.
 
     Raises what `read_index` raises, and InvalidUsage: a PEM file of `trust` cannot be used.
     """
@@ -283,43 +283,42 @@ def open_index(where: str, token: str | None, clock: Clock, trust: Trust | None 
 
 
 def index_json(index: RegionIndex) -> dict[str, Any]:
-    """As a file has it, and a server tells it."""
+    """The index as JSON, in a file and over HTTP."""
     return {name: asdict(entry) for name, entry in sorted(index.regions.items())}
 
 
-def index_of(told: dict[str, Any]) -> RegionIndex:
-    """The index of what `index_json` has made, or an earlier build. Raises Corruption, InvalidUsage."""
+def index_of(body: dict[str, Any]) -> RegionIndex:
+    """Decode what `index_json`, also of an earlier version, has made. Raises Corruption, InvalidUsage."""
     try:
         regions = {
             name: RegionEntry(
-                tuple(one["write"]),
-                tuple(one["read"]),
-                one.get("home_blob", ""),
-                one.get("copy_blob", ""),
-                one.get("epoch", 0),
+                tuple(entry["write"]),
+                tuple(entry["read"]),
+                entry.get("home_blob", ""),
+                entry.get("copy_blob", ""),
+                entry.get("epoch", 0),
             )
-            for name, one in told.items()
+            for name, entry in body.items()
         }
     except (AttributeError, KeyError, TypeError) as error:
-        raise Corruption(f"an index of regions does not make sense: {error!r}") from error
+        raise Corruption(f"an index of regions is malformed: {error!r}") from error
     index = RegionIndex(regions)
     index.check()
     return index
 
 
-# Changes of the index in its file, one at a time: who changes it reads, decides and writes while no other one does.
-
+# Changes of the file, one at a time under a lock.
 
 Change = Callable[[RegionIndex], RegionIndex]
 
 
 def change_index(path: str | Path, change: Change, *, makes: bool = False) -> RegionIndex:
-    """Change the index in a file; as it is then. `makes`: where no file is yet, the change is of an empty index.
+    """Change the index in a file; returns the new one. `makes`: a missing file counts as an empty index.
 
     `change` may be called twice. Raises what it raises, what `read_index` raises, InvalidUsage (the file cannot be
-    written), Unavailable (another one changes the index, and does not end).
+    written), Unavailable (another process keeps it locked).
     """
-    change(_read(path, makes)).check()  # what is refused leaves nothing behind, not even a lock
+    change(_read(path, makes)).check()  # a rejected change leaves nothing behind, not even a lock
     with _locked(path):
         changed = change(_read(path, makes))
         write_index(path, changed)
@@ -332,19 +331,18 @@ def _read(path: str | Path, makes: bool) -> RegionIndex:
 
 @contextmanager
 def _locked(path: str | Path) -> Iterator[None]:
-    """Keep others from the index. Raises InvalidUsage, Unavailable: see `change_index`."""
-    with ExitStack() as held:
+    """Lock the index. Raises InvalidUsage, Unavailable: see `change_index`."""
+    with ExitStack() as stack:
         try:
-            held.enter_context(locked(f"{path}.lock", 0o666))
+            stack.enter_context(locked(f"{path}.lock", 0o666))
         except TimeoutError as error:
-            raise Unavailable(f"another command has been changing the index {path} for some seconds: retry") from error
+            raise Unavailable(f"another command has locked the index {path} for some seconds: retry") from error
         except OSError as error:
             raise InvalidUsage(f"the index {path} cannot be changed: {path}.lock: {error.strerror}") from error
         yield
 
 
-# Asks a server what it tells of its region: `GET /v1/regions`; and whether anything answers there at all.
-
+# Requests to servers: `GET /v1/regions`; and whether anything answers at a URL.
 
 ANSWER_S = 10.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
@@ -353,7 +351,7 @@ _UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNRE
 
 
 class RegionServer:
-    """A server, by its URL. It is asked rarely, so no connection is kept. Raises InvalidUsage: a bad PEM file."""
+    """A server, by its URL. Requests are rare, so connections are not kept. Raises InvalidUsage: a bad PEM file."""
 
     def __init__(self, url: str, token: str | None = None, trust: Trust | None = None) -> None:
         self.url = url.rstrip("/")
@@ -361,25 +359,25 @@ class RegionServer:
         self._tls = tls_of([url], trust)
 
     def ask(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        """What it tells of its region, and of the index. Raises Unavailable: it does not answer, or not this."""
+        """The status of its region, and the index. Raises Unavailable: it does not answer, or not as expected."""
         url = self.url
         try:
-            reply = _replied(url, self._headers, self._tls, ANSWER_S, timeout_s)
-            if 300 <= reply.status < 400:  # it is not followed: the token is for this server
-                raise Unavailable(f"{url} redirects elsewhere: name the server itself")
+            reply = _request(url, self._headers, self._tls, ANSWER_S, timeout_s)
+            if 300 <= reply.status < 400:  # not followed: the token is for this server
+                raise Unavailable(f"{url} redirects elsewhere: give the URL of the server itself")
             if reply.status >= 400:
                 raise Unavailable(f"{url} does not answer: HTTP error {reply.status}")
-            told = json.loads(reply.data)
+            document = json.loads(reply.data)
         except (NotSent, Broken, InvalidUsage, ValueError, RecursionError) as error:
             raise Unavailable(f"{url} does not answer: {_in_a_line(error)}") from error
-        if not isinstance(told, dict):
+        if not isinstance(document, dict):
             raise Unavailable(f"{url} does not answer as a server of persist")
-        return told
+        return document
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPresence:
-    """Whether a server may be at a URL, and what tells. `is_silent`: nothing came, which is not proof."""
+    """Whether a server may be at a URL, and the evidence. `is_silent`: no answer, which is not proof."""
 
     url: str
     is_silent: bool
@@ -390,15 +388,15 @@ class ServerPresence:
 
 
 def presence(url: str, timeout_s: float = ANSWER_S) -> ServerPresence:
-    """Whether anything answers there, whatever it says.
+    """Whether anything answers at a URL.
 
-    Only a connection that is refused, a machine that cannot be reached, and no answer in time count as silence. A
-    server that shows a certificate that is not known here, refuses, fails, or does not speak HTTP is there. A name that
-    cannot be found tells nothing: it may be misspelt.
+    Only a refused connection, an unreachable machine, and a timeout count as silence. A server with an untrusted
+    certificate, one that refuses or fails, or does not speak HTTP, is alive. A name that cannot be resolved proves
+    nothing: it may be misspelt.
     """
     tls = tls_of([url], None)
     try:
-        reply = _replied(url, {}, tls, timeout_s, timeout_s)
+        reply = _request(url, {}, tls, timeout_s, timeout_s)
         return ServerPresence(url, False, f"it answers with HTTP {reply.status}")
     except InvalidUsage as error:
         return ServerPresence(url, False, f"it answers, and TLS fails: {_in_a_line(error)}")
@@ -406,10 +404,10 @@ def presence(url: str, timeout_s: float = ANSWER_S) -> ServerPresence:
         return _presence(url, error, timeout_s)
 
 
-def _replied(
+def _request(
     url: str, headers: dict[str, str], tls: ssl.SSLContext | None, connect_s: float, timeout_s: float
 ) -> Reply:
-    """The answer to one request, on a connection of its own. Raises as `ConnectionPool.request` does."""
+    """The response to one request, on a connection of its own. Raises as `ConnectionPool.request` does."""
     with closing(ConnectionPool(url, connect_s=connect_s, tls=tls, probes=False)) as pool:
         return pool.request("GET", PATH, headers, None, timeout_s, ANSWER_BYTES_MAX)
 
@@ -421,12 +419,12 @@ def _presence(url: str, error: NotSent | Broken, timeout_s: float) -> ServerPres
     if isinstance(cause, ssl.SSLError):
         return ServerPresence(url, False, f"it answers, and TLS fails: {text}")
     if isinstance(cause, socket.gaierror):
-        return ServerPresence(url, False, f"or may: its name cannot be found, which tells nothing: {text}")
+        return ServerPresence(url, False, f"or may: its name cannot be resolved, which proves nothing: {text}")
     if isinstance(cause, OSError) and cause.errno in _UNREACHABLE:
         return ServerPresence(url, True, text)
-    return ServerPresence(url, False, f"it answers, and not as HTTP: {text}")
+    return ServerPresence(url, False, f"it answers, but not as HTTP: {text}")
 
 
 def _in_a_line(error: Exception) -> str:
-    """A server may say anything."""
+    """The message on one line, shortened: it may contain text of the server."""
     return " ".join(f"{error}".split())[:200] or type(error).__name__

@@ -18,22 +18,22 @@ from persist.core.errors import Expired, NotReadable, PersistError, Unavailable,
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo
 
-# Holds at home for those who read in a region: as long as the link is up, home keeps what they still need.
+# Holds at home for readers in a region: while the link is up, home keeps what they need.
 #
-# A server of a region keeps one leased reader at home for each shard that somebody reads here; lists of readers show it
-# as `region:us`. It stands at the earliest version, and time, that anybody here holds, and moves as they move on. Where
-# the region is gone, its leases lapse as any reader's do. A hold counts from the version that home had when it was
-# taken: who reads an earlier one here may be told Expired yet.
+# A server of a region has one leased reader at home for each shard that is read here, with the purpose `region:us`. It
+# is at the earliest version, and time, of all readers here, and moves with them. If the region is lost, its leases
+# lapse like those of any reader. A hold begins at the version that home had when it was taken: readers of earlier
+# versions here may still get Expired.
 
 
 log = logging.getLogger("persist.regions")
 
 SHARDS_MAX = 10_000  # that are held at a time
 READERS_MAX = 100_000  # that are remembered, of all shards together
-IDLE_S = 600.0  # for so long a shard is held after the last who read it
-PER_ROUND_MAX = 500  # shards of which one round asks home
-SILENT_MAX = 3  # shards in a row for which home did not answer, after which a round ends
-PURPOSE = "region:"  # what holds of regions are called, before the name of the region
+IDLE_S = 600.0  # how long a shard is held after its last read
+PER_ROUND_MAX = 500  # shards in one round of requests to home
+SILENT_MAX = 3  # consecutive shards without an answer from home, after which a round ends
+PURPOSE = "region:"  # prefix of the purpose of holds, before the name of the region
 LEASE = ReadSettings(lease_ms=900_000, retry_s=0.0)
 
 
@@ -45,8 +45,8 @@ class _Reader:
 
 
 @dataclass
-class _Held:
-    """A shard that is read here. `used_s`: when somebody last asked. `turn`: its last turn; 0: it had none."""
+class _HeldShard:
+    """A shard that is read here. `used_s`: its last read. `turn`: its last turn in a round; 0: it had none."""
 
     readers: dict[ReaderId, _Reader] = field(default_factory=dict)
     lease: ReadLease | None = None
@@ -55,173 +55,173 @@ class _Held:
 
 
 class HomeHolds:
-    """Thread-safe. `home` opens the way to home, when it is first needed; `shown` tells the State that is shown."""
+    """Thread-safe. `home` connects to home when first needed; `shown_version` returns since and seqno of the State."""
 
     def __init__(
         self,
         region: str,
         home: Callable[[], Transport],
-        shown: Callable[[str], tuple[Antichain, SeqNo] | None],
+        shown_version: Callable[[str], tuple[Antichain, SeqNo] | None],
         clock: Clock,
     ) -> None:
         self.failed: PersistError | None = None  # why the last round could not reach home
         self._purpose = PURPOSE + region
         self._home = home
-        self._shown = shown
+        self._shown_version = shown_version
         self._clock = clock
         self._transport: Transport | None = None
         self._lock = threading.Lock()
-        self._held: dict[str, _Held] = {}
+        self._shards: dict[str, _HeldShard] = {}
         self._readers = 0
         self._turns = 0
 
-    # --- what readers here do
+    # --- readers here
 
-    def took(self, name: str, command: c.RegisterReader, since: Antichain, seqno: SeqNo) -> None:
-        """Somebody here begins to read at this time and version."""
+    def register(self, name: str, command: c.RegisterReader, since: Antichain, seqno: SeqNo) -> None:
+        """A reader begins at this time and version."""
         self._note(name, command.reader, _Reader(since, seqno, self._clock.monotonic() + command.lease_ms / 1000))
 
-    def kept(self, name: str, command: c.DowngradeSince) -> None:
-        """Somebody goes on; perhaps one who began at another server of the region."""
+    def renew(self, name: str, command: c.DowngradeSince) -> None:
+        """A reader continues, perhaps from another server of the region."""
         until_s = self._clock.monotonic() + LEASE.lease_ms / 1000
         with self._lock:
-            held = self._held.get(name)
-            known = None if held is None else held.readers.get(command.reader)
-        since = known.since if known is not None else Antichain(0)
-        seqno = known.seqno if known is not None else command.seqno
+            shard = self._shards.get(name)
+            hold = None if shard is None else shard.readers.get(command.reader)
+        since = hold.since if hold is not None else Antichain(0)
+        seqno = hold.seqno if hold is not None else command.seqno
         if command.since is not None:
             since, seqno = max(since, command.since), max(seqno, command.seqno)
         self._note(name, command.reader, _Reader(since, seqno, until_s))
 
-    def gave_back(self, name: str, reader: ReaderId) -> None:
-        """Somebody has ended."""
+    def release(self, name: str, reader: ReaderId) -> None:
+        """A reader has ended."""
         with self._lock:
-            held = self._held.get(name)
-            if held is not None and held.readers.pop(reader, None) is not None:
+            shard = self._shards.get(name)
+            if shard is not None and shard.readers.pop(reader, None) is not None:
                 self._readers -= 1
 
-    def _note(self, name: str, reader: ReaderId, found: _Reader) -> None:
+    def _note(self, name: str, reader: ReaderId, reader_hold: _Reader) -> None:
         with self._lock:
-            held = self._held.get(name)
-            if held is None:
-                if len(self._held) >= SHARDS_MAX:
+            shard = self._shards.get(name)
+            if shard is None:
+                if len(self._shards) >= SHARDS_MAX:
                     return
-                held = self._held[name] = _Held()
-            held.used_s = self._clock.monotonic()
-            if reader not in held.readers:
+                shard = self._shards[name] = _HeldShard()
+            shard.used_s = self._clock.monotonic()
+            if reader not in shard.readers:
                 if self._readers >= READERS_MAX:
                     return
                 self._readers += 1
-            held.readers[reader] = found
+            shard.readers[reader] = reader_hold
 
-    # --- what is held at home
+    # --- holds at home
 
     @property
     def count(self) -> int:
         """How many shards are held at home now."""
         with self._lock:
-            return sum(held.lease is not None for held in self._held.values())
+            return sum(shard.lease is not None for shard in self._shards.values())
 
     def round(self) -> None:
-        """Take, keep, move and give back holds at home, as readers here need them. Raises nothing.
+        """Take, renew, move and release holds at home, as readers here need them. Raises nothing.
 
-        Shards have their turns one after the other. What goes wrong with one harms no other. Only where home does not
-        answer for several in a row the round ends; the next one begins with the others.
+        Shards take turns, and an error of one does not affect the others. But if home does not answer for several in a
+        row the round ends; the next one begins with the other shards.
         """
         with self._lock:
-            names = nsmallest(PER_ROUND_MAX, self._held, key=lambda name: self._held[name].turn)
+            names = nsmallest(PER_ROUND_MAX, self._shards, key=lambda name: self._shards[name].turn)
         failed: PersistError | None = None
         try:
             if names and self._transport is None:
                 self._transport = self._home()
-            silent = 0
+            unanswered = 0
             for name in names:
                 try:
-                    self._look_after(name)
-                    silent = 0
-                except UnknownShard:  # dropped there; here that is not known yet, and nothing can be held
-                    silent = 0
+                    self._update_hold(name)
+                    unanswered = 0
+                except UnknownShard:  # dropped at home, which is not known here yet
+                    unanswered = 0
                 except PersistError as error:
                     failed = error
-                    silent = silent + 1 if isinstance(error, Unavailable) else 0
-                    if silent >= SILENT_MAX:
+                    unanswered = unanswered + 1 if isinstance(error, Unavailable) else 0
+                    if unanswered >= SILENT_MAX:
                         break
         except PersistError as error:
             failed = error
         if failed is not None and self.failed is None:
-            log.warning("something is not held at home: %s", failed)
+            log.warning("a shard is not held at home: %s", failed)
         self.failed = failed
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all holds."""
         with self._lock:
-            leases = [held.lease for held in self._held.values() if held.lease is not None]
-            self._held.clear()
+            leases = [shard.lease for shard in self._shards.values() if shard.lease is not None]
+            self._shards.clear()
         for lease in leases:
             lease.close()
         if self._transport is not None:
             self._transport.close()
 
-    def _look_after(self, name: str) -> None:
+    def _update_hold(self, name: str) -> None:
         now_s = self._clock.monotonic()
         with self._lock:
-            held = self._held.get(name)
-            if held is None:  # closed meanwhile
+            shard = self._shards.get(name)
+            if shard is None:  # closed meanwhile
                 return
             self._turns += 1
-            held.turn = self._turns
-            lapsed = [reader for reader, known in held.readers.items() if known.until_s < now_s]
+            shard.turn = self._turns
+            lapsed = [reader for reader, hold in shard.readers.items() if hold.until_s < now_s]
             for reader in lapsed:
-                del held.readers[reader]
+                del shard.readers[reader]
             self._readers -= len(lapsed)
-            readers, lease = list(held.readers.values()), held.lease
-            is_idle = not readers and now_s - held.used_s > IDLE_S
+            readers, lease = list(shard.readers.values()), shard.lease
+            is_idle = not readers and now_s - shard.used_s > IDLE_S
             if is_idle:
-                del self._held[name]
+                del self._shards[name]
         if is_idle:
             if lease is not None:
                 lease.close()
             return
-        shown = self._shown(name)
-        sinces = [reader.since for reader in readers] + ([shown[0]] if shown is not None else [])
-        seqnos = [reader.seqno for reader in readers] + ([shown[1]] if shown is not None else [])
+        shown_version = self._shown_version(name)
+        sinces = [reader.since for reader in readers] + ([shown_version[0]] if shown_version is not None else [])
+        seqnos = [reader.seqno for reader in readers] + ([shown_version[1]] if shown_version is not None else [])
         if lease is None:
-            held.lease = self._taken(name, min(sinces, default=None))
+            shard.lease = self._take_lease(name, min(sinces, default=None))
             return
         try:
-            self._moved(lease, min(sinces, default=lease.since), min(seqnos, default=lease.seqno))
-        except Expired:  # home has not heard of us for so long: what is needed is held from now on
-            held.lease = self._taken(name, min(sinces, default=None))
+            self._move(lease, min(sinces, default=lease.since), min(seqnos, default=lease.seqno))
+        except Expired:  # the lease at home has lapsed: hold what is needed from now on
+            shard.lease = self._take_lease(name, min(sinces, default=None))
         except UnknownShard:
-            held.lease = None
+            shard.lease = None
             raise
 
-    def _taken(self, name: str, since: Antichain | None) -> ReadLease:
+    def _take_lease(self, name: str, since: Antichain | None) -> ReadLease:
         assert self._transport is not None
         try:
             return ReadLease.open(self._transport, name, since, self._purpose, LEASE)
         except NotReadable:  # home has forgotten that time already
             return ReadLease.open(self._transport, name, None, self._purpose, LEASE)
 
-    def _moved(self, lease: ReadLease, since: Antichain, seqno: SeqNo) -> None:
-        """Move the hold forward, never back; else only renew it. Home's since stays, whatever our token may do."""
+    def _move(self, lease: ReadLease, since: Antichain, seqno: SeqNo) -> None:
+        """Move the hold forward, never back; otherwise only renew it. It does not move home's since."""
         if since > lease.since or seqno > lease.seqno:
             lease.move_alone(max(since, lease.since), max(seqno, lease.seqno))
         else:
             lease.keep()
 
 
-# What regions hold at home: shown with its age, and let go by an operator.
+# The holds of regions at their home, and their release by an operator.
 #
-# A region holds by leased readers that are called after it (`remote_holds.py`). Who still reads there is told Expired
-# once home has deleted what it needs, never fewer rows.
+# A region holds by leased readers with its name in their purpose. After a release its readers get Expired once home has
+# deleted what they need, but never wrong rows.
 
 
 @dataclass(frozen=True, slots=True)
 class RegionHold:
     """A hold of `region` on a shard: `since`, and version `seqno`, of a shard that is at `upper`.
 
-    `silent_s`: for so long, at least, home has not heard of it, as far as commits tell; `lapses_s`: in so long it ends.
+    `silent_s`: the minimum time since it was renewed, according to commits; `lapses_s`: in how many seconds it ends.
     """
 
     shard: str
@@ -234,14 +234,14 @@ class RegionHold:
     lapses_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """As the command prints it."""
-        told: dict[str, Any] = {"shard": self.shard, "region": self.region, "reader": str(self.reader)}
-        told |= {"since": self.since.to_json(), "upper": self.upper.to_json(), "version": self.seqno}
-        return {**told, "silent_seconds": self.silent_s, "lapses_in_seconds": self.lapses_s}
+        """The output of the command."""
+        fields: dict[str, Any] = {"shard": self.shard, "region": self.region, "reader": str(self.reader)}
+        fields |= {"since": self.since.to_json(), "upper": self.upper.to_json(), "version": self.seqno}
+        return {**fields, "silent_seconds": self.silent_s, "lapses_in_seconds": self.lapses_s}
 
 
 def held_by_regions(location: Location, region: str | None = None) -> Iterator[RegionHold]:
-    """What regions, or this one, hold of the shards here, by name. Writes nothing. Raises Unavailable."""
+    """The holds of regions, or of one, on the shards here, by name. Writes nothing. Raises Unavailable."""
     for name in location.all_names(with_dropped=False):
         machine = location.machine(name)
         try:
@@ -249,22 +249,22 @@ def held_by_regions(location: Location, region: str | None = None) -> Iterator[R
         except UnknownShard:  # dropped meanwhile
             continue
         now_ms = machine.lease_now_ms(state)
-        for reader, held in sorted(state.leased_readers.items()):
-            if not held.purpose.startswith(PURPOSE) or region not in (None, held.purpose.removeprefix(PURPOSE)):
+        for reader, lease in sorted(state.leased_readers.items()):
+            if not lease.purpose.startswith(PURPOSE) or region not in (None, lease.purpose.removeprefix(PURPOSE)):
                 continue
-            silent_s, lapses_s = (now_ms - held.heartbeat_ms) / 1000, (held.lapses_ms - now_ms) / 1000
+            silent_s, lapses_s = (now_ms - lease.heartbeat_ms) / 1000, (lease.lapses_ms - now_ms) / 1000
             yield RegionHold(
-                name, held.purpose.removeprefix(PURPOSE), reader, held.since, state.upper, int(held.seqno),
+                name, lease.purpose.removeprefix(PURPOSE), reader, lease.since, state.upper, int(lease.seqno),
                 max(0.0, silent_s), max(0.0, lapses_s),
             )  # fmt: skip
 
 
 def let_go(location: Location, region: str) -> list[RegionHold]:
-    """End every hold of this region; what it held. A region that is alive takes them anew when it reads next.
+    """End every hold of this region; returns them. A live region takes them again when it reads next.
 
-    Repeating it is safe. Raises Unavailable, ReadOnly (another home has taken over).
+    Safe to repeat. Raises Unavailable, ReadOnly (another home has taken over).
     """
-    found = list(held_by_regions(location, region))
-    for hold in found:
+    holds = list(held_by_regions(location, region))
+    for hold in holds:
         location.machine(hold.shard).apply(c.ExpireReader(hold.reader))
-    return found
+    return holds

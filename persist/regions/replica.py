@@ -1,7 +1,7 @@
-"""A replica: a location that shows a copy of another one's blob store, as far as it has come, and only reads.
+"""A replica: a location that shows a copy of another one's blob store, read-only.
 
-It needs that store alone, and writes nothing to it. Holds are answered, and kept at home where there is a link
-(`holding.py`). What is deleted at home, and then here, ends reads of old versions with Expired.
+It only needs that store, and writes nothing to it. Leases are answered here, and held at home if there is a link
+(`remote_holds.py`). What is deleted at home, and then here, ends reads of old versions with Expired.
 """
 
 from __future__ import annotations
@@ -46,22 +46,24 @@ log = logging.getLogger("persist.regions")
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where writes go: the region's name ("": not known), and the URLs of servers there."""
+    """Where writes go: the region's name ("": unknown), and the URLs of servers there."""
 
     region: str = ""
     urls: tuple[str, ...] = ()
 
     def refusal(self, what: str) -> ReadOnly:
-        """The error of who asks this copy for `what`."""
+        """The error for a request of `what` to this copy."""
         where = f"region {self.region!r}" if self.region else "home"
         at = f", at {', '.join(self.urls)}" if self.urls else ""
         return ReadOnly(
-            f"this is a copy that only reads: {what} is for {where}{at}", home=list(self.urls), region=self.region
+            f"this is a read-only copy: {what} is only possible at {where}{at}",
+            home=list(self.urls),
+            region=self.region,
         )
 
 
 class CopyBlob(ReadOnlyBlob):
-    """The blob store of a copy: writes are for home."""
+    """The blob store of a copy, which refuses writes."""
 
     def __init__(self, inner: Blob, home: Home) -> None:
         super().__init__(inner, home.refusal)
@@ -70,13 +72,13 @@ class CopyBlob(ReadOnlyBlob):
         return iter(())
 
     def check(self) -> None:
-        """Whether it answers, and has a location. No probe is written."""
+        """Check that it answers, and has a location. No probe is written."""
         if self.stat(ID_KEY) is None:
             raise BlobNotFound(f"{self.url} has no location")
 
 
 class ReplicaConsensus(Consensus):
-    """Names of shards, and news of them. There are no logs here."""
+    """Names of shards, and notifications. There are no logs."""
 
     def __init__(self, follower: Follower, url: str) -> None:
         self._follower = follower
@@ -110,7 +112,7 @@ class ReplicaConsensus(Consensus):
         return self._follower.names(prefix, after, limit, with_ended)
 
     def check(self) -> None:
-        """Nothing is to be made."""
+        """There is nothing to create."""
 
     def close(self) -> None:
         self.notifier.close()
@@ -120,7 +122,7 @@ class ReplicaConsensus(Consensus):
 
 
 class ReplicaIdentity(Identity):
-    """That of the copy: the id of the location, and the last epoch that has come."""
+    """The identity of the copy: the id of the location, and the last epoch that has arrived."""
 
     def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource, clock: Clock, build: Build, home: Home) -> None:
         super().__init__(blob, consensus, ids, clock, build)
@@ -128,7 +130,7 @@ class ReplicaIdentity(Identity):
         self._read_s = 0.0
 
     def check(self) -> LocationBinding:
-        """The last epoch that has come. Raises Unavailable: there is none yet."""
+        """The last epoch that has arrived. Raises Unavailable: there is none yet."""
         now_s = self._clock.monotonic()
         if self._binding is None or now_s - self._read_s >= CONFIRM_EVERY_S:
             self._binding, self._read_s = self._last(), now_s
@@ -141,7 +143,7 @@ class ReplicaIdentity(Identity):
             if epochs:
                 binding = decode_binding(self._blob.get(epoch_key(epochs[-1])), self._build)
         if binding is None:
-            raise Unavailable(f"{self._blob.url} has no location yet: nothing has come from home")
+            raise Unavailable(f"{self._blob.url} has no location yet: nothing has arrived from home")
         return binding
 
     def check_writable(self) -> None:
@@ -152,16 +154,16 @@ class ReplicaIdentity(Identity):
 
 
 class ReplicaVersions(Versions):
-    """Versions of a copy: it writes none, and switches no format version on."""
+    """Versions of a copy: it writes none, and upgrades no format version."""
 
     @property
     def format_version(self) -> int:
-        """All that this build can read: nothing is written by it, and how far home is may not have come yet."""
+        """The newest version that this build can read: home's own may not have arrived yet, and nothing is written."""
         return self.build.newest
 
 
 class ReplicaMachine(Machine):
-    """Shows what is accepted. Answers questions and holds; refuses what would change the shard."""
+    """Shows accepted versions. Answers queries and leases; refuses everything that would change the shard."""
 
     def __init__(self, name: str, location: ReplicaLocation) -> None:
         super().__init__(
@@ -180,14 +182,13 @@ class ReplicaMachine(Machine):
         asked_s = self._clock.monotonic()
         state = self._follower.state(self.name)
         if state is None:
-            raise UnknownShard(f"there is no shard {self.name!r} here, as far as home has published; write it at home")
+            raise UnknownShard(f"there is no shard {self.name!r} here, as far as home has published; create it at home")
         self._leases.saw(state, asked_s, self._clock.monotonic())
         return self.publish(state)
 
     def check_seen(self, state: State, seen: SeenVersion | None) -> None:
-        """Raises Unavailable (the caller has read a later version, of home or of another server of the region), and
-
-        HistoryLost (it has read another one of this seqno).
+        """Raises Unavailable: the caller has read a later version, of home or of another server of the region.
+        HistoryLost: it has read another version with this seqno.
         """
         if seen is None:
             return
@@ -198,8 +199,8 @@ class ReplicaMachine(Machine):
             )
         if state.seqno == seen.seqno and state.commit_id != seen.commit_id:
             raise HistoryLost(
-                f"who listens to shard {self.name!r} has read another v{seen.seqno} than this copy shows: home has "
-                "lost commits, and two histories were published. Listen anew to go on without what was given last"
+                f"the listener of shard {self.name!r} has read another v{seen.seqno} than this copy shows: home has "
+                "lost commits, and two histories were published. Listen again to continue without the last updates"
             )
 
     def create(self, state: State, follows: str | None = None) -> State:
@@ -208,14 +209,14 @@ class ReplicaMachine(Machine):
     def apply(self, command: c.Command, caller: Caller = NOBODY, by_names: bool = False) -> c.Result:
         state = self.refresh()
         if command.shard not in (None, state.shard_id):
-            raise UnknownShard(f"shard {self.name!r} was dropped, and its name has another life")
+            raise UnknownShard(f"shard {self.name!r} was dropped, and its name has another incarnation")
         if not isinstance(command, c.ReadCommand):
             raise self._home.refusal(f"changing shard {self.name!r}")
-        if (held := self._held(command, state)) is not None:
-            return held
+        if (result := self._answer_hold(command, state)) is not None:
+            return result
         outcome, changes = self._stepped(command, state)
         if isinstance(command, c.ResolveTime) and (changes or isinstance(outcome, Unavailable)):
-            # Home would seal it now.
+            # Home would settle it now.
             return c.TimeToCome(min(command.at_ms - 1, max(state.walltime_ms, self._follower.published_ms)))
         if isinstance(outcome, BaseException):
             raise outcome
@@ -244,22 +245,22 @@ class ReplicaMachine(Machine):
     def _outcome(self, command: c.Command, caller: Caller) -> Outcome:
         try:
             return self.apply(command, caller)
-        except Exception as error:  # also of a bug: the asker is not left waiting
+        except Exception as error:  # also for a bug: the caller must get an answer
             return error
 
     def verdict(self, command: c.Command, by_names: bool = False) -> Verdict:
         return SOUND
 
-    def _held(self, command: c.Command, state: State) -> c.Result | None:
-        """The answer to who takes, keeps, moves or gives back a hold; home is told of it later. None: it is no hold."""
+    def _answer_hold(self, command: c.Command, state: State) -> c.Result | None:
+        """Answer a command on a lease; home is notified later. None: the command is not about a lease."""
         holds = self._location.holds
         if isinstance(command, c.ExpireReader):
             if holds is not None:
-                holds.gave_back(self.name, command.reader)
+                holds.release(self.name, command.reader)
             return c.Done()
         if isinstance(command, c.DowngradeSince):
             if holds is not None:
-                holds.kept(self.name, command)
+                holds.renew(self.name, command)
             return c.SinceDowngraded(command.since or state.since, state.since)
         if isinstance(command, c.RegisterReader):
             outcome, _ = self._stepped(command, state)
@@ -267,13 +268,13 @@ class ReplicaMachine(Machine):
                 raise outcome
             assert isinstance(outcome, c.ReaderRegistered)
             if holds is not None:
-                holds.took(self.name, command, outcome.since, state.seqno)
+                holds.register(self.name, command, outcome.since, state.seqno)
             return c.ReaderRegistered(outcome.since, state.upper, state.seqno)
         return None
 
 
 class ReplicaLocation(Location):
-    """A copy as a location. `watch` has news looked for in the background; else only who asks looks for them."""
+    """A copy as a location. With `watch` it polls in the background; otherwise on requests."""
 
     is_copy = True
 
@@ -287,27 +288,27 @@ class ReplicaLocation(Location):
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        shown = CopyBlob(blob, home)
-        given = replace(settings or LocationSettings(), collects=None, compares_clock=False, publish=None)
-        system = clock or SystemClock()
+        copy_blob = CopyBlob(blob, home)
+        adjusted = replace(settings or LocationSettings(), collects=None, compares_clock=False, publish=None)
+        clock_ = clock or SystemClock()
         self.home = home
-        self.follower = Follower(shown, system, poll_s, given.build)
-        names = ReplicaConsensus(self.follower, blob.url)
-        super().__init__(shown, names, settings=given, clock=system, ids=ids)
-        self.follower.blob = self.blob  # which counts, where that was asked for
-        self.follower.on_moved = lambda name: names.notifier.publish((name,))
-        self.identity = ReplicaIdentity(self.blob, self.consensus, self.ids, self.clock, given.build, home)
-        self.versions = ReplicaVersions(self.blob, self.consensus, self.ids, given.build, self.identity)
+        self.follower = Follower(copy_blob, clock_, poll_s, adjusted.build)
+        names_store = ReplicaConsensus(self.follower, blob.url)
+        super().__init__(copy_blob, names_store, settings=adjusted, clock=clock_, ids=ids)
+        self.follower.blob = self.blob  # with metrics, if they are enabled
+        self.follower.on_moved = lambda name: names_store.notifier.publish((name,))
+        self.identity = ReplicaIdentity(self.blob, self.consensus, self.ids, self.clock, adjusted.build, home)
+        self.versions = ReplicaVersions(self.blob, self.consensus, self.ids, adjusted.build, self.identity)
         self.poll_s = self.follower.poll_s
         self.holds: HomeHolds | None = None
-        self._ends = threading.Event()
+        self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def new_machine(self, name: str) -> Machine:
         return ReplicaMachine(name, self)
 
     def check(self) -> list[str]:
-        """Whether the store answers and has a location. Raises InvalidUsage, Unavailable."""
+        """Check that the store answers and has a location. Raises InvalidUsage, Unavailable."""
         with translated():
             if self.blob.stat(ID_KEY) is None:
                 raise InvalidUsage(f"{self.blob.url} has no location: give the store to which home is copied")
@@ -315,24 +316,24 @@ class ReplicaLocation(Location):
         return []
 
     def behind_s(self, name: str) -> float | None:
-        found = self.follower.followed(name)
-        shown_ms = self.follower.published_ms if found is None else found.shown_ms
+        followed_shard = self.follower.followed(name)
+        shown_ms = self.follower.published_ms if followed_shard is None else followed_shard.shown_ms
         return max(0.0, (self.clock.now_ms() - shown_ms) / 1000)
 
     def watch(self) -> None:
-        """Look for news in the background from now on, until the location is closed."""
+        """Poll in the background until the location is closed."""
         self._start(self._watch)
         if self.holds is not None:
             self._start(self._hold)
 
     def hold_at(self, home: Callable[[], Transport], region: str) -> None:
-        """From now on hold at home what readers here need; `home` opens the way there. Call it before `watch`."""
+        """Hold at home what readers here need; `home` connects to it. Call it before `watch`."""
 
-        def shown(name: str) -> tuple[Antichain, SeqNo] | None:
+        def shown_version(name: str) -> tuple[Antichain, SeqNo] | None:
             state = self.machine(name).cached
             return None if state is None else (state.since, state.seqno)
 
-        self.holds = HomeHolds(region, home, shown, self.clock)
+        self.holds = HomeHolds(region, home, shown_version, self.clock)
 
     def _start(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name="persist-region", daemon=True)
@@ -340,23 +341,23 @@ class ReplicaLocation(Location):
         thread.start()
 
     def _hold(self) -> None:
-        while self.holds is not None and not self._ends.wait(HOLD_EVERY_S):
+        while self.holds is not None and not self._ended.wait(HOLD_EVERY_S):
             try:
                 self.holds.round()
-            except Exception:  # a bug: holds are a help, and reads go on without
+            except Exception:  # a bug: holds are optional, and reads continue without them
                 log.exception("holding at home failed")
 
     def _watch(self) -> None:
-        while not self._ends.wait(self.follower.poll_s):
+        while not self._ended.wait(self.follower.poll_s):
             try:
-                self.follower.look()
+                self.follower.poll()
             except PersistError:
-                continue  # the follower tells; who reads goes on with what is there
-            except Exception:  # a bug: news have to go on
-                log.exception("looking for news failed")
+                continue  # the follower keeps the error; reads continue with what is there
+            except Exception:  # a bug: polling must continue
+                log.exception("polling the copy failed")
 
     def close(self) -> None:
-        self._ends.set()
+        self._ended.set()
         for thread in self._threads:
             thread.join()
         if self.holds is not None:
@@ -364,7 +365,7 @@ class ReplicaLocation(Location):
         super().close()
 
 
-# Opening a copy by the URL of its blob store. Found by name from `persist.client.connect`, which lies below.
+# Opening a copy by the URL of its blob store. `persist.client.connect`, a lower layer, finds this module by name.
 
 
 def open_replica(
@@ -372,9 +373,9 @@ def open_replica(
     home: Home | None = None,
     settings: LocationSettings | None = None,
 ) -> ReplicaLocation:
-    """Open the copy whose blob store is at `url`; `persist:///dir` is that of the directory.
+    """Open the copy with the blob store at `url`; `persist:///dir` is that of the directory.
 
-    Raises InvalidUsage (the URL makes no sense, or nothing has a location there), Unavailable.
+    Raises InvalidUsage (the URL is invalid, or there is no location), Unavailable.
     """
     if url.startswith("persist:"):
         url = directory_urls(url, makes=False)[0]
@@ -395,5 +396,5 @@ def open_transport(connection: Any) -> EmbeddedTransport:
     """The transport of a `Connection` with `read_only`."""
     url = connection.url or connection.blob
     if connection.consensus is not None or not url:
-        raise InvalidUsage("read_only needs the blob store alone: give a url, or a blob location, and no consensus")
+        raise InvalidUsage("read_only requires only the blob store: give a url, or a blob location, and no consensus")
     return EmbeddedTransport(open_replica(url, settings=connection.location))

@@ -16,16 +16,17 @@ from persist.commit.state_loader import Versions
 from persist.copies.recovery import (
     Recovered,
     RecoveryRequest,
-    begin_anew,
-    ended,
     fence,
-    hold_epoch,
-    mark_of,
-    marked,
+    find_ended_recovery,
+    mark_recovery,
     plan,
     publish_heads,
-    take_back,
+    read_mark,
+    revoke_mark,
+    run_recovery,
+    write_epoch,
 )
+from persist.copies.shard_facts import first_names
 from persist.core import commands as c
 from persist.core.blob_keys import CATALOGUES, JOURNALS, belongs_to, is_rollup_key, shard_of
 from persist.core.errors import Conflict, Corruption, InvalidUsage, Unavailable
@@ -36,27 +37,26 @@ from persist.regions.divergence import diverged
 from persist.regions.failover import PREFIX, Note, Promotion, check_copy, promotion_to
 from persist.regions.replication import DELETED_AT_ONCE, Replicator
 
-# A planned switch: a copy becomes home, and nothing is lost.
+# Planned switchover: a copy becomes home, and nothing is lost.
 #
-# The order makes it safe to be killed anywhere, and to be repeated: the mark in the new consensus store, which names
-# the epoch; the epoch in home's blob store, which ends the making of shards there; a last commit of every shard, which
-# hands it over, so that nothing comes after it in its log; what was committed until then, and that commit, in home's
-# blob store; all of it in the copy; then the logs begin anew there. Until the new stores are bound it can be undone.
+# The order of steps makes it safe to kill and repeat: the mark in the new consensus store, which names the epoch; the
+# epoch in home's blob store, which ends the creation of shards there; a last commit of every shard, which hands it
+# over, so that nothing follows it in its log; publication of all commits up to that one in home's blob store;
+# replication to the copy; then the logs begin there. Until the new stores are bound the switchover can be undone.
 
 
-AT_ONCE = 8  # shards that are handed over at a time
-NAMED_MAX = 5  # shards that one message names
-ARRIVES_S = 600.0  # for so long the copy may take to have all
+AT_ONCE = 8  # shards that are handed over concurrently
+ARRIVES_S = 600.0  # the longest wait for the copy
 LOOK_S = 1.0
 
-Told = Callable[[str], object]  # a sentence for each step
+ReportStep = Callable[[str], object]  # called with a sentence for each step
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
     """From `home` to `copy`, whose consensus store is empty; `region` becomes home of region `of`.
 
-    `replicator` brings the copy up to date. None: the store does that itself. `least`: the new epoch is above it.
+    `replicator` updates the copy. None: the store replicates itself. `least`: the new epoch is above it.
     """
 
     home: Location
@@ -66,205 +66,198 @@ class Switch:
     replicator: Replicator | None
     least: int = 0
 
-    def run(self, told: Told = lambda step: None, sleep: Callable[[float], object] = time.sleep) -> Recovered:
-        """Switch; what went on. Repeating it after an error goes on.
+    def run(self, report: ReportStep = lambda step: None, sleep: Callable[[float], object] = time.sleep) -> Recovered:
+        """Switch over. Repeating it after an error continues it.
 
-        Raises InvalidUsage (the stores do not fit; nothing was changed), Conflict (another one takes over), Corruption
-        (something of a shard is missing), Unavailable (a store does not answer, or the copy did not get all in time).
-        Where it fails, and is not to be repeated, `undo` lets home go on.
+        Raises InvalidUsage (the stores do not match; nothing was changed), Conflict (another home takes over),
+        Corruption (a shard is incomplete), Unavailable (a store does not answer, or the copy was not updated in time).
+        If it fails, and is not repeated, `undo` reopens home.
         """
-        if (done := ended(self.copy)) is not None:
-            return done
+        if (recovered := find_ended_recovery(self.copy)) is not None:
+            return recovered
         self._check()
-        mark = mark_of(self.copy.consensus, self.copy.settings.build)
-        if mark is not None and mark.has_begun:  # by an earlier run, which has seen all arrive
-            told(f"the copy goes on becoming home of epoch {mark.binding.epoch}")
+        mark = read_mark(self.copy.consensus, self.copy.settings.build)
+        if mark is not None and mark.has_begun:  # by an earlier run, after everything had arrived
+            report(f"continuing: the copy becomes home of epoch {mark.binding.epoch}")
             binding = mark.binding
         else:
-            binding = self._handed_over(told, sleep)
-        return begin_anew(
+            binding = self._hand_over_all(report, sleep)
+        return run_recovery(
             self.copy,
             RecoveryRequest(handed_over=binding, least=self.least, note=Note(self.copy, self.region, self.of)),
         )
 
-    def _handed_over(self, told: Told, sleep: Callable[[float], object]) -> LocationBinding:
-        """Every shard ends at home, and the copy has all of it; the mark to whose epoch they are handed over."""
+    def _hand_over_all(self, report: ReportStep, sleep: Callable[[float], object]) -> LocationBinding:
+        """Hand over every shard at home, and wait until the copy is complete; returns the mark of the new epoch."""
         self._check_last()
-        epoch = plan(self.copy, fenced=(self.home.blob,), least=self.least).epoch
-        told("the copy is brought up to date, while home goes on")
+        epoch = plan(self.copy, RecoveryRequest(fenced=(self.home.blob,), least=self.least)).epoch
+        report("updating the copy, while home continues")
         self._replicate()
-        binding = marked(self.copy, epoch)
+        binding = mark_recovery(self.copy, epoch)
         fence(self.home.blob, binding)
-        told(f"home ends: no shard is made there any more, and each is handed over to epoch {binding.epoch}")
-        ending = as_owner(self.home, binding)
-        names = list(ending.all_names())
+        report(f"home stops creating shards, and hands each over to epoch {binding.epoch}")
+        owner = as_owner(self.home, binding)
+        names = list(owner.all_names())
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="persist-switch") as pool:
-            list(pool.map(lambda name: _hand_over(ending, name, binding.epoch), names))
-        publish_heads(ending, names)
-        told(f"{len(names)} shards are handed over; the copy gets what was written last")
-        self._arrived(frozenset(names), binding.epoch, sleep)
+            list(pool.map(lambda name: _hand_over(owner, name, binding.epoch), names))
+        publish_heads(owner, names)
+        report(f"{len(names)} shards are handed over; waiting until the copy has the last writes")
+        self._wait_until_arrived(frozenset(names), binding.epoch, sleep)
         return binding
 
-    def undo(self, told: Told = lambda step: None) -> int:
-        """Let home go on, where the copy has not become home; the shards that were taken back. Repeating it is safe.
+    def undo(self, report: ReportStep = lambda step: None) -> int:
+        """Reopen home, unless the copy has become home; returns the number of shards taken back. Safe to repeat.
 
-        Home goes on under a new epoch, above that of the switch, and the copy gets it as well. So no epoch is ever
-        taken away, none means two things, and nobody makes a home of what was taken back.
-        Raises InvalidUsage: the stores do not fit. Conflict: the copy, or another one, has become home. Unavailable.
+        Home continues under a new epoch, above that of the switchover, which is written to the copy as well. So no
+        epoch is ever removed or ambiguous, and what was undone cannot become a home.
+        Raises InvalidUsage: the stores do not match. Conflict: the copy, or another one, has become home. Unavailable.
         """
         self._check()
         build = self.copy.settings.build
-        mark = mark_of(self.copy.consensus, build)
+        mark = read_mark(self.copy.consensus, build)
         if mark is None:
-            raise InvalidUsage(f"no switch to {self.copy.consensus.url} was begun: there is nothing to undo")
+            raise InvalidUsage(f"no switchover to {self.copy.consensus.url} was begun: there is nothing to undo")
         ending, is_behind = mark.binding.epoch, self.home.identity.check().epoch <= mark.binding.epoch
-        if is_behind and not mark.is_taken_back:
-            hold_epoch(self.home.blob, mark.binding)  # or the switch was killed before it
+        if is_behind and not mark.is_revoked:
+            write_epoch(self.home.blob, mark.binding)  # or the switchover was killed before it
         with translated():
             switched = decode_binding(self.home.blob.get(epoch_key(ending)), build)
-        goes_on = LocationBinding(switched.location_id, ending + 1, _pair_after(switched))
+        successor = LocationBinding(switched.location_id, ending + 1, _pair_after(switched))
         if is_behind:
-            _check_epochs(self.home.blob, ending, goes_on)
-        take_back(self.copy.consensus, mark, build)
-        told(f"the copy is no home any more; home goes on at epoch {goes_on.epoch}, and takes its shards back")
-        for binding in (switched, goes_on):
-            hold_epoch(self.copy.blob, binding)
+            _check_epochs(self.home.blob, ending, successor)
+        revoke_mark(self.copy.consensus, mark, build)
+        report(f"the copy does not become home; home continues at epoch {successor.epoch}, and takes its shards back")
+        for binding in (switched, successor):
+            write_epoch(self.copy.blob, binding)
         if is_behind:
-            _raise_to(self.home, goes_on)
-        taken = 0
+            _raise_to(self.home, successor)
+        count = 0
         for name in list(self.home.all_names()):
             machine = self.home.new_machine(name)
             if machine.refresh().handed_over == ending:
                 machine.apply(c.HandOver(ending, 0))
-                taken += 1
-        return taken
+                count += 1
+        return count
 
     def _check(self) -> None:
-        """That the copy is one of this home, and home can hand over."""
+        """Check that the copy is one of this home, and home can hand over."""
         bound = self.home.identity.check()
         if check_copy(self.copy).decode("ascii", "replace") != bound.location_id:
-            raise InvalidUsage(f"{self.copy.blob.url} is no copy of {self.home.blob.url}")
+            raise InvalidUsage(f"{self.copy.blob.url} is not a copy of {self.home.blob.url}")
         if self.home.blob.url == self.copy.blob.url:
-            raise InvalidUsage("a switch needs two blob stores: home's, and the copy")
+            raise InvalidUsage("a switchover needs two blob stores: home's, and the copy")
 
     def _check_last(self) -> None:
-        """That no other home has taken over, and no switch to another copy is under way."""
+        """Check that no other home has taken over, and no switchover to another copy is in progress."""
         epoch = self.home.identity.check().epoch
-        mark = mark_of(self.copy.consensus, self.copy.settings.build)
-        if mark is not None and not mark.is_taken_back:
+        mark = read_mark(self.copy.consensus, self.copy.settings.build)
+        if mark is not None and not mark.is_revoked:
             epoch = max(epoch, mark.binding.epoch)
         with translated():
             last = epochs_in(self.home.blob)[-1]
         if last > epoch:
             raise Conflict(
-                f"{self.home.blob.url} is at epoch {last}: another home has taken over, or a switch to another copy "
-                "(or its --undo) has not ended: repeat that one first"
+                f"{self.home.blob.url} is at epoch {last}: another home has taken over, or a switchover to another "
+                "copy (or its --undo) is incomplete: repeat that one first"
             )
 
     def _replicate(self) -> None:
         if self.replicator is not None:
             self.replicator.round(whole=True, deletes=False)
 
-    def _arrived(self, names: frozenset[str], epoch: int, sleep: Callable[[float], object]) -> None:
+    def _wait_until_arrived(self, names: frozenset[str], epoch: int, sleep: Callable[[float], object]) -> None:
         """Wait until the copy has every shard as it was handed over."""
         lacking = names
         for _ in range(int(ARRIVES_S / LOOK_S)):
             self._replicate()
-            found = plan(self.copy)
-            lacking = names - {one.name for one in found.shards if one.is_whole and one.handed_over == epoch}
+            preview = plan(self.copy)
+            lacking = names - {shard.name for shard in preview.shards if shard.is_whole and shard.handed_over == epoch}
             if not lacking:
                 return
             sleep(LOOK_S)
         raise Unavailable(
-            f"in {ARRIVES_S:.0f} s the copy did not get all that home has handed over "
-            f"({', '.join(sorted(lacking)[:NAMED_MAX])}): repeat the switch, or take it back by --undo"
+            f"the copy was not complete within {ARRIVES_S:.0f} s after home had handed over "
+            f"({first_names(sorted(lacking))}): repeat the switchover, or undo it by --undo"
         )
 
 
-class _Owner(Identity):
-    """That of who hands over: the one process that still commits at home, under the binding that takes over."""
+class _HandOverIdentity(Identity):
+    """The identity of the one process that still commits at home, under the binding that takes over."""
 
     def __init__(self, location: Location, binding: LocationBinding) -> None:
         build = location.settings.build
         super().__init__(location.blob, location.consensus, location.ids, location.clock, build)
-        self._taker = binding
+        self._successor = binding
 
     def check_writable(self) -> None:
-        own, key = self.check().epoch, epoch_key(self._taker.epoch)
+        own, key = self.check().epoch, epoch_key(self._successor.epoch)
         with translated():
             last = epochs_in(self._blob)[-1]
-            if last == own:  # home has taken itself back
+            if last == own:  # home was reopened
                 return
-            if last != self._taker.epoch or self._blob.get(key) != encode_binding(self._taker):
-                raise Conflict(f"another consensus store has taken over {self._blob.url}, or the switch was undone")
+            if last != self._successor.epoch or self._blob.get(key) != encode_binding(self._successor):
+                raise Conflict(f"another consensus store has taken over {self._blob.url}, or the switchover was undone")
 
     def confirm(self) -> None:
         self.check_writable()
 
 
 def _pair_after(switched: LocationBinding) -> str:
-    """The pair under which home goes on after this one: always the same, so that an undo can be repeated."""
+    """The pair under which home continues after this one: deterministic, so that an undo can be repeated."""
     return hashlib.sha256(f"{switched.pair}/undone".encode()).hexdigest()[:32]
 
 
-def _check_epochs(blob: Blob, ending: int, goes_on: LocationBinding) -> None:
-    """That home's blob store has no epoch beyond that of the switch, but for the one under which it goes on itself."""
+def _check_epochs(blob: Blob, ending: int, successor: LocationBinding) -> None:
+    """Check that home's blob store has no later epoch than that of the switchover, except its own successor."""
     with translated():
         last = epochs_in(blob)[-1]
-        is_own = last == goes_on.epoch and blob.get(epoch_key(last)) == encode_binding(goes_on)
+        is_own = last == successor.epoch and blob.get(epoch_key(last)) == encode_binding(successor)
     if last > ending and not is_own:
-        raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}: home cannot go on")
+        raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}: home cannot continue")
 
 
 def _raise_to(home: Location, binding: LocationBinding) -> None:
-    """Home is at this epoch from now on, in both stores."""
-    hold_epoch(home.blob, binding)
+    """Raise home to this epoch, in both stores."""
+    write_epoch(home.blob, binding)
     with translated():
         entry = home.consensus.head(LOG_KEY)
         assert entry is not None
         home.consensus.compare_and_set(LOG_KEY, entry.seqno + 1, encode_binding(binding))
     home.identity.look()
     if home.identity.check() != binding:
-        raise Conflict(f"another process raises the epoch of {home.blob.url} too; look, then retry")
+        raise Conflict(f"another process raises the epoch of {home.blob.url} too; check, then retry")
 
 
 def as_owner(home: Location, binding: LocationBinding) -> Location:
-    """Home as who hands it over sees it. It is the same location, and is closed as that."""
-    identity = _Owner(home, binding)
+    """Home with the identity that may hand over. It is the same location, and is closed as such."""
+    identity = _HandOverIdentity(home, binding)
     home.identity = identity
     home.versions = Versions(home.blob, home.consensus, home.ids, home.settings.build, identity)
     return home
 
 
 def _hand_over(home: Location, name: str, epoch: int) -> None:
-    """The last commit of the shard at home, and its State as a rollup, so that the copy needs no more than that."""
-    machine = home.new_machine(name)  # one of the cache commits as who does not hand over
+    """Commit the handover of the shard at home, and write its State as a rollup, so that the copy needs only that."""
+    machine = home.new_machine(name)  # a cached one commits with another identity
     machine.apply(c.HandOver(0, epoch))
     home.versions.write_rollup(machine.refresh())
 
 
-# An old home becomes a copy of the new one: it ends, what it alone has goes, and it is marked as a copy.
+# Demotion: an old home becomes a copy of the new one. It ends, what only it has is deleted, and it is marked as a copy.
 #
-# Then `persist region replicate` brings what the new home has, and deletes what it does not have.
+# Then `persist region replicate` copies what the new home has, and deletes what it does not have.
 
 
-def demote(
-    old: Location,
-    new: Blob,
-    promotion: Promotion,
-    *,
-    drop_diverged: bool = False,
-) -> int:
-    """Make the blob store of the old home a copy of the new one's; how many blobs were deleted.
+def demote(old: Location, new: Blob, promotion: Promotion, *, drop_diverged: bool = False) -> int:
+    """Make the blob store of the old home a copy of the new one's; returns the number of deleted blobs.
 
-    The old home ends first, and then it is looked what it has. Repeating it is safe. `drop_diverged`: also where the
-    old home has something that the new one does not have, and that is lost by this. Raises Conflict (it has, or it has
-    taken over itself since), InvalidUsage (they are homes of two locations, or both are the new home: nothing was
-    written), Unavailable.
+    The old home is ended first, and then checked. Safe to repeat. `drop_diverged`: also if it has updates that the new
+    home lacks, which are lost. Raises Conflict (it has such updates, or has taken over itself since), InvalidUsage
+    (they are homes of two locations, or both are the new home: nothing was written), Unavailable.
     """
     with translated():
         if old.blob.get(ID_KEY) != new.get(ID_KEY):
-            raise InvalidUsage(f"{old.blob.url} is of another location than {new.url}")
+            raise InvalidUsage(f"{old.blob.url} has another location than {new.url}")
         if new.stat(COPY_KEY) is not None:
             raise InvalidUsage(f"{new.url} is a copy itself: give the blob store of the new home")
         _check_demoted_epochs(old.blob, new)
@@ -273,70 +266,70 @@ def demote(
     if not _is_marked(old.blob):
         if not drop_diverged:
             _check_nothing_alone(old, promotion)
-        _end(old, new)
-        if not drop_diverged:  # what came until it had ended
+        _end_home(old, new)
+        if not drop_diverged:  # again, including what came until it had ended
             _check_nothing_alone(old, promotion)
     with translated():
         if not _is_marked(old.blob):
             old.blob.put(COPY_KEY, new.get(ID_KEY))
-        there = {stat.key for prefix in ("s", PREFIX) for stat in new.list(prefix)}
-        gone = [stat.key for prefix in (JOURNALS, CATALOGUES) for stat in old.blob.list(prefix)]
-        gone += [stat.key for stat in old.blob.list("s") if _is_own_rollup(stat.key) and stat.key not in there]
-        gone += [stat.key for stat in old.blob.list(PREFIX) if stat.key not in there]
-        for start in range(0, len(gone), DELETED_AT_ONCE):
-            old.blob.delete(gone[start : start + DELETED_AT_ONCE])
-    return len(gone)
+        keys_of_new = {stat.key for prefix in ("s", PREFIX) for stat in new.list(prefix)}
+        keys_to_delete = [stat.key for prefix in (JOURNALS, CATALOGUES) for stat in old.blob.list(prefix)]
+        keys_to_delete += [
+            stat.key for stat in old.blob.list("s") if _is_own_rollup(stat.key) and stat.key not in keys_of_new
+        ]
+        keys_to_delete += [stat.key for stat in old.blob.list(PREFIX) if stat.key not in keys_of_new]
+        for start in range(0, len(keys_to_delete), DELETED_AT_ONCE):
+            old.blob.delete(keys_to_delete[start : start + DELETED_AT_ONCE])
+    return len(keys_to_delete)
 
 
 def _check_nothing_alone(old: Location, promotion: Promotion) -> None:
-    names = [found.name for found in diverged(old, promotion)]
+    names = [shard.name for shard in diverged(old, promotion)]
     if names:
-        more = ", …" if len(names) > NAMED_MAX else ""
         raise Conflict(
-            f"the old home has something of {len(names)} shards that the new one does not have: "
-            f"{', '.join(names[:NAMED_MAX])}{more}. `persist region salvage` writes it to files; then --drop-diverged. "
-            "It only reads from now on"
+            f"the old home has updates of {len(names)} shards that the new one lacks: "
+            f"{first_names(names)}. `persist region salvage` writes them to files; then use "
+            "--drop-diverged. The old home is read-only from now on"
         )
 
 
-def _end(old: Location, new: Blob) -> None:
-    """Let nothing be acknowledged by the old home from now on, so that what is looked for after it is all there is.
+def _end_home(old: Location, new: Blob) -> None:
+    """Stop the old home from acknowledging anything, so that a later check finds all that it has.
 
-    Processes see the new epochs some time after they are there. So each log gets a last commit, after which it takes
-    no other.
+    Processes see new epochs with a delay. So each log gets a last commit, after which it takes no other.
     """
     with translated():
         binding = decode_binding(new.get(epoch_key(epochs_in(new)[-1])), old.settings.build)
-    ending = as_owner(old, binding)
-    for name in list(ending.all_names()):
-        with suppress(Corruption):  # nobody can load it, so nobody commits to it; whoever looks is told
-            machine = ending.new_machine(name)  # one of the cache commits as who does not hand over
+    owner = as_owner(old, binding)
+    for name in list(owner.all_names()):
+        with suppress(Corruption):  # it cannot be loaded, so that nothing commits to it
+            machine = owner.new_machine(name)  # a cached one commits with another identity
             if not machine.refresh().handed_over:
                 machine.apply(c.HandOver(0, binding.epoch))
 
 
 def _check_demoted_epochs(old: Blob, new: Blob) -> None:
-    """That the old home has no epoch of its own, which the new one does not have."""
+    """Check that the old home has no epoch that the new one lacks."""
     known, own = epochs_in(new), epochs_in(old)
     if own and own[-1] > known[-1]:
-        raise Conflict(f"{old.url} has an epoch {own[-1]}, which {new.url} does not have: it has taken over since")
+        raise Conflict(f"{old.url} has epoch {own[-1]}, which {new.url} does not have: it has taken over since")
     for epoch in set(known) & set(own):
         if old.get(epoch_key(epoch)) != new.get(epoch_key(epoch)):
             raise Conflict(f"{old.url} has an epoch {epoch} of its own: it has taken over as well")
 
 
 def _check_not_itself(old: Location, new: Blob, promotion: Promotion) -> None:
-    """That it is not the new home that is to end, by whichever URL and with whichever consensus store it is given.
+    """Check that the old home is not the new one under another URL or with another consensus store.
 
-    Where the promotion was noted is its home, or a copy of it. A copy has a mark.
+    The store with the record of the promotion is its home, or a copy of it, which has a mark.
     """
     epoch = old.identity.check().epoch
     with translated():
         last = epochs_in(new)[-1]
-        is_one = old.blob.url == new.url or epoch >= last
-        if not is_one and not _is_marked(old.blob):
-            is_one = promotion_to(old.blob, promotion.epoch) == replace(promotion, earlier=())
-    if is_one:
+        is_same = old.blob.url == new.url or epoch >= last
+        if not is_same and not _is_marked(old.blob):
+            is_same = promotion_to(old.blob, promotion.epoch) == replace(promotion, earlier=())
+    if is_same:
         raise InvalidUsage(
             f"{old.blob.url} is the new home itself, of epoch {last}: give the old home, and the blob store of the new "
             "one as --of"
@@ -344,7 +337,7 @@ def _check_not_itself(old: Location, new: Blob, promotion: Promotion) -> None:
 
 
 def _fence(old: Blob, new: Blob) -> None:
-    """Bring the epochs of the new home to the old one, which ends it, if it has not ended yet."""
+    """Copy the epochs of the new home to the old one, which fences it."""
     with translated():
         for epoch in sorted(set(epochs_in(new)) - set(epochs_in(old))):
             old.put(epoch_key(epoch), new.get(epoch_key(epoch)))

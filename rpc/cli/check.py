@@ -16,12 +16,12 @@ from types import FrameType
 from urllib.parse import urlencode
 
 from persist.check import location_checks
-from persist.check.check_runner import Report, examined, report, report_of
+from persist.check.check_runner import Report, decode_report, make_report, run_check
 from persist.check.findings import AGES, FREE, CheckThresholds, read_limits
-from persist.check.location_checks import BackupsSeen, Beside, TokenSeen
+from persist.check.location_checks import BackupFacts, ExternalState, TokenFacts
 from persist.cli import repair
 from persist.cli.connection_args import add_client_arguments, check_given
-from persist.cli.inspect import FOUND, HEALTHY, exit_of, look_of, server_of
+from persist.cli.inspect import FOUND, HEALTHY, exit_of, open_readonly, server_of
 from persist.cli.inspect_client import Server, understood
 from persist.cli.terminal import complain, plain, texts_of
 from persist.commit.system import SystemClock
@@ -76,7 +76,7 @@ def _check(arguments: argparse.Namespace, limits: dict[str, str], thresholds: Ch
     wanted = Depth(arguments.deep, read_rate(arguments.rate))
     wanted.check()
     clock = SystemClock()
-    backups = None if arguments.backup is None else location_checks.look_at_backups(arguments.backup, clock)
+    backups = None if arguments.backup is None else location_checks.list_backups(arguments.backup, clock)
     tokens = None if arguments.tokens is None else tokens_for_check(read_ending(arguments.tokens))
     server = server_of(arguments)
     if server is not None:
@@ -84,10 +84,10 @@ def _check(arguments: argparse.Namespace, limits: dict[str, str], thresholds: Ch
             raise InvalidUsage("--deep reads the stores directly: give --dir, or --blob and --consensus")
         server_report = _of_server(server, {"pattern": arguments.name, **limits})
         return _extended(server_report, backups, tokens, clock.now_ms(), thresholds)
-    with closing(look_of(arguments)) as look, _stop_at_interrupt() as stop:
+    with closing(open_readonly(arguments)) as look, _stop_at_interrupt() as stop:
         read = PacedBlob(look.blob, wanted.rate, look.clock, stop)
         depth = QUICK if arguments.quick else Depth(wanted.deep)
-        return examined(look, arguments.name or None, thresholds, Beside(backups, tokens), depth, read)
+        return run_check(look, arguments.name or None, thresholds, ExternalState(backups, tokens), depth, read)
 
 
 @contextmanager
@@ -113,13 +113,13 @@ def _of_server(server: Server, parameters: dict[str, str]) -> Report:
     query = urlencode({name: value for name, value in parameters.items() if value and name not in LOCAL_LIMITS})
     path = f"/v1/check?{query}" if query else "/v1/check"
     with understood(server.url):
-        return report_of(server.document(path, SERVER_S))
+        return decode_report(server.document(path, SERVER_S))
 
 
 def _extended(
     server_report: Report,
-    backups: BackupsSeen | None,
-    tokens: list[TokenSeen] | None,
+    backups: BackupFacts | None,
+    tokens: list[TokenFacts] | None,
     now_ms: int,
     thresholds: CheckThresholds,
 ) -> Report:
@@ -133,7 +133,7 @@ def _extended(
     if len(findings) == len(server_report.findings):
         return server_report
     shards, left_out = server_report.shards, server_report.left_out
-    return report(server_report.pattern, server_report.location, shards, findings, now_ms, left_out)
+    return make_report(server_report.pattern, server_report.location, shards, findings, now_ms, left_out)
 
 
 def _wrapped(text: str) -> list[str]:

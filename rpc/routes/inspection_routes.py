@@ -15,9 +15,9 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
-from persist.check.check_runner import examined
+from persist.check.check_runner import run_check
 from persist.check.findings import AGES, FREE, CheckThresholds, read_limits
-from persist.check.location_checks import Beside, served_by
+from persist.check.location_checks import ExternalState, server_facts
 from persist.client.embedded import view_state
 from persist.client.shard_listing import AT_ONCE, PAGE_MAX
 from persist.client.stream_cuts import each
@@ -34,7 +34,7 @@ from persist.core.state import Claim, State
 from persist.inspect import queries
 from persist.inspect.part_listing import SHOWN_MAX
 from persist.inspect.queries import OF_LOCATION, OF_ONE
-from persist.inspect.readonly_location import look_into, prefix_of
+from persist.inspect.readonly_location import prefix_of, readonly_view
 from rpc.app_state import Service, principal_of, service_of, shard_of
 from rpc.auth import Principal, tokens_for_check
 from rpc.change_streams import HeldStream, Stepped, check_incarnation
@@ -121,7 +121,7 @@ async def _answer(service: Service, principal: Principal, query: queries.Query) 
     async with AsyncExitStack() as stack:
         stack.enter_context(service.snapshots)
         document = await service.work.run(
-            lambda: queries.answer(look_into(service.location, principal.prefixes), query)
+            lambda: queries.answer(readonly_view(service.location, principal.prefixes), query)
         )
         stepped = Stepped(service.work, _pieces(document.pieces()))
         stack.push_async_callback(stepped.close)
@@ -179,17 +179,17 @@ async def check(
 def _examined(service: Service, principal: Principal, pattern: str, limits: CheckThresholds) -> str:
     if not principal.is_unlimited:
         limits = replace(limits, free_percent=0)
-    look = look_into(service.location, principal.prefixes)
-    return examined(look, pattern or None, limits, _beside(service, principal)).text()
+    look = readonly_view(service.location, principal.prefixes)
+    return run_check(look, pattern or None, limits, _beside(service, principal)).text()
 
 
-def _beside(service: Service, principal: Principal) -> Beside:
+def _beside(service: Service, principal: Principal) -> ExternalState:
     """What the server knows: everything for a principal that covers all shards, else only what concerns shards."""
-    served = served_by(service.location)
+    served = server_facts(service.location)
     if not principal.is_unlimited:
-        return Beside(served=replace(served, calls={}))
+        return ExternalState(served=replace(served, calls={}))
     tokens = tokens_for_check([] if service.tokens is None else service.tokens.ending())
-    return Beside(tokens=tokens, served=served)
+    return ExternalState(tokens=tokens, served=served)
 
 
 # Live statistics, served from cached States.

@@ -18,10 +18,10 @@ from consensus import ENDED
 from persist.attributes import node_codec
 from persist.commit.location import Location, open_location
 from persist.copies.backup_creation import UPPER, BackupRequest, back_up
-from persist.copies.backup_restore import Choice, restore
+from persist.copies.backup_restore import RestoreRequest, restore
 from persist.copies.backup_store import BackupStore
-from persist.copies.state_file import exported, imported, read_file
-from persist.copies.verify import Depth, verified
+from persist.copies.state_file import export_state, import_state, read_file
+from persist.copies.verify import Depth, verify_shards
 from persist.core import commands as c
 from persist.core.dedup import ENDED as ENDED_DIGEST
 from persist.core.dedup import RETIRED, TokenOutcome
@@ -239,7 +239,7 @@ def test_maintenance_leaves_what_is_read(frozen: Path, tmp_path: Path, capsys: p
     assert main(["maintain", "gc", "--once", *at]) == 0
     assert main(["maintain", "sweep", *at]) == 0
     with closing(open_location(f"persist://{directory}")) as location:
-        found = list(verified(location, told.contents, Depth(deep=True)))
+        found = list(verify_shards(location, told.contents, Depth(deep=True)))
         assert {fault for shard in found for fault in shard.faults} == set(), "every part that is left can be read"
     with persist.connect(f"persist://{directory}", collect=False) as client:
         assert sample.contents(client) == told.contents
@@ -254,10 +254,10 @@ def test_a_shard_of_a_frozen_location_is_exported_and_imported_as_it_was(
     told = expected(frozen)
     with closing(open_location(f"persist://{tmp_path}/imported")) as location:
         for name in told.contents:
-            file = read_file(json.dumps(exported(copied, name)).encode())
-            imported(location, file, name, copied.blob, keeps_policies=True)
+            file = read_file(json.dumps(export_state(copied, name)).encode())
+            import_state(location, file, name, copied.blob, keeps_policies=True)
         assert sample.contents(client_of(location)) == told.contents
-        found = list(verified(location, location.all_names(with_dropped=False), Depth(deep=True)))
+        found = list(verify_shards(location, location.all_names(with_dropped=False), Depth(deep=True)))
         assert {fault for shard in found for fault in shard.faults} == set()
 
 
@@ -268,16 +268,16 @@ def test_a_backup_of_a_frozen_location_is_restored_as_it_was(frozen: Path, copie
     store = BackupStore(open_blob(f"file://{tmp_path}/backups"), copied.clock, copied.ids)
     backup = back_up(copied, store, BackupRequest(consistent=UPPER))
     with closing(open_location(f"persist://{tmp_path}/restored")) as location:
-        restore(store, backup, location, Choice(keeps_policies=True))
+        restore(store, backup, location, RestoreRequest(keeps_policies=True))
         client = client_of(location)
         assert sample.contents(client) == told.contents
         if told.writes:
             assert sample.attributes(client) == told.attributes
         for name in told.contents:
-            restore(store, backup, location, Choice(names=(name,), as_name="renamed." + name.replace("/", ".")))
+            restore(store, backup, location, RestoreRequest(names=(name,), as_name="renamed." + name.replace("/", ".")))
         again = sample.contents(client)
         for name, rows in told.contents.items():
             assert again["renamed." + name.replace("/", ".")] == rows
-        found = list(verified(location, location.all_names(with_dropped=False), Depth(deep=True)))
+        found = list(verify_shards(location, location.all_names(with_dropped=False), Depth(deep=True)))
         assert {fault for shard in found for fault in shard.faults} == set()
         assert len(found) == 2 * len(told.contents)

@@ -342,13 +342,13 @@ def test_a_copy_whose_store_does_not_answer(tmp_path: Path) -> None:
     copy = open_replica(f"file://{tmp_path}/d/blob", Home(), LocationSettings(metered=True))
     with closing(copy):
         metrics = ServerMetrics(copy, dict, 10)
-        copy.follower.look(now=True)
+        copy.follower.poll(now=True)
         before = series(metrics.text().decode())
         assert before["persist_region_link_up"] == 1
         plan = FaultPlan(1, {"fail_before": 1.0})
         copy.follower.blob = FaultyBlob(copy.follower.blob, plan)
         with suppress(PersistError):
-            copy.follower.look(now=True)
+            copy.follower.poll(now=True)
         after = series(metrics.text().decode())
         plan.heal()
     check(tmp_path, {**before, "persist_region_lag_seconds": 0.0}, after, "PersistRegionBehind")

@@ -24,9 +24,9 @@ from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backup_creation import BackupRequest, Progress, back_up
-from persist.copies.backup_restore import Choice, ShardRestored, checked_backup, chosen, restore
+from persist.copies.backup_restore import RestoreRequest, ShardRestored, restore, select_backup, verify_backup
 from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, Backup, BackupStore, KeepRule, prune
-from persist.copies.verify import Depth, verified
+from persist.copies.verify import Depth, verify_shards
 from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import Conflict, ConstraintViolated, Corruption, NotReadable, PersistError, UpperMismatch
 from persist.core.ids import token_of_key
@@ -90,11 +90,11 @@ def elsewhere(world: World) -> tuple[World, Machine]:
 
 
 def back(
-    machine: Machine, kept: Blob, backup: Backup | None = None, choice: Choice | None = None
+    machine: Machine, kept: Blob, backup: Backup | None = None, choice: RestoreRequest | None = None
 ) -> list[ShardRestored]:
     found = store(machine, kept)
-    chosen_one = backup or chosen(found, None, None)
-    return restore(found, chosen_one, machine.location, choice or Choice(at_once=1))
+    chosen_one = backup or select_backup(found, None, None)
+    return restore(found, chosen_one, machine.location, choice or RestoreRequest(at_once=1))
 
 
 def rows(shard: Shard, as_of: int | None = None) -> Counter[tuple[Any, ...]]:
@@ -159,7 +159,7 @@ def test_what_is_restored_is_what_was_there_at_every_time(world: World, machine:
     assert state.files_of(ENTRIES)
     assert (now.attribute_root, now.seal.last) == (state.attribute_root, state.seal.last)
     assert now.files_of(OUTCOMES)
-    assert all(found.is_sound for found in verified(other.location, iter(["eu/a", "eu/b"]), Depth(deep=True)))
+    assert all(found.is_sound for found in verify_shards(other.location, iter(["eu/a", "eu/b"]), Depth(deep=True)))
 
 
 def test_a_restored_shard_lives_on(world: World, machine: Machine, kept: Counting) -> None:
@@ -174,7 +174,7 @@ def test_a_restored_shard_lives_on(world: World, machine: Machine, kept: Countin
         found.insert([{"id": 100 + number, "v": "new"}])
         Collector(other.location).run("orders")
     assert sum(rows(found).values()) == sum(rows(shard).values()) + 40
-    assert all(one.is_sound for one in verified(other.location, iter(["orders"]), Depth(deep=True)))
+    assert all(one.is_sound for one in verify_shards(other.location, iter(["orders"]), Depth(deep=True)))
     found.drop()
     again = other.client.create_shard("orders", SCHEMA, ["id"])
     assert again.upper().element == 0
@@ -265,18 +265,18 @@ def test_a_killed_restore_leaves_whole_shards_or_none(
     location = Location(killed, other.consensus, settings=LocationSettings(policy=SMALL), clock=machine.location.clock,
                         background=InlineBackground())  # fmt: skip
     found = BackupStore(kept, machine.location.clock, machine.location.ids)
-    backup = chosen(found, None, None)
+    backup = select_backup(found, None, None)
     with suppress(PersistError):
-        restore(found, backup, location, Choice(at_once=1))
+        restore(found, backup, location, RestoreRequest(at_once=1))
     again = other.machine()
     for name in again.location.all_names():
         shard = next(shard for shard in shards if shard.name == name)
         assert rows(again.client.shard(name)) == rows(shard)
-    restore(found, backup, again.location, Choice(at_once=1))
+    restore(found, backup, again.location, RestoreRequest(at_once=1))
     for shard in shards:
         assert rows(again.client.shard(shard.name)) == rows(shard)
     before = again.location.machine("a").refresh()
-    restore(found, backup, again.location, Choice(at_once=1))
+    restore(found, backup, again.location, RestoreRequest(at_once=1))
     assert again.location.machine("a").refresh() == before
 
 
@@ -303,7 +303,7 @@ def test_damage_is_found_and_nothing_of_the_shard_is_restored(
     kept.delete([key])
     if damage != "gone":
         kept.put(key, bytes(data if damage == "flip" else data[:-1]))
-    [(_, faults)] = checked_backup(store(machine, kept), backup, Depth(deep=True))
+    [(_, faults)] = verify_backup(store(machine, kept), backup, Depth(deep=True))
     assert faults
     _, other = elsewhere(world)
     with pytest.raises(Corruption):
@@ -339,7 +339,7 @@ def test_pruning_keeps_what_any_backup_names(world: World, machine: Machine, kep
     assert prune(store(machine, kept), KeepRule(last=1)) == would
     assert [backup.id for backup in store(machine, kept).listed().backups] == [last.id]
     assert prune(store(machine, kept), KeepRule(within_ms=1)).backups == ()  # the newest one stays
-    assert [faults for _, faults in checked_backup(store(machine, kept), last, Depth(deep=True))] == [()]
+    assert [faults for _, faults in verify_backup(store(machine, kept), last, Depth(deep=True))] == [()]
     named = set(store(machine, kept).sums(last.shards[0]))
     assert {stat.key.removeprefix(BLOBS) for stat in kept.list(BLOBS)} == named
 
@@ -351,7 +351,7 @@ def test_pruning_takes_what_a_killed_backup_left(world: World, machine: Machine,
     kept.put("backups/20990101T000000Z-00000000/left.state", b"left")
     assert prune(store(machine, kept), KeepRule(last=5)).blobs == 1
     assert every(kept, "left") == []
-    assert [faults for _, faults in checked_backup(store(machine, kept), last, Depth(deep=True))] == [()]
+    assert [faults for _, faults in verify_backup(store(machine, kept), last, Depth(deep=True))] == [()]
 
 
 def test_a_backup_that_cannot_be_read_keeps_everything(machine: Machine, kept: Counting) -> None:
@@ -375,12 +375,12 @@ def test_a_backup_and_a_pruning_give_way(
     found = store(machine, kept)
     found.open("x" * 32)
     under_way = found.run(first)
-    with pytest.raises(Conflict, match="under way"):
+    with pytest.raises(Conflict, match="is running"):
         found.run(second)
     under_way.beat()
     world.pass_ms(31 * 60_000)  # it was killed
     other = found.run(second)
-    with pytest.raises(Conflict, match="stood still"):
+    with pytest.raises(Conflict, match="suspended"):
         under_way.beat()
     other.end()
     under_way.end()
@@ -400,12 +400,12 @@ def test_any_time_between_two_backups(world: World, machine: Machine, kept: Coun
     at = shown_instant(between_ms)
     found = store(machine, kept)
     _, other = elsewhere(world)
-    [told] = restore(found, chosen(found, at, None), other.location, Choice(at=at, at_once=1))
+    [told] = restore(found, select_backup(found, at, None), other.location, RestoreRequest(at=at, at_once=1))
     restored = other.client.shard("orders")
     assert (rows(restored), told.left) == (expected, False)
     assert rows(restored, 5) == rows(shard, 5)  # what came after stays in its history
     restored.insert([{"id": 60, "v": "new"}])
-    [told] = restore(found, chosen(found, at, None), other.location, Choice(at=at, at_once=1))
+    [told] = restore(found, select_backup(found, at, None), other.location, RestoreRequest(at=at, at_once=1))
     assert told.left
     assert dict(rows(restored) - expected) == {(("id", 60), ("v", "new")): 1}
 
@@ -428,7 +428,7 @@ def test_a_fed_shard_comes_back_as_of_a_wall_clock(world: World, machine: Machin
         shard.truncate(1)
     made(machine, kept)
     _, other = elsewhere(world)
-    assert [one.name for one in back(other, kept, choice=Choice(at=at, at_once=1))] == ["fed", "z"]
+    assert [one.name for one in back(other, kept, choice=RestoreRequest(at=at, at_once=1))] == ["fed", "z"]
     restored = other.client.shard("fed")
     assert rows(restored) == {(("id", 1), ("v", "good")): 1}
     assert rows(other.client.shard("z")) == {(("id", 1), ("v", "z")): 1}
@@ -449,7 +449,7 @@ def test_what_cannot_go_back_to_a_wall_clock_makes_no_shard(
     made(machine, kept)
     _, other = elsewhere(world)
     with pytest.raises(error, match="'fed'"):
-        back(other, kept, choice=Choice(at=at, at_once=1))
+        back(other, kept, choice=RestoreRequest(at=at, at_once=1))
     assert list(other.location.all_names()) == []
 
 
@@ -465,12 +465,16 @@ def test_a_shard_that_is_younger_than_the_time_is_named_and_may_be_left_out(
     found = store(machine, kept)
     _, other = elsewhere(world)
     with pytest.raises(NotReadable) as refused:
-        restore(found, chosen(found, at, None), other.location, Choice(at=at, at_once=1))
+        restore(found, select_backup(found, at, None), other.location, RestoreRequest(at=at, at_once=1))
     assert refused.value.details["shards"] == ["young"]
-    [told] = restore(found, chosen(found, at, None), other.location, Choice(names=("orders",), at=at, at_once=1))
+    [told] = restore(
+        found, select_backup(found, at, None), other.location, RestoreRequest(names=("orders",), at=at, at_once=1)
+    )
     assert (told.name, rows(other.client.shard("orders"))) == ("orders", expected)
     with pytest.raises(NotReadable) as alone:
-        restore(found, chosen(found, at, None), other.location, Choice(names=("young",), at=at, at_once=1))
+        restore(
+            found, select_backup(found, at, None), other.location, RestoreRequest(names=("young",), at=at, at_once=1)
+        )
     assert refused.value.message.startswith(alone.value.message), "and tells that others can be named"
 
 
@@ -488,7 +492,7 @@ def test_a_time_whose_rows_break_a_constraint_that_was_set_later_restores_nothin
     found = store(machine, kept)
     _, other = elsewhere(world)
     with pytest.raises(ConstraintViolated, match="'orders'") as refused:
-        restore(found, chosen(found, at, None), other.location, Choice(at=at, at_once=1))
+        restore(found, select_backup(found, at, None), other.location, RestoreRequest(at=at, at_once=1))
     assert refused.value.details["constraint"] == "none"
     assert list(other.location.all_names()) == []
 
@@ -501,7 +505,7 @@ def test_what_would_take_rows_away_waits(world: World, machine: Machine, kept: C
     world.pass_ms(100 * HOUR_MS)
     for keeps in (False, True):
         _, other = elsewhere(world)
-        [told] = back(other, kept, choice=Choice(keeps_policies=keeps, at_once=1))
+        [told] = back(other, kept, choice=RestoreRequest(keeps_policies=keeps, at_once=1))
         state = other.location.machine("orders").refresh()
         assert (told.policy, state.settings.rows is not None) == (not keeps, keeps)
         assert len(told.readers) == 1
@@ -521,7 +525,7 @@ def test_a_shard_that_is_dropped_meanwhile_is_left_out(world: World, machine: Ma
 
     backup = made(machine, kept, told=drop)
     assert [shard.name for shard in backup.shards] == ["a"]
-    assert [faults for _, faults in checked_backup(store(machine, kept), backup, Depth(deep=True))] == [()]
+    assert [faults for _, faults in verify_backup(store(machine, kept), backup, Depth(deep=True))] == [()]
 
 
 def test_a_shard_comes_back_under_another_name_beside_itself(world: World, machine: Machine, kept: Counting) -> None:
@@ -533,7 +537,7 @@ def test_a_shard_comes_back_under_another_name_beside_itself(world: World, machi
     expected = {as_of: rows(shard, as_of) for as_of in range(31)}
     before = machine.location.machine("orders").refresh()
     for _ in range(2):  # the second run finds it there
-        [told] = back(machine, kept, choice=Choice(as_name="found/again", at_once=1))
+        [told] = back(machine, kept, choice=RestoreRequest(as_name="found/again", at_once=1))
         assert (told.name, told.upper) == ("found/again", [31])
     assert machine.location.machine("orders").refresh().trace == before.trace
     found = machine.client.shard("found/again")
@@ -545,13 +549,13 @@ def test_a_shard_comes_back_under_another_name_beside_itself(world: World, machi
     assert [entry.operation for entry in found.history()][-1] == "create"
     whole = encode_state(replace(machine.location.machine("found/again").refresh(), entries={}))
     assert str(before.shard_id).encode() not in whole  # no key of the other one is left in any field
-    [verdict] = verified(machine.location, iter(["found/again"]), Depth(deep=True))
+    [verdict] = verify_shards(machine.location, iter(["found/again"]), Depth(deep=True))
     assert verdict.is_sound
     for number in range(40):
         found.insert([{"id": 9_000 + number, "v": "new"}])
         maintained(machine)
     assert sum(rows(found).values()) == sum(expected[30].values()) + 40
-    [verdict] = verified(machine.location, iter(["found/again"]), Depth(deep=True))
+    [verdict] = verify_shards(machine.location, iter(["found/again"]), Depth(deep=True))
     assert verdict.is_sound
 
 
@@ -560,7 +564,7 @@ def test_blobs_that_were_brought_ahead_are_not_sent_again(world: World, machine:
     bundled(shard)
     made(machine, kept)
     _, target = elsewhere(world)
-    ahead = Choice(at_once=1, ahead=True)
+    ahead = RestoreRequest(at_once=1, ahead=True)
     [told] = back(target, kept, choice=ahead)
     assert told.upper is None
     assert told.sent > 0
@@ -571,7 +575,7 @@ def test_blobs_that_were_brought_ahead_are_not_sent_again(world: World, machine:
     [told] = back(target, kept, backup)
     assert told.sent == 0
     assert rows(target.client.shard("orders")) == rows(shard)
-    [verdict] = verified(target.location, iter(["orders"]), Depth(deep=True))
+    [verdict] = verify_shards(target.location, iter(["orders"]), Depth(deep=True))
     assert verdict.is_sound
     assert [one.left for one in back(target, kept, backup, ahead)] == [False]  # and does no harm later
 
@@ -607,7 +611,7 @@ def test_a_manifest_that_names_what_is_not_its_own_is_refused(machine: Machine, 
 
     resealed(kept, manifest, change)
     [unread] = store(machine, kept).listed().unread
-    assert "is damaged" in unread.why.message
+    assert "is damaged" in unread.error.message
     with pytest.raises(Corruption):
         prune(store(machine, kept), KeepRule(last=1))
     assert every(kept, BLOBS) == others
@@ -627,22 +631,22 @@ def test_a_damaged_manifest_hides_no_other_backup(world: World, machine: Machine
     listed = backups.listed()
     assert [one.id for one in listed.backups] == [good.id]
     assert [one.id for one in listed.unread] == [bad.id]
-    with pytest.raises(Corruption, match=f"latest that can be read is {good.id}"):
-        chosen(backups, None, None)
-    assert chosen(backups, None, good.id) == good
+    with pytest.raises(Corruption, match=f"latest readable one is {good.id}"):
+        select_backup(backups, None, None)
+    assert select_backup(backups, None, good.id) == good
     with pytest.raises(Corruption, match="--damaged"):
         prune(backups, KeepRule(last=1))
     assert kept.stat(manifest) is not None
     again = made(machine, kept)  # sends nothing: the blobs of the damaged one are there
     assert again.sent == 0
-    assert chosen(backups, None, None) == again
+    assert select_backup(backups, None, None) == again
     assert prune(backups, KeepRule(damaged=True), dry_run=True).backups == (bad.id,)
     assert kept.stat(manifest) is not None
     assert prune(backups, KeepRule(damaged=True)).backups == (bad.id,)
     assert {key for key in every(kept, "") if key.startswith(f"backups/{bad.id}")} == set()
     assert [one.id for one in backups.listed().backups] == [good.id, again.id]
     for one in (good, again):
-        assert [faults for _, faults in checked_backup(backups, one, Depth(deep=True))] == [()]
+        assert [faults for _, faults in verify_backup(backups, one, Depth(deep=True))] == [()]
 
 
 def test_a_list_that_names_blobs_of_another_shard_is_refused(world: World, machine: Machine, kept: Counting) -> None:
@@ -673,14 +677,14 @@ def test_an_erasure_that_is_pending_is_kept(machine: Machine, world: World, kept
     told = shard.erase(keys=[1])
     made(machine, kept)
     other_world, other = elsewhere(world)
-    [back_again] = back(other, kept, choice=Choice(as_name=name, at_once=1))
+    [back_again] = back(other, kept, choice=RestoreRequest(as_name=name, at_once=1))
     found = other.client.shard(back_again.name)
     assert found.erased(told.id).phase == "pending"
     other_world.pass_ms(100 * HOUR_MS)
     Sweeper(other.location, SweepSettings(age_ms=14 * HOUR_MS)).sweep(found.name)
     found.append((), 1, 2)
     assert rows(found) == {(("id", 2), ("v", "kept")): 1}
-    [verdict] = verified(other.location, iter([found.name]), Depth(deep=True))
+    [verdict] = verify_shards(other.location, iter([found.name]), Depth(deep=True))
     assert verdict.is_sound, verdict.faults
 
 
@@ -704,7 +708,7 @@ def test_shards_in_every_phase_of_their_life(world: World, machine: Machine, kep
     other_world, other = elsewhere(world)
     back(other, kept)
     for name in names:
-        back(other, kept, choice=Choice(names=(name,), as_name=f"renamed/{name}", at_once=1))
+        back(other, kept, choice=RestoreRequest(names=(name,), as_name=f"renamed/{name}", at_once=1))
         home = machine.client.shard(name)
         for found in (other.client.shard(name), other.client.shard(f"renamed/{name}")):
             assert (found.since(), found.upper()) == (home.since(), home.upper())
@@ -720,7 +724,7 @@ def test_shards_in_every_phase_of_their_life(world: World, machine: Machine, kep
         Collector(other.location).run(name)
         assert sweeper.sweep(name).orphans == (name == "closed"), "the rows that were refused"
     assert sweeper.sweep_unborn().orphans == 0
-    found = verified(other.location, other.location.all_names(with_dropped=False), Depth(deep=True))
+    found = verify_shards(other.location, other.location.all_names(with_dropped=False), Depth(deep=True))
     assert [shard.shard for shard in found if not shard.is_sound] == []
     other.client.shard("life").drop()
     for _ in range(5):

@@ -23,7 +23,7 @@ from persist.commit.machine import MachineSettings
 from persist.copies.shard_facts import first_live
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.state import Policy
-from persist.inspect.readonly_location import look_at_directory
+from persist.inspect.readonly_location import open_readonly_directory
 from persist.maintenance.collector import Collector
 from rpc.app import create_app
 from rpc.settings import ServerSettings
@@ -72,7 +72,7 @@ def test_history_that_was_let_go_leaves_the_shard_and_then_the_stores(shard: Sha
     shard.forget(TIMES - 1)
     assert shard.optimize().after.updates == len(latest)
     assert shard.vacuum().complete
-    with closing(look_at_directory(tmp_path / "data")) as look:  # the process that commits may have done it first
+    with closing(open_readonly_directory(tmp_path / "data")) as look:  # the process that commits may have done it first
         assert first_live(look, "orders") > 1
     assert contents(shard) == latest
     assert shard.vacuum().complete

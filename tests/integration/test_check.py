@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.check.check_runner import OF_SHARD, Report, examined, report, report_of
+from persist.check.check_runner import OF_SHARD, Report, decode_report, make_report, run_check
 from persist.check.findings import IDS, SEVERITIES, age, at, diagnosis, many, ranked, size, some
 from persist.core.frontier import Antichain
-from persist.inspect.readonly_location import LocationSummary, look_at_directory
+from persist.inspect.readonly_location import LocationSummary, open_readonly_directory
 from rpc.cli.program import parser_for
 from tests.support import json_schemas
 from tests.support.ailments import AILMENTS, CALM, Ailment, examine, filled, made
@@ -77,9 +77,9 @@ def test_a_healthy_location_has_no_finding(tmp_path: Path) -> None:
 
 def beside_writers(place: Path) -> Report:
     """While the program that writes is there: it may write at any moment."""
-    look = look_at_directory(place)
+    look = open_readonly_directory(place)
     try:
-        return examined(look, None, CALM)
+        return run_check(look, None, CALM)
     finally:
         look.close()
 
@@ -146,23 +146,23 @@ def test_the_worst_comes_first() -> None:
 
 def test_a_report_tells_no_more_than_its_bound() -> None:
     found = [diagnosis("log-long", f"s{n}", "x", cause="x", remedy="x") for n in range(10_003)]
-    told = report(None, LocationSummary(None, None, None), 1, found, 1)
+    told = make_report(None, LocationSummary(None, None, None), 1, found, 1)
     assert (len(told.findings), told.left_out) == (10_000, 3)
 
 
 def test_a_report_comes_back_from_its_json() -> None:
     found = [diagnosis("since-held", "a", "x", cause="y", remedy="z", command="persist shards")]
-    told = report("a*", LocationSummary("l", 1, 5), 3, found, 1_760_000_000_000)
-    assert report_of(json.loads(told.text())) == told
+    told = make_report("a*", LocationSummary("l", 1, 5), 3, found, 1_760_000_000_000)
+    assert decode_report(json.loads(told.text())) == told
     later = json.loads(told.text())
     later["more"] = later["findings"][0]["more"] = 1
-    assert report_of(later) == told, "a later build adds fields"
+    assert decode_report(later) == told, "a later build adds fields"
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"persist": "inspect"}, {"persist": "check", "version": 2}])
 def test_what_is_no_report_is_refused(document: object) -> None:
-    with pytest.raises(persist.InvalidUsage, match="no report"):
-        report_of(document)
+    with pytest.raises(persist.InvalidUsage, match="not a report"):
+        decode_report(document)
 
 
 def test_the_published_schema_is_that_of_the_records() -> None:
@@ -171,7 +171,7 @@ def test_the_published_schema_is_that_of_the_records() -> None:
 
 
 def test_the_schema_refuses_what_is_no_report() -> None:
-    told: Report = report(None, LocationSummary(None, None, None), 0, [], 1)
+    told: Report = make_report(None, LocationSummary(None, None, None), 0, [], 1)
     document = json.loads(told.text())
     VALIDATOR.validate(document)
     for wrong in ({"version": 2}, {"persist": "inspect"}, {"findings": [{"id": "x"}]}, {"shards": "1"}):
@@ -194,7 +194,7 @@ def test_ages_and_sizes_are_told_in_words() -> None:
         "1 entry", "2 entries", "2 batches", "1,000 blobs",
     ]  # fmt: skip
     assert (some(["a", "b"]), some(list("abcde"))) == ("a, b", "a, b, c and 2 more")
-    assert (at(None), at(1_760_000_000_123)) == ("a time that is not known", "2025-10-09T08:53:20Z")
+    assert (at(None), at(1_760_000_000_123)) == ("an unknown time", "2025-10-09T08:53:20Z")
 
 
 def test_every_check_says_what_it_looks_for() -> None:

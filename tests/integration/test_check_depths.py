@@ -12,7 +12,7 @@ import pytest
 
 import persist
 from compactor.worker import Worker
-from persist.check.check_runner import examined
+from persist.check.check_runner import run_check
 from persist.check.findings import IDS, CheckThresholds
 from persist.check.integrity_checks import ADVICE, OF_KIND
 from persist.client.embedded import EmbeddedTransport
@@ -21,7 +21,7 @@ from persist.commit.location import Location, LocationSettings
 from persist.commit.state_loader import SCAN_LIMIT
 from persist.copies.shard_facts import PAGE, FaultKind
 from persist.copies.throttled_blob import PacedBlob
-from persist.copies.verify import QUICK, Depth, Verified, verified
+from persist.copies.verify import QUICK, Depth, VerifiedShard, verify_shards
 from persist.core.blob_keys import is_bundle_key
 from persist.core.errors import InvalidUsage
 from persist.core.state import Policy
@@ -117,8 +117,8 @@ def test_what_a_bundle_lists_is_looked_at_too(
     assert (code, {fault["key"] for fault in faults}) == (1, {key})
 
 
-def of(location: Location, deep: bool = True) -> list[Verified]:
-    return list(verified(location, location.all_names("", with_dropped=False), Depth(deep)))
+def of(location: Location, deep: bool = True) -> list[VerifiedShard]:
+    return list(verify_shards(location, location.all_names("", with_dropped=False), Depth(deep)))
 
 
 def test_a_shard_that_moves_on_meanwhile_has_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def machine_with_orders() -> Machine:
 def test_a_dropped_shard_is_left_out(machine_with_orders: Machine) -> None:
     machine_with_orders.client.create_shard("gone", SCHEMA, ["id"]).drop()
     assert [found.shard for found in of(machine_with_orders.location)] == ["orders"]
-    assert list(verified(machine_with_orders.location, iter(["gone", "nobody"]), Depth())) == []
+    assert list(verify_shards(machine_with_orders.location, iter(["gone", "nobody"]), Depth())) == []
 
 
 def test_reading_keeps_to_its_rate(machine_with_orders: Machine) -> None:
@@ -188,7 +188,9 @@ def test_a_log_is_read_once(how: Depth, machine_with_orders: Machine, monkeypatc
 
     monkeypatch.setattr(world.consensus, "scan", scan)
     assert (
-        examined(ReadOnlyLocation(world.blob, world.consensus), None, CheckThresholds(free_percent=0), how=how).findings
+        run_check(
+            ReadOnlyLocation(world.blob, world.consensus), None, CheckThresholds(free_percent=0), depth=how
+        ).findings
         == []
     )
     pages = [limit for key, first, limit in scans if (key, first) == ("orders", 1) and limit > 1]
@@ -201,5 +203,5 @@ def test_every_kind_of_fault_is_a_finding() -> None:
 
 
 def test_a_rate_without_deep_is_refused_in_python_too(machine_with_orders: Machine) -> None:
-    with pytest.raises(InvalidUsage, match="rate is for deep"):
-        list(verified(machine_with_orders.location, iter(["orders"]), Depth(False, 2_000)))
+    with pytest.raises(InvalidUsage, match="rate requires deep"):
+        list(verify_shards(machine_with_orders.location, iter(["orders"]), Depth(False, 2_000)))

@@ -17,7 +17,7 @@ from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.check.check_runner import examined
+from persist.check.check_runner import run_check
 from persist.cli.inspect import FOUND, HEALTHY
 from persist.commit.location import open_location
 from persist.copies.verify import QUICK, check_shard
@@ -109,7 +109,7 @@ def test_what_lies_beside_is_looked_at_from_here(
     _, document = ended(here.place, capsys, *at, "--backup-age", "1ms")
     found = {one["id"]: one for one in document["findings"]}
     assert {"token-expires", "backup-old"} <= found.keys()
-    assert "'etl' has ended" in found["token-expires"]["what"]
+    assert "'etl' expired" in found["token-expires"]["what"]
     ranks = [("critical", "warning", "note").index(one["severity"]) for one in document["findings"]]
     assert ranks == sorted(ranks)
 
@@ -130,7 +130,7 @@ def test_a_server_tells_of_tokens_of_its_file_and_counts_the_requests(tmp_path: 
         answer = http.get("/v1/check?free=0", headers={"authorization": f"Bearer {token}"})
         assert answer.status_code == 200
         told = [one["what"] for one in answer.json()["findings"]]
-        assert told == ["the token 'etl' ends in 3 days, 1970-01-05T00:00:00Z"]
+        assert told == ["the token 'etl' expires in 3 days, 1970-01-05T00:00:00Z"]
         few = http.get("/v1/check?pattern=eu/*", headers={"authorization": f"Bearer {limited}"}).json()
         assert few["findings"] == []
         assert 'verb="check"' in http.get("/metrics", headers={"authorization": f"Bearer {token}"}).text
@@ -187,7 +187,7 @@ def test_backups_are_looked_at_without_writing(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_location_that_was_never_bound_is_not_bound() -> None:
     blob, consensus = MemoryBlob(), MemoryConsensus()
-    assert examined(ReadOnlyLocation(blob, consensus), None, CALM).findings == []
+    assert run_check(ReadOnlyLocation(blob, consensus), None, CALM).findings == []
     assert list(blob.list("")) == []
     assert consensus.keys("", "", 10, True) == []
     assert consensus.head("\x7fbinding") is None
@@ -222,13 +222,13 @@ def test_a_store_that_goes_away_is_told_and_no_half_a_report() -> None:
     made(world.machine())
     blob = Leaving(world.blob)
     blob.most = 1_000
-    assert examined(ReadOnlyLocation(blob, world.consensus), None, CALM).shards == 1
+    assert run_check(ReadOnlyLocation(blob, world.consensus), None, CALM).shards == 1
     calls = blob.calls
     for most in range(calls):
         away = Leaving(world.blob)
         away.most = most
         with pytest.raises(Unavailable, match="the store is away"):
-            examined(ReadOnlyLocation(away, world.consensus), None, CALM)
+            run_check(ReadOnlyLocation(away, world.consensus), None, CALM)
 
 
 # --- beside others
@@ -241,9 +241,9 @@ def test_a_shard_that_is_dropped_meanwhile_is_left_out() -> None:
     look = ReadOnlyLocation(world.blob, world.consensus)
     assert check_shard(look, "nowhere", QUICK, look.blob) is None
     machine.shard(NAME).drop()
-    assert examined(look, None, CALM).shards == 0
+    assert run_check(look, None, CALM).shards == 0
     with pytest.raises(persist.UnknownShard):
-        examined(look, NAME, CALM)
+        run_check(look, NAME, CALM)
 
 
 def test_beside_writers_and_collections_nothing_is_found_that_is_not_there(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_beside_writers_and_collections_nothing_is_found_that_is_not_there(tmp_p
     try:
         look = ReadOnlyLocation(location.blob, location.consensus, owns=False)
         for _ in range(25):
-            assert examined(look, None, CALM).findings == []
+            assert run_check(look, None, CALM).findings == []
     finally:
         ends.set()
         thread.join()

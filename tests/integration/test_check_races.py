@@ -17,9 +17,9 @@ import pytest
 import persist
 from blob.metrics import ForwardingBlob
 from compactor.worker import Worker, WorkerSettings
-from persist.check.location_checks import Served, store_failing
+from persist.check.location_checks import ServerFacts, store_failing
 from persist.commit.location import LocationSettings
-from persist.copies.verify import Depth, verified
+from persist.copies.verify import Depth, verify_shards
 from persist.core.ids import critical_reader_id_of
 from persist.core.state import Policy
 from persist.maintenance.collector import Collector
@@ -53,7 +53,7 @@ def test_lists_that_were_merged_are_no_fault_and_keep_their_type(kind: pa.DataTy
     for _ in range(2):
         shard.insert(pa.table({"id": [0], "v": pa.array([value], kind)}, schema))
     assert str(shard.snapshot().to_arrow().schema.field("v").type) == str(kind)
-    [found] = verified(machine.location, [NAME], Depth(deep=True, threads=1))
+    [found] = verify_shards(machine.location, [NAME], Depth(deep=True, threads=1))
     assert found.faults == ()
     assert reader_differences(machine.location) == []
 
@@ -95,7 +95,7 @@ def moving() -> tuple[World, Meanwhile]:
 
 def test_what_is_collected_during_a_deep_look_is_no_fault(moving: tuple[World, Meanwhile]) -> None:
     world, blob = moving
-    [found] = verified(world.machine().location, [NAME], Depth(deep=True, threads=1), blob)
+    [found] = verify_shards(world.machine().location, [NAME], Depth(deep=True, threads=1), blob)
     assert blob.has_gone_on
     assert found.faults == ()
 
@@ -114,7 +114,7 @@ def test_what_came_into_the_place_of_collected_parts_is_read(moving: tuple[World
             world.blob.put(part.key, bytes(data))
 
     blob.go_on = and_damage  # type: ignore[method-assign]
-    [found] = verified(world.machine().location, [NAME], Depth(deep=True, threads=1), blob)
+    [found] = verify_shards(world.machine().location, [NAME], Depth(deep=True, threads=1), blob)
     assert {str(fault.kind) for fault in found.faults} >= {"part"}
 
 
@@ -135,7 +135,7 @@ def test_a_shard_that_never_stands_still_has_only_faults_that_two_looks_meet() -
 
     machine = world.machine()
     machine.location.blob = Slow(machine.location.blob)
-    [found] = verified(machine.location, [NAME], Depth())
+    [found] = verify_shards(machine.location, [NAME], Depth())
     assert found.faults == ()
 
 
@@ -222,7 +222,7 @@ def test_failures_of_one_kind_of_call_are_added_up() -> None:
     call = ("consensus", "compare_and_set")
 
     def told(**outcomes: int) -> int:
-        return len(list(store_failing(Served({}, {(*call, name): n for name, n in outcomes.items()}, None))))
+        return len(list(store_failing(ServerFacts({}, {(*call, name): n for name, n in outcomes.items()}, None))))
 
     assert told(ok=12, ConsensusUnavailable=4, ConsensusIndeterminate=4) == 1
     assert told(ok=495, ConsensusUnavailable=5) == 0  # exactly one in a hundred

@@ -254,7 +254,7 @@ def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
     monkeypatch.setattr(row_files, "opened", growing)
     assert main(["import", "orders", "a.csv", "b.csv", *one_commit]) == 1
     assert capsys.readouterr().err == (
-        "persist import: b.csv, it was changed while it was read; nothing of it was written\n"
+        "persist import: b.csv, it was changed while it was being read; nothing of it was written\n"
     )
     monkeypatch.setattr(row_files, "opened", real)
     for _ in range(2):

@@ -67,4 +67,4 @@ def test_a_variable_of_the_shell_that_is_empty_is_not_the_default(
 
 def test_a_server_does_not_tell_of_dropped_names(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shards", "--dropped", "--url", "http://127.0.0.1:1"]) == 1
-    assert "ask on the machine of the stores" in capsys.readouterr().err
+    assert "a server does not list dropped shards" in capsys.readouterr().err

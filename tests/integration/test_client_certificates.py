@@ -114,7 +114,7 @@ def test_the_index_of_a_server_is_asked_for_by_our_certificate(
     with pytest.raises(Unavailable, match="does not answer"):
         open_index(server.url, None, SystemClock()).fetch()
     ours = ServerSettings(index=server.url, ca_file=place.ca, certificate_file=place.etl)
-    with pytest.raises(Unavailable, match="tells no index"):  # it answers, and has none
+    with pytest.raises(Unavailable, match="has no valid index"):  # it answers, and has none
         ours.open_index(SystemClock()).fetch()  # type: ignore[union-attr]
     with pytest.raises(InvalidUsage, match="ca_file"):
         replace(ours, ca_file=str(tmp_path / "missing.pem")).open_index(SystemClock())

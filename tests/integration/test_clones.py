@@ -21,10 +21,10 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.copies.backup_creation import UPPER, BackupRequest, back_up
-from persist.copies.backup_restore import Choice, restore
+from persist.copies.backup_restore import RestoreRequest, restore
 from persist.copies.backup_store import BackupStore
 from persist.copies.recovery import recover
-from persist.copies.verify import Depth, verified
+from persist.copies.verify import Depth, verify_shards
 from persist.core import commands as c
 from persist.core.blob_keys import is_part_key
 from persist.core.errors import (
@@ -418,11 +418,11 @@ def test_a_backup_of_a_clone_alone_comes_back_with_all_of_its_blobs(policy: Poli
         shards.clock.advance_ms(2_000)
     assert backup.shards[0].sent == 0, "the second one sends no blob again"
     location = memory_location(clock=shards.clock)
-    restore(store, backup, location, Choice())
+    restore(store, backup, location, RestoreRequest())
     found = Client(EmbeddedTransport(location, maintain)).shard("b").snapshot().to_arrow()
     assert set(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == shards.rows["b"]
     assert not location.machine("b").refresh().borrowed
-    [told] = verified(location, ["b"], Depth(deep=True))
+    [told] = verify_shards(location, ["b"], Depth(deep=True))
     assert told.is_sound
 
 
@@ -430,12 +430,12 @@ def test_verify_looks_for_what_a_clone_has_borrowed(shards: Shards) -> None:
     shards.clone("a", "b")
     shards.merge("a")
     shards.settle()
-    told = {one.shard: one for one in verified(shards.here, ["a", "b"], Depth(deep=True))}
+    told = {one.shard: one for one in verify_shards(shards.here, ["a", "b"], Depth(deep=True))}
     assert told["a"].is_sound
     assert told["b"].is_sound
     [lost, *_] = sorted(key for key in shards.state("b").blob_keys() if is_part_key(key))
     shards.blob.delete([lost])
-    [found] = verified(shards.process(), ["b"], Depth())
+    [found] = verify_shards(shards.process(), ["b"], Depth())
     assert not found.is_sound
 
 

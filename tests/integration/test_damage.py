@@ -20,7 +20,7 @@ import pytest
 import persist.parts.reader
 from persist.commit.blob_tasks import keys_in
 from persist.copies.shard_facts import Fault, FaultKind, all_parts
-from persist.copies.verify import Depth, Sample, verified
+from persist.copies.verify import Depth, Sample, verify_shards
 from persist.core.attribute import KEY_BYTES
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
@@ -87,10 +87,10 @@ case("a log entry is cut short", FULL, FaultKind.LOG, r"log entry v36 .*truncate
 case("a log entry is empty", FULL, FaultKind.LOG, r"log entry v36 .*only 0 bytes")(
     lambda p: p.set_entry("orders", 36, b"")
 )
-case("a log entry is missing in the middle", FULL, FaultKind.LOG, r"from v35 to v37: entries are not there")(
+case("a log entry is missing in the middle", FULL, FaultKind.LOG, r"from v35 to v37: entries are missing")(
     lambda p: p.set_entry("orders", 36, None)
 )
-case("an old log entry is missing", FULL, FaultKind.LOG, r"from v4 to v6: entries are not there")(
+case("an old log entry is missing", FULL, FaultKind.LOG, r"from v4 to v6: entries are missing")(
     lambda p: p.set_entry("orders", 5, None)
 )
 case("a log entry stands twice", FULL, FaultKind.LOG, r"log entry v36 .*state diff v35")(
@@ -108,7 +108,7 @@ def _(place: Damaged) -> str:
     return ""
 
 
-@case("the oldest log entries are lost", FULL, FaultKind.ROLLUP, r"begins at v3, of which the shard names no rollup")
+@case("the oldest log entries are lost", FULL, FaultKind.ROLLUP, r"begins at v3, for which the shard names no rollup")
 def _(place: Damaged) -> str:
     for seqno in (1, 2):
         place.set_entry("orders", seqno, None)
@@ -145,12 +145,12 @@ def _(place: Damaged) -> str:
     return place.write(keys[1], place.read(keys[0]))
 
 
-case(
-    "an older rollup holds another State than the log", FULL, FaultKind.ROLLUP, "v17 holds another State .*event_count"
-)(lambda p: p.rollup("orders", lambda state: replace(state, event_count=state.event_count + 1), at=1))
-case(
-    "the newest rollup holds another State than the log", FULL, FaultKind.ROLLUP, "v33 holds another State .*byte_count"
-)(lambda p: p.rollup("orders", lambda state: replace(state, byte_count=state.byte_count + 1)))
+case("an older rollup holds another State than the log", FULL, FaultKind.ROLLUP, "v17 differs .*event_count")(
+    lambda p: p.rollup("orders", lambda state: replace(state, event_count=state.event_count + 1), at=1)
+)
+case("the newest rollup holds another State than the log", FULL, FaultKind.ROLLUP, "v33 differs .*byte_count")(
+    lambda p: p.rollup("orders", lambda state: replace(state, byte_count=state.byte_count + 1))
+)
 
 
 @case("the shard names a rollup of the future", FULL, FaultKind.LOG, "cannot be loaded: rollup .* holds v33, not v93")
@@ -205,7 +205,7 @@ def _(place: Damaged) -> str:
     return ""
 
 
-case("a batch has a wrong number of rows", FULL, FaultKind.STATE, "says that it has 801 rows, and its parts have 800")(
+case("a batch has a wrong number of rows", FULL, FaultKind.STATE, "claims 801 rows, and its parts have 800")(
     lambda p: p.edit_batches("orders", lambda all_: [replace(all_[0], rows=all_[0].rows + 1), *all_[1:]])
 )
 
@@ -251,7 +251,7 @@ case("a part names a schema that there is not", FULL, FaultKind.STATE, "names sc
 )
 
 
-@case("the keys of a part end before they begin", FULL, FaultKind.STATE, "has keys that end before they begin")
+@case("the keys of a part end before they begin", FULL, FaultKind.STATE, "has an upper key below its lower key")
 def _(place: Damaged) -> str:
     part = place.state("orders").trace.batches[0].runs[0].parts[0]
     return place.edit_part("orders", key_lower=part.key_upper, key_upper=part.key_lower)
@@ -263,7 +263,7 @@ case(
 case("a part has times before its batch", FULL, FaultKind.STATE, r"has times from 0, before its batch \[4\]\[6\]\[0\]")(
     lambda p: p.edit_part("orders", 1, time_min=0)
 )
-case("a claim is for nothing", FULL, FaultKind.STATE, "the claim merge:.* is for nothing")(
+case("a claim is for nothing", FULL, FaultKind.STATE, "the claim merge:.* has no inputs")(
     lambda p: p.commit("orders", lambda state: replace(state, claims={"merge:[0]": Claim("worker", 1, 60_000)}))
 )
 
@@ -278,7 +278,7 @@ def _(place: Damaged) -> str:
 
 
 @case(
-    "a part is that of another shard", FULL, FaultKind.STATE, "belongs to another shard, of which nothing is borrowed"
+    "a part is that of another shard", FULL, FaultKind.STATE, "belongs to another shard, from which nothing is borrowed"
 )
 def _(place: Damaged) -> str:
     foreign = next(place.state("other").trace.parts())
@@ -295,7 +295,7 @@ case("chunks of the index of attributes leave a hole", FULL, FaultKind.STATE, "n
 
 
 @case(
-    "the lender does not know a loan", FULL, FaultKind.LOAN, "'orders', which has not lent it: .* knows nothing", "copy"
+    "the lender does not know a loan", FULL, FaultKind.LOAN, "'orders', which has not lent it: .* has no loan", "copy"
 )
 def _(place: Damaged) -> str:
     place.commit("orders", lambda state: replace(state, loans={}))
@@ -311,7 +311,7 @@ def _(place: Damaged) -> str:
     return place.keys("copy", ".parquet")[0]
 
 
-@case("the list of a loan lacks a blob", FULL, FaultKind.LOAN, "which has not lent it: no loan has it", "copy")
+@case("the list of a loan lacks a blob", FULL, FaultKind.LOAN, "which has not lent it: no loan contains it", "copy")
 def _(place: Damaged) -> str:
     [key] = place.keys("orders", ".loan")
     wanted = place.keys("copy", ".parquet")[0]
@@ -328,7 +328,7 @@ case("a bit of the list of a loan is flipped", FULL, FaultKind.LOAN, "list .*che
 # --- blobs
 
 
-case("a part is missing", FULL, FaultKind.MISSING, "is not there")(
+case("a part is missing", FULL, FaultKind.MISSING, "is missing")(
     lambda p: p.write(p.keys("orders", ".parquet")[0], None)
 )
 case("a part is empty", FULL, FaultKind.SIZE, "has 0 bytes, not")(
@@ -343,8 +343,8 @@ case("a part is extended", FULL, FaultKind.SIZE, r"has \d+ bytes, not")(
 case("the State says a wrong size of a part", FULL, FaultKind.SIZE, r"has \d+ bytes, not 99")(
     lambda p: p.edit_part("orders", size=99)
 )
-case("an older rollup is missing", FULL, FaultKind.MISSING, "is not there")(lambda p: p.write(rollup_keys(p)[1], None))
-case("a chunk of the index of attributes is missing", FULL, FaultKind.MISSING, "is not there")(
+case("an older rollup is missing", FULL, FaultKind.MISSING, "is missing")(lambda p: p.write(rollup_keys(p)[1], None))
+case("a chunk of the index of attributes is missing", FULL, FaultKind.MISSING, "is missing")(
     lambda p: p.write(p.keys("orders", ".nodes")[0], None)
 )
 case("a file of outcomes is cut short", FULL, FaultKind.SIZE, r"has \d+ bytes, not")(
@@ -353,13 +353,13 @@ case("a file of outcomes is cut short", FULL, FaultKind.SIZE, r"has \d+ bytes, n
 case("a file of the commit history is extended", FULL, FaultKind.SIZE, r"has \d+ bytes, not")(
     lambda p: p.extend(p.state("orders").files_of(ENTRIES)[0].key)
 )
-case("the list of a loan is missing", FULL, FaultKind.MISSING, "of loan .* is not there", "copy")(
+case("the list of a loan is missing", FULL, FaultKind.MISSING, "of loan .* is missing", "copy")(
     lambda p: p.write(p.keys("orders", ".loan")[0], None)
 )
 case("a bit of a bundle is flipped", FULL, FaultKind.BUNDLE, "does not match its checksum", "bundled")(
     lambda p: p.flip(p.keys("bundled", ".bundle")[0])
 )
-case("a bundle lists a part that is missing", FULL, FaultKind.MISSING, "is not there", "bundled")(
+case("a bundle lists a part that is missing", FULL, FaultKind.MISSING, "is missing", "bundled")(
     lambda p: p.write(listed(p)[0], None)
 )
 
@@ -468,7 +468,7 @@ def _(place: Damaged) -> str:
     return place.reencode("other", lambda rows: rows.take(order))
 
 
-case("a part has an update twice", DEEP, FaultKind.ORDER, "has an update twice", "other")(
+case("a part has an update twice", DEEP, FaultKind.ORDER, "has a duplicate update", "other")(
     lambda p: p.reencode("other", lambda rows: rows.take([0, 1, 1, *range(3, 800)]))
 )
 
@@ -507,7 +507,7 @@ case("a bit of a node of attributes is flipped", DEEP, FaultKind.INDEX, "fails i
 )
 
 
-@case("the index of attributes has a key twice", DEEP, FaultKind.INDEX, "has a key twice")
+@case("the index of attributes has a key twice", DEEP, FaultKind.INDEX, "has duplicate keys")
 def _(place: Damaged) -> str:
     place.leaf("orders", lambda keys: keys[:KEY_BYTES] + keys[:KEY_BYTES] + keys[2 * KEY_BYTES :])
     return ""
@@ -519,7 +519,7 @@ def _(place: Damaged) -> str:
     return ""
 
 
-case("the State says a wrong number of attributes", DEEP, FaultKind.INDEX, r"attributes has \d+ of them, not 99")(
+case("the State says a wrong number of attributes", DEEP, FaultKind.INDEX, r"attribute index has \d+ entries, not 99")(
     lambda p: p.commit("orders", lambda state: replace(state, attribute_root=replace(state.attribute_root, count=99)))
 )
 case("a bit of a file of outcomes is flipped", DEEP, FaultKind.BLOB, "is damaged")(
@@ -546,7 +546,7 @@ def place(sound: Path, tmp_path: Path) -> Damaged:
 
 def found_by(place: Damaged, how: Depth) -> Iterator[Fault]:
     with closing(opened(place.root)) as location:
-        for result in verified(location, location.all_names(with_dropped=False), how):
+        for result in verify_shards(location, location.all_names(with_dropped=False), how):
             yield from result.faults
 
 

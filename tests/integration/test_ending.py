@@ -80,7 +80,7 @@ def test_maintenance_ends_with_a_parent_that_is_gone_before_it_can_look(tmp_path
     parent, child = started(MAINTAINED.format(directory=f"{tmp_path}/x", then="import os; os._exit(0)"))
     wait_until_gone(child)
     assert parent.stderr is not None
-    assert parent.stderr.read().endswith(b", which started this one, is gone\n")
+    assert parent.stderr.read().endswith(b", which started this one, has exited\n")
     closed(parent)
 
 

@@ -96,7 +96,7 @@ def test_merges_and_replicas_show_the_same(world: World, machine: Machine, shard
     assert ids(other) == ids(shard) == [2, 3, 4, 5]
 
 
-def test_it_is_taken_back_where_the_writer_takes_rows_away(shard: Shard) -> None:
+def test_it_is_revoked_where_the_writer_takes_rows_away(shard: Shard) -> None:
     """They may be rows from before the cut, which would be there less than no times. The append is not refused."""
     shard.truncate(2)
     shard.append(pa.table({"id": [1], "__diff": [-1]}), 4, 5)

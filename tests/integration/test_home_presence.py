@@ -91,7 +91,7 @@ def test_so_is_one_that_speaks_no_tls() -> None:
 
 def test_a_name_that_cannot_be_found_tells_nothing() -> None:
     """It may be misspelt."""
-    with pytest.raises(Conflict, match="its name cannot be found, which tells nothing"):
+    with pytest.raises(Conflict, match="its name cannot be resolved"):
         OldHome(("http://no-such-home.invalid:8787",)).check_gone("eu")
 
 

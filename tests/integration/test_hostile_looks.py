@@ -151,7 +151,7 @@ def test_a_pipe_in_a_location_hung_a_look(odd: str, code: int, place: Path, caps
     command = ["parts", "orders"] if odd.endswith("parquet") else ["state", "orders"] if "blob" in odd else ["usage"]
     assert main(["inspect", *command, "--dir", str(place)]) == code
     told = capsys.readouterr()
-    assert any(words in told.out + told.err for words in ("regular file", "is not there", "is missing"))
+    assert any(words in told.out + told.err for words in ("regular file", "is not there", "is missing", "stays missing"))
 
 
 def test_what_is_no_file_is_no_blob(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_is_no_file_is_no_blob(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("marker", "what"),
-    [("[" * 60_000, "is no JSON"), ("[" * 200_000, "is no JSON"), ('{"version": 1e400}', "tells no format")],
+    [("[" * 60_000, "is not JSON"), ("[" * 200_000, "is not JSON"), ('{"version": 1e400}', "has no format version")],
 )
 def test_a_marker_of_nested_lists_was_a_traceback(
     marker: str, what: str, place: Path, capsys: pytest.CaptureFixture[str]
@@ -205,7 +205,7 @@ def test_a_redirect_took_the_token_to_another_host(
         closing(Answers(302, b"", location=f"{other.url}/x")) as asked,
     ):
         assert main([*words, "--url", asked.url]) == 3
-        assert "redirects to another place" in said(capsys)
+        assert "redirects" in said(capsys)
         assert (len(asked.tokens), other.tokens) == (1, [])
 
 
@@ -372,7 +372,7 @@ def test_a_part_that_a_clone_alone_names_was_told_to_be_named_by_nobody(
     assert len(told["about"]["shown"]) == 1
     (home / "blob" / key).unlink()
     assert main(["inspect", "part", key, *at]) == 1
-    assert f"DAMAGED copy: the blob {key} is not there" in capsys.readouterr().out
+    assert f"DAMAGED copy: the blob {key} is missing" in capsys.readouterr().out
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from persist.core.batch import Part
 from persist.core.errors import Unavailable
 from persist.inspect.part_listing import PartRow
 from persist.inspect.queries import Query, answer
-from persist.inspect.readonly_location import ReadOnlyLocation, look_at_directory
+from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_directory
 from rpc.cli.program import main
 from tests.support.clones import Shards
 from tests.support.inspected import PART, ROLLUP, copied, everything, flip, spoil_entry
@@ -125,7 +125,7 @@ def test_a_part_that_is_not_there_is_told_and_the_others_are_shown(place: Path, 
     told = ask("parts", "orders")
     assert told.code == 1
     assert [row["there"] for row in told.rows] == [False, None, None]
-    assert told.findings == [f"the blob {PART} is not there"]
+    assert told.findings == [f"the blob {PART} is missing"]
     assert ask("part", PART).code == 1
     assert ask("usage", "orders").findings == told.findings
     digest = ask("digest", "orders")
@@ -182,11 +182,11 @@ def test_a_node_of_attributes_that_cannot_be_read_hides_no_others(place: Path, a
 
 def test_a_marker_that_is_missing_or_damaged_is_told_and_the_rest_is_shown(place: Path, ask: Any) -> None:
     (place / "persist.json").write_text("{")
-    assert ask("usage").findings == ["persist.json is damaged: it is no JSON"]
+    assert ask("usage").findings == ["persist.json is damaged: it is not JSON"]
     (place / "persist.json").unlink()
     told = ask("usage")
     assert told.code == 1
-    assert told.findings == ["persist.json is not there: no program opens this directory as a location"]
+    assert told.findings == ["persist.json is missing: no program opens this directory as a location"]
     assert len(told.rows) == 20
 
 
@@ -261,7 +261,7 @@ def test_a_look_beside_writers_and_collections_finds_no_damage(tmp_path: Path) -
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        look = look_at_directory(tmp_path / "location")
+        look = open_readonly_directory(tmp_path / "location")
         for _ in range(ROUNDS):
             for what in WHATS:
                 try:

@@ -17,7 +17,7 @@ from persist.core.blob_keys import FLUSHER, part_key
 from persist.core.ids import PartId, ShardId, mint
 from persist.core.state import Policy
 from persist.inspect.queries import Query, answer
-from persist.inspect.readonly_location import ReadOnlyLocation, look_at_directory
+from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_directory
 from persist.inspect.usage import DAY_MS, HOUR_MS, NOTHING, LocationUsage, Room, ShardUsage
 from persist.maintenance.collector import Collector
 from tests.support.clones import GC, ClockedIds
@@ -81,7 +81,7 @@ def place() -> Iterator[Place]:
 
 
 def test_sums_of_a_frozen_location_are_those_of_a_listing(tmp_path: Path) -> None:
-    look = look_at_directory(copied(tmp_path / "location"))
+    look = open_readonly_directory(copied(tmp_path / "location"))
     about, _ = checked(look)
     assert about.of_no_shard == about.other == NOTHING
     look.close()
@@ -188,7 +188,7 @@ def test_what_puts_have_left_is_told_and_is_in_no_sum(tmp_path: Path) -> None:
     directory = copied(tmp_path / "location")
     (directory / "blob" / "~tmp").mkdir(exist_ok=True)
     shutil.copy(directory / "persist.json", directory / "blob" / "~tmp" / "s1-2-3-4")
-    look = look_at_directory(directory)
+    look = open_readonly_directory(directory)
     about, _ = checked(look)
     assert about.unfinished is not None
     assert about.unfinished.blobs == 1

@@ -117,7 +117,7 @@ def test_the_stores_of_a_look_refuse_every_write() -> None:
         lambda: look.blob.delete(["a"]),
         lambda: look.blob.abandon([]),
     ):
-        with pytest.raises(BlobNotWritable, match="was opened to be looked at"):
+        with pytest.raises(BlobNotWritable, match="was opened read-only"):
             write()
     for change in (
         lambda: look.consensus.compare_and_set("a", 1, b""),
@@ -125,7 +125,7 @@ def test_the_stores_of_a_look_refuse_every_write() -> None:
         lambda: look.consensus.truncate("a", 1),
         lambda: look.consensus.scrub(),
     ):
-        with pytest.raises(ConsensusNotWritable, match="was opened to be looked at: nothing is written"):
+        with pytest.raises(ConsensusNotWritable, match="was opened read-only"):
             change()
     assert look.blob.presign_put("a", 1) is None
     assert look.consensus.subscribe(print) is None

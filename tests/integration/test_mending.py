@@ -17,10 +17,10 @@ from persist import AttributeUpdate, named_key
 from persist.client.shard import Shard
 from persist.copies.backup_creation import BackupRequest, back_up
 from persist.copies.backup_store import BLOBS, BackupStore
-from persist.copies.blob_repair import LEFT, PUT, REPLACED, Mended, mended
+from persist.copies.blob_repair import LEFT, PUT, REPLACED, RepairedBlob, repair_blobs
 from persist.copies.shard_checks import byte_faults
 from persist.copies.shard_facts import all_parts
-from persist.copies.verify import Depth, verified
+from persist.copies.verify import Depth, verify_shards
 from persist.core.blob_keys import is_bundle_key, is_part_key
 from persist.core.errors import InvalidUsage
 from persist.core.ids import token_of_key
@@ -75,8 +75,8 @@ class Place:
         }
         return sorted(named[kind])[0]
 
-    def mended(self, *, dry_run: bool = False) -> list[Mended]:
-        return list(mended(self.machine.location, "orders", self.store, dry_run=dry_run))
+    def repair_blobs(self, *, dry_run: bool = False) -> list[RepairedBlob]:
+        return list(repair_blobs(self.machine.location, "orders", self.store, dry_run=dry_run))
 
     def faults(self) -> list[str]:
         location = self.world.machine().location
@@ -116,17 +116,17 @@ def test_a_blob_of_any_kind_comes_back(place: Place, kind: str, damage: Callable
     key = place.key(kind)
     damage(place.blob, key)
     assert key in place.faults()
-    [found] = verified(place.machine.location, ["orders"], Depth(deep=True))
+    [found] = verify_shards(place.machine.location, ["orders"], Depth(deep=True))
     assert key in [fault.key for fault in found.faults]
-    [would] = place.mended(dry_run=True)
+    [would] = place.repair_blobs(dry_run=True)
     assert key in place.faults()  # nothing was done
-    [done] = place.mended()
+    [done] = place.repair_blobs()
     assert done.done == would.done == (REPLACED if kind in ("part", "bundle") and damage is not removed else PUT)
     assert place.faults() == []
-    [after] = verified(place.world.machine().location, ["orders"], Depth(deep=True))
+    [after] = verify_shards(place.world.machine().location, ["orders"], Depth(deep=True))
     assert after.is_sound
     assert place.read() == place.rows
-    assert place.mended() == []
+    assert place.repair_blobs() == []
 
 
 def test_a_bundle_and_a_part_that_it_lists_come_back_in_two_rounds(place: Place) -> None:
@@ -134,7 +134,7 @@ def test_a_bundle_and_a_part_that_it_lists_come_back_in_two_rounds(place: Place)
     state = place.machine.location.machine("orders").refresh()
     inside = [named.part.key for named in all_parts(state, place.blob) if named.within and named.part.key]
     place.blob.delete([bundle, *inside[:2]])
-    assert [found.done for found in place.mended()].count(PUT) >= 2
+    assert [found.done for found in place.repair_blobs()].count(PUT) >= 2
     assert place.faults() == []
     assert place.read() == place.rows
 
@@ -144,7 +144,7 @@ def test_what_no_backup_has_sound_is_left_and_told(place: Place) -> None:
     place.blob.delete([part, entries])
     flipped(place.kept, BLOBS + part)
     place.kept.delete([BLOBS + entries])
-    found = {one.fault.key: one for one in place.mended()}
+    found = {one.fault.key: one for one in place.repair_blobs()}
     assert {one.done for one in found.values()} == {LEFT}
     assert "damaged as well" in found[part].why
     assert "no backup" in found[entries].why
@@ -164,10 +164,10 @@ def test_what_a_clone_has_borrowed_comes_back_from_either_backup(
     back_up(location, place.store, BackupRequest((keep,), at_once=1))
     key = place.key("part")
     damage(place.blob, key)
-    assert [one.done for one in mended(location, "copy", place.store)] == [PUT if damage is removed else REPLACED]
-    assert list(mended(location, "copy", place.store)) == []
+    assert [one.done for one in repair_blobs(location, "copy", place.store)] == [PUT if damage is removed else REPLACED]
+    assert list(repair_blobs(location, "copy", place.store)) == []
     assert clone.snapshot().to_arrow().num_rows == before
-    [found] = verified(location, ["copy"], Depth(deep=True))
+    [found] = verify_shards(location, ["copy"], Depth(deep=True))
     assert found.is_sound
 
 
@@ -176,7 +176,7 @@ def test_backups_of_another_location_are_refused(place: Place) -> None:
     with suppress(InvalidUsage):
         other.open("f" * 32)
     with pytest.raises(InvalidUsage, match="has backups of location"):
-        list(mended(place.machine.location, "orders", other))
+        list(repair_blobs(place.machine.location, "orders", other))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
 from persist.commit.location_identity import epoch_key
-from persist.copies.recovery import marked
+from persist.copies.recovery import mark_recovery
 from persist.core.ids import LocationBinding
 from persist.formats.state_frames import encode_binding
 from persist.maintenance.publication_keeper import Published
@@ -142,14 +142,14 @@ def alive_by_index(place: Place) -> None:
 def begun_below(place: Place) -> None:
     """Another home has taken over while this one was begun."""
     with closing(open_stores(place.copy, place.fresh)) as location:
-        marked(location, 2)
+        mark_recovery(location, 2)
     run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
     place.promote("--home-is-lost", "--index", place.index, "--write", "http://us:8787")
 
 
 def switched_below(place: Place) -> None:
     with closing(open_stores(place.copy, place.fresh)) as location:
-        marked(location, 2)
+        mark_recovery(location, 2)
     run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
     place.switch("--index", place.index, "--write", "http://us:8787")
 
@@ -489,7 +489,7 @@ def test_an_index_that_is_ahead_is_not_set_to_a_home_of_before(place: Place) -> 
     """It was set while the promotion ran."""
     run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
     before = read_index(place.index)
-    with pytest.raises(persist.Conflict, match="has epoch 3 of region 'eu', and this home is of epoch 2"):
+    with pytest.raises(persist.Conflict, match="has epoch 3 for region 'eu', and this home has epoch 2"):
         moved_home(place.index, "eu", ("http://us:8787",), 2)
     assert read_index(place.index) == before
 
@@ -497,7 +497,7 @@ def test_an_index_that_is_ahead_is_not_set_to_a_home_of_before(place: Place) -> 
 def test_a_home_that_can_be_reached_is_stopped_first(place: Place) -> None:
     with Server(place.root / "elsewhere") as server:  # it answers, and its store is given
         assert place.promote("--home", server.url, "--home-blob", place.blob) == 0
-    with pytest.raises(persist.ReadOnly, match="only reads"):
+    with pytest.raises(persist.ReadOnly, match="read-only"):
         place.insert(7)
 
 
@@ -580,7 +580,7 @@ def test_a_store_that_is_in_use_is_refused_with_the_advice_that_fits_the_command
         "promote": ["region", "promote", "us", "--of", "eu", *used, "--home-is-lost"],
         "recover": ["backup", "recover", *used],
     }
-    with pytest.raises(persist.InvalidUsage, match="is, or was, the consensus store of a location: give a new") as said:
+    with pytest.raises(persist.InvalidUsage, match="is, or was, in use by a location: give a new") as said:
         run(*arguments[command])
     assert ("--older-consensus" in said.value.message) == (command == "recover")
 

@@ -59,7 +59,7 @@ def rolled(world: World) -> None:
 
 
 def newest(world: World) -> int:
-    [found] = BlobStoreScan(world.blob).found()
+    [found] = BlobStoreScan(world.blob).shards()
     assert found.state is not None, found.why
     return int(found.state.seqno)
 
@@ -247,7 +247,7 @@ def test_a_damaged_journal_is_told_and_the_rest_goes_on(world: World) -> None:
         world.clock.advance_ms(6_000)
     assert maintenance.bad_journals == 1
     bucket = BlobStoreScan(world.blob)
-    [found] = bucket.found()
+    [found] = bucket.shards()
     assert found.state == world.state()
     assert len(bucket.problems) == 1
 

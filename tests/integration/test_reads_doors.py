@@ -211,7 +211,7 @@ def test_cat_prints_the_rows_as_http_writes_them(directory: str, capfdbinary: py
     ("arguments", "sentence"),
     [
         (["--where", "nome = 1"], "where names 'nome'"),
-        (["--columns", ","], "--columns names none"),
+        (["--columns", ","], "--columns names no"),
         (["--as-of", "yesterday"], "--as-of is 'yesterday'"),
     ],
 )

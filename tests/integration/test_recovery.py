@@ -19,8 +19,8 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.location_identity import LOG_KEY
-from persist.copies.recovery import GAP, SEQNO_GAP, plan, recover
-from persist.copies.verify import Depth, verified
+from persist.copies.recovery import GAP, SEQNO_GAP, RecoveryRequest, plan, recover
+from persist.copies.verify import Depth, verify_shards
 from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
 from persist.core.ids import PartId, mint, shard_id_of
@@ -80,7 +80,7 @@ def whole(world: World, location: Location, upper: int) -> None:
     assert since is not None
     for as_of in range(since, upper):
         assert world.contents(as_of, location) == world.expected(as_of), as_of
-    [verdict] = verified(location, iter([NAME]), Depth(deep=True))
+    [verdict] = verify_shards(location, iter([NAME]), Depth(deep=True))
     assert verdict.is_sound, verdict.faults
 
 
@@ -159,7 +159,7 @@ def test_an_older_copy_with_which_somebody_went_on_adds_nothing_from_there(world
     publish(world)
     gone_on = empty(world, consensus=older, ids=70)
     Client(EmbeddedTransport(gone_on, maintain)).shard(NAME).insert([{"k": "other", "v": 9}])
-    with pytest.raises(Corruption, match="is not whole"):
+    with pytest.raises(Corruption, match="is incomplete"):
         recover(empty(world), older=older)
     location = empty(world)
     [told] = recover(location, gap=SOON, older=older, accept_loss=True).shards
@@ -179,7 +179,7 @@ def test_a_blob_store_that_is_older_than_the_log(world: World) -> None:
         append(world)
     publish(world)
     world.blob.delete([stat.key for stat in world.blob.list("") if stat.key not in held])
-    with pytest.raises(Corruption, match="is not whole"):
+    with pytest.raises(Corruption, match="is incomplete"):
         recover(empty(world), older=world.consensus)
     location = empty(world)
     [told] = recover(location, gap=SOON, older=world.consensus, accept_loss=True).shards
@@ -219,7 +219,7 @@ def test_a_recovery_that_was_killed_is_repeated(world: World, at: int, after: bo
         [told] = recover(again, gap=SOON).shards
         assert (told.is_whole, told.upper, told.resumes) == (True, [upper], [upper + SOON])
     else:
-        with pytest.raises(InvalidUsage, match="has ended, at epoch 2"):
+        with pytest.raises(InvalidUsage, match="is complete, at epoch 2"):
             recover(again, gap=SOON)
     whole(world, again, upper)
     assert again.machine(NAME).refresh().upper.element == upper + SOON
@@ -256,7 +256,7 @@ def test_where_blobs_are_missing_somebody_decides(world: World) -> None:
     world.blob.delete([lost])
     log = MemoryConsensus("mem:new")
     before = {stat.key for stat in world.blob.list("")}
-    with pytest.raises(Corruption, match="the newest version of 1 shards is not whole: orders"):
+    with pytest.raises(Corruption, match="the newest version of 1 shards is incomplete: orders"):
         recover(empty(world, None, log))
     assert {stat.key for stat in world.blob.list("")} == before
     assert log.head("\x7frecovery") is None
@@ -330,7 +330,7 @@ def test_recovered_shards_live_on(world: World) -> None:
         Collector(location).run(NAME)
     assert location.machine(NAME).refresh().seqno > SEQNO_GAP
     assert sum(world.contents(shard.upper().element - 1, location).values()) == sum(expected.values()) + 80  # type: ignore[operator]
-    [verdict] = verified(location, iter([NAME]), Depth(deep=True))
+    [verdict] = verify_shards(location, iter([NAME]), Depth(deep=True))
     assert verdict.is_sound
 
 
@@ -352,7 +352,7 @@ def test_an_erasure_that_is_pending_stays_so(world: World, gap: int) -> None:
     other.append((), resumes, resumes + 1)
     assert other.erased(told.id).phase == "retracted"
     assert {"gone", "kept"} & set(other.snapshot().to_arrow()["k"].to_pylist()) == {"kept"}
-    [verdict] = verified(location, iter([NAME]), Depth(deep=True))
+    [verdict] = verify_shards(location, iter([NAME]), Depth(deep=True))
     assert verdict.is_sound, verdict.faults
 
 
@@ -435,7 +435,7 @@ def test_what_is_refused_writes_nothing(world: World, row: str) -> None:
 def test_an_empty_store_is_no_older_copy(world: World) -> None:
     publish(world)
     with pytest.raises(InvalidUsage, match="mem:nothing is no copy of a consensus store of"):
-        plan(empty(world), older=MemoryConsensus("mem:nothing"))
+        plan(empty(world), RecoveryRequest(older=MemoryConsensus("mem:nothing")))
 
 
 def test_by_the_command_with_an_older_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -488,7 +488,7 @@ def test_without_a_catalogue_nothing_is_called_unborn(world: World) -> None:
     stray = part_key(shard_id_of("never"), COMPACTOR, mint(PartId, AscendingIds(70)))
     world.blob.put(stray, b"of a shard, perhaps")
     world.blob.delete([stat.key for stat in world.blob.list("cat/")])
-    with pytest.raises(Corruption, match="is not whole"):
+    with pytest.raises(Corruption, match="is incomplete"):
         recover(empty(world))
     [told] = [shard for shard in plan(empty(world)).shards if shard.name != NAME]
     assert "no catalogue" in told.why[-1]

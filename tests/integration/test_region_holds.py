@@ -50,7 +50,7 @@ class Held(Place):
         """All that was published has come."""
         self.replicate()
         self.world.pass_ms(1_000)
-        self.region.follower.look(now=True)
+        self.region.follower.poll(now=True)
 
     def purposes(self) -> list[str]:
         state = self.world.machine().location.machine("orders").refresh()

@@ -316,7 +316,7 @@ def test_an_address_that_no_client_could_ask_is_refused_where_it_is_given(
     for option in ("--write", "--read"):
         assert main(["region", "set", "eu", option, url, "--index", index]) == 1
         said = capsys.readouterr().err
-        assert "is no URL of a server: http(s)://host:port" in said
+        assert "is not a URL of a server: http(s)://host:port" in said
         assert len(said.splitlines()) == 1
     assert os.listdir(tmp_path) == []
 
@@ -368,13 +368,13 @@ def test_a_file_that_is_none_is_refused(data: bytes, kind: type[Exception]) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["set", "EU", "--write", "http://a:1"], "is no name of a region"),
-        (["set", "eu"], "say by --write or --read"),
-        (["set", "us", "--home-blob", "s3://us"], "say by --write or --read"),
-        (["set", "eu", "--write", ""], "it would have no server"),
+        (["set", "EU", "--write", "http://a:1"], "is not a valid region name"),
+        (["set", "eu"], "give --write or --read"),
+        (["set", "us", "--home-blob", "s3://us"], "give --write or --read"),
+        (["set", "eu", "--write", ""], "would have no server"),
         (["set", "eu", "--epoch", "-1"], "epoch is -1"),
-        (["set", "eu", "--write", "ftp://a"], "is no URL of a server"),
-        (["set", "eu", "--write", "http://a:1/path"], "is no URL of a server"),
+        (["set", "eu", "--write", "ftp://a"], "is not a URL of a server"),
+        (["set", "eu", "--write", "http://a:1/path"], "is not a URL of a server"),
         (["remove", "us"], "the index has no region 'us'"),
     ],
 )
@@ -438,7 +438,7 @@ def test_the_command(centres: TwoCentres, tmp_path: Path, capsys: pytest.Capture
     assert main(["region", "check", "--index", index]) == 1
     told = [json.loads(line)["wrong"] for line in capsys.readouterr().out.splitlines()]
     assert told[:2] == [None, None]
-    assert "it only reads" in told[2]
+    assert "read-only" in told[2]
     assert "does not answer" in told[3]
     assert main(["region", "remove", "dc2", "--index", index]) == 0
     capsys.readouterr()
@@ -481,7 +481,7 @@ def test_a_change_waits_for_another_one_for_so_long_and_no_longer(
     with open(f"{path}.lock", "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main(["region", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 1
-    assert "another command has been changing the index" in capsys.readouterr().err
+    assert "another command has locked the index" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert main(["region", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 0
 

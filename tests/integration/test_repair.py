@@ -135,7 +135,7 @@ def test_a_part_is_taken_out_only_when_that_is_meant(
     bad, before = place.parts()[1], place.frontiers()
     damage(place.file(bad))
     assert place.repair("--excise", bad.id) == 1
-    assert "would take 5 rows out" in capsys.readouterr().out
+    assert "would remove 5 rows" in capsys.readouterr().out
     assert bad in place.parts()
     assert place.repair("--excise", bad.id, "--yes") == 0
     receipt = json.loads(capsys.readouterr().out)
@@ -153,7 +153,7 @@ def test_a_copy_takes_the_place_of_a_part(place: Place, capsys: pytest.CaptureFi
     bad, other = place.parts()[1], place.parts()[0]
     flipped(place.file(bad))
     assert place.repair("--replace", bad.id, str(place.copies / other.id), "--yes") == 2
-    assert "is no copy of part" in capsys.readouterr().err
+    assert "is not a copy of part" in capsys.readouterr().err
     assert place.repair("--replace", bad.id, str(place.copies / bad.id)) == 1
     with pytest.raises(Corruption):
         place.ids()

@@ -351,7 +351,7 @@ BAD_COMMANDS: dict[str, tuple[list[str], str, int]] = {
     "no new name": (["rename", "orders", "n"], "required: --to", 2),
     "a default that is no JSON": (
         ["add", "orders", "x", "--type", "string", "--default", "EUR"],
-        "in double quotes",
+        "double quotes",
         1,
     ),
     "changes that are no JSON": (["alter", "orders", "drop n"], "not valid JSON", 1),

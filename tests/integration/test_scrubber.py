@@ -182,9 +182,9 @@ def test_a_process_of_maintenance_takes_samples_until_it_ends(place: Damaged) ->
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--verify-sample", "1"], "a sample of '1' is none; give a share from 0.01% to 100%"),
-        (["--verify-sample", "200%"], "a sample of '200%' is none"),
-        (["--verify-sample", "0.001%"], "a sample of '0.001%' is none"),
+        (["--verify-sample", "1"], "'1' is not a sample; give a share from 0.01% to 100%"),
+        (["--verify-sample", "200%"], "'200%' is not a sample"),
+        (["--verify-sample", "0.001%"], "'0.001%' is not a sample"),
         (["--verify-rate", "fast"], "--verify-rate is 'fast'"),
         (["--verify-rate", "5"], "must be at least 1024"),
     ],
@@ -202,11 +202,11 @@ def test_the_variable_says_it_for_servers_and_their_maintenance(
     assert ServerSettings().verify_sample == "1%"
     for text in ("0", "5%"):
         load({}, {"PERSIST_VERIFY_SAMPLE": text}).settings.check()
-    with pytest.raises(InvalidUsage, match="a sample of 'often' is none"):
+    with pytest.raises(InvalidUsage, match="'often' is not a sample"):
         load({}, {"PERSIST_VERIFY_SAMPLE": "often"}).settings.check()
     monkeypatch.setenv("PERSIST_VERIFY_SAMPLE", "often")
     assert main(["maintain", "run", "--no-gc", "--dir", str(place.root), "--once"]) == 1
-    assert "a sample of 'often' is none" in capsys.readouterr().err
+    assert "'often' is not a sample" in capsys.readouterr().err
 
 
 def test_samples_and_their_numbers() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 import persist
 from persist.client.shard import Shard
-from persist.copies.state_file import exported, imported, read_file, shown
-from persist.copies.verify import Depth, verified
+from persist.copies.state_file import export_state, import_state, read_file, to_json_value
+from persist.copies.verify import Depth, verify_shards
 from persist.core import errors
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.record import replace
@@ -69,29 +69,29 @@ def rows(shard: Shard) -> list[Any]:
 
 def plain(state: State) -> str:
     """The State without what an import changes: its name, the keys of blobs, and sums of bundles, which have keys."""
-    told = shown(replace(state, name="", rollups={}, seqno=0, commit_id="", incarnation=0))
+    told = to_json_value(replace(state, name="", rollups={}, seqno=0, commit_id="", incarnation=0))
     text = re.sub(r"s[0-9a-f]{32}", "s", json.dumps(told))
     return re.sub(r'"checksum": \d+, |"size": \d+', "", text)
 
 
 def text_of(machine: Machine, name: str) -> bytes:
-    return json.dumps(exported(machine.location, name)).encode()
+    return json.dumps(export_state(machine.location, name)).encode()
 
 
 @pytest.mark.parametrize("seed", thinned(range(12), 4))
 def test_a_round_trip_is_the_identity(machine: Machine, seed: int) -> None:
     shard = lived(machine, "orders", seed)
     file = read_file(text_of(machine, "orders"))
-    told = imported(machine.location, file, "copy/of", machine.location.blob, keeps_policies=True)
+    told = import_state(machine.location, file, "copy/of", machine.location.blob, keeps_policies=True)
     copy = machine.client.shard("copy/of")
     assert told.upper == shard.upper().to_json()
     assert rows(copy) == rows(shard)
     assert (copy.tags(), copy.settings, copy.schema.arrow) == (shard.tags(), shard.settings, shard.schema.arrow)
     before, after = (machine.location.machine(name).refresh() for name in ("orders", "copy/of"))
     assert plain(after) == plain(file.state)
-    assert str(before.shard_id) not in json.dumps(shown(replace(after, entries={})))
+    assert str(before.shard_id) not in json.dumps(to_json_value(replace(after, entries={})))
     shard.drop(force=True)
-    [verdict] = verified(machine.location, iter(["copy/of"]), Depth(deep=True))
+    [verdict] = verify_shards(machine.location, iter(["copy/of"]), Depth(deep=True))
     assert verdict.is_sound
     again = read_file(text_of(machine, "copy/of"))
     assert plain(again.state) == plain(replace(file.state, entries=again.state.entries))
@@ -114,7 +114,7 @@ def test_a_clone_is_exported_with_what_it_has_borrowed(machine: Machine) -> None
     machine.client.clone("orders", "test")
     file = read_file(text_of(machine, "test"))
     assert (file.state.borrowed, file.state.loans) == ({}, {})
-    imported(machine.location, file, "own", machine.location.blob)
+    import_state(machine.location, file, "own", machine.location.blob)
     assert rows(machine.client.shard("own")) == expected
 
 
@@ -133,11 +133,11 @@ def test_an_import_that_was_interrupted_goes_on(world: World, machine: Machine) 
 
         world.blob.put = failing  # type: ignore[method-assign]
         with pytest.raises(errors.PersistError):
-            imported(machine.location, file, "copy", machine.location.blob)
+            import_state(machine.location, file, "copy", machine.location.blob)
         world.blob.put = put  # type: ignore[method-assign]
         assert machine.client.shards() == ["orders"]
-    first = imported(machine.location, file, "copy", machine.location.blob)
-    assert imported(machine.location, file, "copy", machine.location.blob).upper == first.upper
+    first = import_state(machine.location, file, "copy", machine.location.blob)
+    assert import_state(machine.location, file, "copy", machine.location.blob).upper == first.upper
     assert rows(machine.client.shard("copy")) == rows(machine.client.shard("orders"))
 
 

@@ -229,7 +229,7 @@ class Ending(Walk):
         region = ReplicaLocation(blob, HOME, clock=self.regions.home.clock, ids=AscendingIds(900))
         for _ in range(len(self.new_rows) + 2):
             self.regions.home.clock.advance_ms(6_000)
-            region.follower.look(now=True)
+            region.follower.poll(now=True)
         return region
 
     # --- as planned

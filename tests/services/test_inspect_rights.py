@@ -16,7 +16,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
 from persist.inspect.queries import ANSWERS, Query, answer
-from persist.inspect.readonly_location import look_at_stores
+from persist.inspect.readonly_location import open_readonly_stores
 from rpc.cli.program import main
 from tests.services.postgres import Postgres
 from tests.services.process import free_ports
@@ -106,7 +106,7 @@ def test_a_postgres_server_that_does_not_answer_is_unreachable(blob: Path, capsy
 
 def test_nothing_is_written_to_etcd(etcd_url: str, blob: Path) -> None:
     filled(blob.as_uri(), etcd_url)
-    look = look_at_stores(blob.as_uri(), etcd_url)
+    look = open_readonly_stores(blob.as_uri(), etcd_url)
     before = {name: look.consensus.scan(name, 1, 100) for name in look.names()}
     revision = _revision(look.consensus)
     for asked in (Query("usage"), *(Query(what, "orders") for what in OF_ONE)):
@@ -121,7 +121,7 @@ def test_nothing_is_written_to_etcd(etcd_url: str, blob: Path) -> None:
 def test_nothing_is_written_to_s3(s3_url: str, tmp_path: Path) -> None:
     consensus = f"sqlite:///{tmp_path}/log.db"
     filled(s3_url, consensus)
-    look = look_at_stores(s3_url, consensus)
+    look = open_readonly_stores(s3_url, consensus)
     before = list(look.blob.list(""))
     for asked in (Query("usage"), *(Query(what, "orders") for what in OF_ONE)):
         document = answer(look, asked)

@@ -95,7 +95,7 @@ def whole_copy(host: Host) -> MemoryBlob:
 def check_copy(oracle: Oracle, copy: MemoryBlob) -> dict[str, State]:
     """What each shard shows is a State that it had. These, by name."""
     told: dict[str, State] = {}
-    for found in BlobStoreScan(copy).found():
+    for found in BlobStoreScan(copy).shards():
         if found.state is None:
             expect(bool(found.why), "published", f"nothing is told of {found.name}, and not why")
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from persist.copies.verify import Depth, verified
+from persist.copies.verify import Depth, verify_shards
 from tests.simulation.host import Host
 from tests.simulation.oracle_errors import expect
 from tests.support.read_comparison import reader_differences
@@ -23,7 +23,7 @@ def check_verified(host: Host) -> None:
     if not is_verified(host.run.seed):
         return
     names = host.location.all_names(with_dropped=False)
-    for found in verified(host.location, names, Depth(deep=True, threads=1)):
+    for found in verify_shards(host.location, names, Depth(deep=True, threads=1)):
         expect(found.is_sound, "verify", f"a healthy shard has faults: {'; '.join(map(str, found.faults))}")
         host.run.path("verified")
     differences = reader_differences(host.location)

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 import persist
 from compactor.embedded import maintain
-from persist.check.check_runner import Report, examined
+from persist.check.check_runner import Report, run_check
 from persist.check.findings import ROLLUP_ENTRIES_MAX, CheckThresholds
-from persist.check.location_checks import Beside, look_at_backups, served_by
+from persist.check.location_checks import ExternalState, list_backups, server_facts
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -32,7 +32,7 @@ from persist.core import commands as c
 from persist.core.ids import ReaderId, WriterId
 from persist.core.record import replace
 from persist.core.state import Policy
-from persist.inspect.readonly_location import ReadOnlyLocation, look_at_directory
+from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_directory
 from persist.maintenance.publication_keeper import Published
 from rpc.auth import read_ending, tokens_for_check
 from rpc.cli.program import main
@@ -75,11 +75,11 @@ def of(found: str) -> Callable[[Ailment], Ailment]:
 # --- two kinds of places: stores in memory with clocks of their own, and directories
 
 
-def examine(world: World, limits: CheckThresholds = CALM, around: Beside | None = None) -> Report:
+def examine(world: World, limits: CheckThresholds = CALM, around: ExternalState | None = None) -> Report:
     """By a machine whose clock is right. Both stores are the same after it."""
     before = stored(world)
     look = ReadOnlyLocation(world.blob, world.consensus, clock=Clock(world, 0))
-    found = examined(look, None, limits, around or Beside())
+    found = run_check(look, None, limits, around or ExternalState())
     assert stored(world) == before, "nothing is written"
     return found
 
@@ -91,12 +91,12 @@ def stored(world: World) -> dict[str, object]:
     return found | {f"log of {key}": world.consensus.scan(key, 1, 10_000) for key in keys}
 
 
-def at(place: Path, limits: CheckThresholds = CALM, around: Beside | None = None, how: Depth = QUICK) -> Report:
+def at(place: Path, limits: CheckThresholds = CALM, around: ExternalState | None = None, how: Depth = QUICK) -> Report:
     """Of a directory, which is byte for byte the same after it."""
     before = everything(place)
-    look = look_at_directory(place)
+    look = open_readonly_directory(place)
     try:
-        return examined(look, None, limits, around or Beside(), how)
+        return run_check(look, None, limits, around or ExternalState(), how)
     finally:
         look.close()
         assert everything(place, but=SHARED) == {key: told for key, told in before.items() if not key.endswith(SHARED)}
@@ -137,7 +137,7 @@ def unreadable(place: Path) -> Told:
     copied(place)
     shutil.rmtree(place / "blob" / PART.split("/")[0])
     spoil_entry(place, NAME, 1)
-    return Told(at(place), ("nobody can read or write the shard", "ends at v32"))
+    return Told(at(place), ("the shard can be neither read nor written", "ends at v32"))
 
 
 @of("log-damaged")
@@ -158,7 +158,7 @@ def entries_gone(place: Path) -> Told:
 @of("blob-missing")
 def part_gone(place: Path) -> Told:
     (copied(place) / "blob" / PART).unlink()
-    return Told(at(place), ("1 blob that the shard needs is not there", PART))
+    return Told(at(place), ("1 blob that the shard needs is missing", PART))
 
 
 @of("blob-missing")
@@ -168,7 +168,7 @@ def part_gone_before_the_shard_moved_on(place: Path) -> Told:
     part = next(stat.key for stat in world.blob.list("") if stat.key.endswith(".parquet"))
     world.blob.delete([part])
     shard.insert([{"id": 9, "note": "x"}])
-    return Told(examine(world), ("is not there", part))
+    return Told(examine(world), ("is missing", part))
 
 
 @of("blob-damaged")
@@ -202,7 +202,7 @@ def other_blobs(place: Path) -> Told:
 @of("marker-wrong")
 def no_marker(place: Path) -> Told:
     (copied(place) / "persist.json").unlink()
-    return Told(at(place), ("persist.json is not there",), None)
+    return Told(at(place), ("persist.json is missing",), None)
 
 
 @of("format-newer")
@@ -229,7 +229,7 @@ def opened_to_others(place: Path) -> Told:
         Path(away).chmod(0o755)
         persist.connect(f"persist://{away}", collect=False).close()
         Path(away, "blob").chmod(0o755)
-        return Told(at(Path(away)), (f"every user of this machine may read {away}/blob",), None)
+        return Told(at(Path(away)), (f"every user of this machine can read {away}/blob",), None)
 
 
 @of("maintenance-away")
@@ -270,8 +270,8 @@ def server_off(place: Path) -> Told:
     world = World()
     machine = world.machine(off_ms=-HOUR_MS)
     made(machine)
-    told = examine(world, around=Beside(served=served_by(machine.location)))
-    return Told(told, ("the clocks of this server and of the blob store do not agree",), None)
+    told = examine(world, around=ExternalState(served=server_facts(machine.location)))
+    return Told(told, ("the clocks of this server and of the blob store differ",), None)
 
 
 # --- who holds
@@ -317,7 +317,7 @@ def cursor_stands(place: Path) -> Told:
     cursor.downgrade_since(1)
     filled(machine, shard, 2)
     world.pass_ms(9 * DAY_MS)
-    return Told(examine(world), ("critical reader 'nightly'", "has stood at time 1 for 9 days, 3 times behind"))
+    return Told(examine(world), ("critical reader 'nightly'", "has been at time 1 for 9 days, 3 times behind"))
 
 
 @of("readers-many")
@@ -386,7 +386,7 @@ def written_daily(history: str, days: int) -> Report:
 @of("retention-behind")
 def history_kept(place: Path) -> Told:
     return Told(
-        written_daily("7d", 12), ("history is to be kept for 7 days", "the oldest readable time, 0, is 12 days old")
+        written_daily("7d", 12), ("history should be kept for 7 days", "the oldest readable time, 0, is 12 days old")
     )
 
 
@@ -395,13 +395,13 @@ def history_of_none(place: Path) -> Told:
     world = World()
     made(world.machine(), history="none")
     world.pass_ms(3 * DAY_MS)
-    return Told(examine(world), ("no longer than readers need it", "is 3 days old"))
+    return Told(examine(world), ("only as long as readers need it", "is 3 days old"))
 
 
 @of("retention-behind")
 def history_of_none_while_it_is_written(place: Path) -> Told:
     """A shard that is written to every day was never told: it was never idle."""
-    return Told(written_daily("none", 4), ("no longer than readers need it", "is 4 days old"))
+    return Told(written_daily("none", 4), ("only as long as readers need it", "is 4 days old"))
 
 
 @of("retention-behind")
@@ -413,7 +413,7 @@ def rows_kept(place: Path) -> Told:
     shard.retain({"age": "1d", "cut_every": "1h"})
     shard.run_retention()
     world.pass_ms(4 * DAY_MS)
-    return Told(examine(world), ("the policy of rows is behind", "should be gone by its age"))
+    return Told(examine(world), ("the row retention policy is behind", "should have been deleted by its age"))
 
 
 @of("retention-behind")
@@ -441,7 +441,7 @@ def consumer_behind(place: Path) -> Told:
     shard.run_retention()
     world.pass_ms(4 * DAY_MS)
     shard.run_retention()
-    return Told(examine(world), ("takes nothing away", "consumer 'billing' is at [0]"))
+    return Told(examine(world), ("deletes nothing", "consumer 'billing' is at [0]"))
 
 
 @of("erasure-late")
@@ -450,7 +450,7 @@ def deadline_passed(place: Path) -> Told:
     machine = world.machine()
     made(machine).erase(keys=[1], deadline="2d")
     world.pass_ms(3 * DAY_MS)
-    return Told(examine(world), ("was to be done by", "1 day ago"))
+    return Told(examine(world), ("was due by", "1 day ago"))
 
 
 @of("erasure-late")
@@ -474,7 +474,7 @@ def never_merged(place: Path) -> Told:
     for number in range(140):
         shard.insert([{"id": number, "note": "x"}])
     world.pass_ms(2 * DAY_MS)
-    return Told(examine(world), ("on a shard of 140 batches", "nobody has committed for 2 days"))
+    return Told(examine(world), ("on a shard of 140 batches", "the last commit was 2 days ago"))
 
 
 @of("claim-stuck")
@@ -486,7 +486,7 @@ def worker_killed(place: Path) -> Told:
     parts = tuple(part.id for part in committer.state().trace.parts())
     committer.apply(c.HoldClaim("merge:[0]", "compactor-1", 60_000, parts))
     world.pass_ms(2 * HOUR_MS)
-    return Told(examine(world), ("the worker compactor-1 has said nothing for 2 hours", "3 parts"))
+    return Told(examine(world), ("the worker compactor-1 has not renewed its claim", "3 parts", "for 2 hours"))
 
 
 @of("rollup-old")
@@ -497,7 +497,7 @@ def no_rollups(place: Path) -> Told:
     with patch.object(background_duties, "ROLLUP_BYTES", 1 << 40):
         for upper in range(1, ROLLUP_ENTRIES_MAX + 4):
             shard.advance_upper(upper)
-    return Told(examine(world), ("who opens the shard reads", "the newest rollup is v1"))
+    return Told(examine(world), ("opening the shard reads", "the newest rollup is v1"))
 
 
 @of("log-long")
@@ -507,7 +507,7 @@ def never_collected(place: Path) -> Told:
     shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
     for upper in range(1, 2_200):
         shard.advance_upper(upper)
-    return Told(examine(world), ("entries of", "nobody needs 2,"))
+    return Told(examine(world), ("entries of", "and 2,"))
 
 
 @of("orphans-many")
@@ -519,7 +519,7 @@ def failed_writes(place: Path) -> Told:
     for number in range(120):  # staged, and never committed
         writer.stage(pa.table({"id": [number], "note": ["x"]}), None)
     world.pass_ms(2 * DAY_MS)
-    return Told(examine(world), ("120 blobs of", "nothing names them"))
+    return Told(examine(world), ("120 blobs of", "no State names them"))
 
 
 # --- beside the stores
@@ -536,7 +536,7 @@ def backed_up(place: Path, *names: str) -> str:
 
 
 def with_backups(place: Path, url: str, limits: CheckThresholds = CALM) -> Report:
-    return at(place, limits, Beside(backups=look_at_backups(url, SystemClock())))
+    return at(place, limits, ExternalState(backups=list_backups(url, SystemClock())))
 
 
 @of("backup-old")
@@ -550,7 +550,7 @@ def backup_of_long_ago(place: Path) -> Told:
 def no_backup(place: Path) -> Told:
     url = backed_up(place)
     shutil.rmtree(place.parent / "backups" / "backups")
-    return Told(with_backups(place, url), ("there is no backup in",), None)
+    return Told(with_backups(place, url), ("there is no readable backup in",), None)
 
 
 @of("backup-unreadable")
@@ -577,7 +577,7 @@ def token_ends(place: Path) -> Told:
     ending = tokens_for_check(read_ending(str(file)))
     assert [(one.scope, one.prefixes) for one in ending] == [("write", ("eu/",))]
     assert json.loads(file.read_text())["tokens"][0]["id"] == "etl"
-    return Told(at(place, around=Beside(tokens=ending)), ("the token 'etl' has ended 2020-01-31T00:00:00Z",), None)
+    return Told(at(place, around=ExternalState(tokens=ending)), ("the token 'etl' expired 2020-01-31T00:00:00Z",), None)
 
 
 @of("state-damaged")
@@ -602,7 +602,7 @@ def rivals(place: Path) -> Told:
     for number in range(30):
         others.insert([{"id": number, "note": "x"}])
         mine.insert([{"id": number, "note": "x"}])
-    told = examine(world, around=Beside(served=served_by(first.location)))
+    told = examine(world, around=ExternalState(served=server_facts(first.location)))
     return Told(told, ("this server has lost", "races to commit"))
 
 
@@ -624,5 +624,5 @@ def store_away(place: Path) -> Told:
     for number in range(30):
         with suppress(persist.Unavailable):
             client.shard(NAME).insert([{"id": number, "note": "x"}])
-    told = examine(world, around=Beside(served=served_by(location)))
+    told = examine(world, around=ExternalState(served=server_facts(location)))
     return Told(told, ("calls of 'put' to the blob store have failed", "BlobUnavailable"), None)

@@ -88,7 +88,7 @@ class Comparison:
 
     def _runs(self, wanted: set[str]) -> Iterator[Run]:
         """The runs of the State, bundles expanded, with these parts only."""
-        readable = {named.part.id for named in all_parts(self.state, self.blob) if named.failed is None}
+        readable = {named.part.id for named in all_parts(self.state, self.blob) if named.error is None}
         for batch in self.state.trace.batches:
             there = [Run(tuple(part for part in run.parts if part.id in readable)) for run in batch.runs]
             for run in expand_bundles([run for run in there if run.parts], self.blob):

@@ -199,7 +199,7 @@ class Regions:
         self.home.clock.advance_ms(int(RECHECK_S * 1000) + 1)
         for _ in range(len(self.home.names()) + 2):
             self.home.clock.advance_ms(6_000)
-            self.region.follower.look(now=True)
+            self.region.follower.poll(now=True)
         assert self.region.names() == [name for name in self.home.names() if name in self.home.rows]
         for name, rows in self.home.rows.items():
             state = self.region.machine(name).refresh()

@@ -140,7 +140,7 @@ def test_a_process_that_slept_looks_before_it_writes(tmp_path: Path) -> None:
     home.insert()
     home.taken_over()
     home.wait(LOOK_EVERY_S)
-    with pytest.raises(ReadOnly, match="only reads"):
+    with pytest.raises(ReadOnly, match=r"read-only|only reads"):
         home.insert()
 
 
@@ -150,9 +150,9 @@ def test_a_later_epoch_counts_though_the_next_one_never_came_here(tmp_path: Path
     home.insert()
     home.taken_over(3)
     home.wait(LOOK_EVERY_S)
-    with pytest.raises(ReadOnly, match="only reads"):
+    with pytest.raises(ReadOnly, match=r"read-only|only reads"):
         home.insert()
-    with pytest.raises(ReadOnly, match="only reads"):
+    with pytest.raises(ReadOnly, match=r"read-only|only reads"):
         Client(EmbeddedTransport(home.open(), maintain)).shard("eu/orders").insert([{"id": 2}])
 
 
@@ -341,7 +341,7 @@ def test_a_write_that_landed_before_another_home_is_not_acknowledged_after_it(tm
     stalled.write()
     stalled.home.taken_over()
     stalled.home.wait(LOOK_EVERY_S)
-    with pytest.raises(ReadOnly, match="only reads"):
+    with pytest.raises(ReadOnly, match=r"read-only|only reads"):
         stalled.write()
 
 
@@ -380,7 +380,7 @@ def test_a_shard_that_is_made_meanwhile_is_not_acknowledged(tmp_path: Path) -> N
             return super().compare_and_set(key, seqno, data, after)
 
     slow = memory_location(blob=home.blob, consensus=Slow(home.consensus), clock=home.clock)
-    with pytest.raises(ReadOnly, match="only reads"):
+    with pytest.raises(ReadOnly, match=r"read-only|only reads"):
         Client(EmbeddedTransport(slow, maintain)).create_shard("eu/late", SCHEMA, ["id"])
 
 
