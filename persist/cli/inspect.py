@@ -29,7 +29,6 @@ from persist.core.errors import (
     Unauthorized,
     UpgradeNeeded,
 )
-from persist.inspect.documents import Document, Finding
 from persist.inspect.log_listing import POLL_S
 from persist.inspect.queries import Query, answer, span_of
 from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_directory, open_readonly_stores
@@ -53,51 +52,25 @@ WITH_KEYS = ("state", "parts", "part", "holds")
 
 
 class Answer(Protocol):
-    """An answer, from this process or from a server."""
+    """An answer, from this process (`Document`) or from a server."""
 
     @property
     def seqno(self) -> int | None: ...
 
-    @property
-    def about(self) -> dict[str, Any] | None: ...
+    def about_json(self) -> dict[str, Any] | None: ...
 
-    def rows(self) -> Iterator[dict[str, Any]]: ...
+    def rows_json(self) -> Iterator[dict[str, Any]]: ...
 
-    def findings(self) -> list[dict[str, Any]]:
-        """Complete once all rows, or the JSON, were consumed."""
+    def findings_json(self) -> list[dict[str, Any]]:
+        """Complete once all rows, or the pieces, were consumed."""
         ...
 
-    def json(self) -> Iterator[str]:
-        """The JSON, in pieces."""
+    def pieces(self) -> Iterator[str]:
+        """The JSON, in pieces; of a log a line each."""
         ...
 
 
-class LocalAnswer:
-    """An answer of this process."""
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-
-    @property
-    def seqno(self) -> int | None:
-        return self._document.seqno
-
-    @property
-    def about(self) -> dict[str, Any] | None:
-        about = self._document.about
-        return None if about is None else about.to_json()
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        return (row.to_json() for row in self._document.rows)
-
-    def findings(self) -> list[dict[str, Any]]:
-        return [Finding.of(finding).to_json() for finding in self._document.findings.listed()]
-
-    def json(self) -> Iterator[str]:
-        return self._document.pieces()
-
-
-Ask = Callable[[Query], Answer]
+AskFunction = Callable[[Query], Answer]
 
 
 def add_arguments(parser: Parser) -> None:
@@ -161,7 +134,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         with inspect_client.understood(server.url):
             return _show(server.ask, query, arguments)
     with closing(open_readonly(arguments)) as location:
-        return _show(lambda query: LocalAnswer(answer(location, query)), query, arguments)
+        return _show(lambda query: answer(location, query), query, arguments)
 
 
 def server_of(arguments: argparse.Namespace) -> inspect_client.Server | None:
@@ -188,26 +161,26 @@ def open_readonly(arguments: argparse.Namespace) -> ReadOnlyLocation:
     return open_readonly_directory(where.path) if urls is None else open_readonly_stores(*urls)
 
 
-def _show(ask: Ask, query: Query, arguments: argparse.Namespace) -> int:
+def _show(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> int:
     if query.what == "log":
         return _show_log(ask, query, arguments)
     result = ask(query)
     if arguments.json:
-        for piece in result.json():
+        for piece in result.pieces():
             sys.stdout.write(piece)
     else:
         if result.seqno is not None:
             print(plain(f"{query.name if query.what != 'part' else 'shard'} v{result.seqno}"))
-        for line in inspect_client.lines(result.about, result.rows()):
+        for line in inspect_client.lines(result.about_json(), result.rows_json()):
             print(line)
-    findings = result.findings()
+    findings = result.findings_json()
     if not arguments.json:
         for finding in findings:
             print(inspect_client.finding_line(finding))
     return FOUND if findings else HEALTHY
 
 
-def _show_log(ask: Ask, query: Query, arguments: argparse.Namespace) -> int:
+def _show_log(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> int:
     """Print the entries, and with --follow new ones, up to the last one that is requested."""
     last = span_of(query).last
     damaged = False
@@ -228,7 +201,7 @@ def _show_log(ask: Ask, query: Query, arguments: argparse.Namespace) -> int:
 
 def _entries(result: Answer) -> Iterator[tuple[dict[str, Any], str]]:
     """The entries of a log, each with its line of JSON."""
-    for piece in result.json():
+    for piece in result.pieces():
         yield json.loads(piece), piece.rstrip("\n")
 
 

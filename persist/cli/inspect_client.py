@@ -121,18 +121,17 @@ class ServerAnswer:
         document: int | None = self._read()["seqno"]
         return document
 
-    @property
-    def about(self) -> dict[str, Any] | None:
+    def about_json(self) -> dict[str, Any] | None:
         document: dict[str, Any] | None = self._read()["about"]
         return document
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows_json(self) -> Iterator[dict[str, Any]]:
         return iter(self._read()["rows"])
 
-    def findings(self) -> list[dict[str, Any]]:
+    def findings_json(self) -> list[dict[str, Any]]:
         return self._findings if self._document is None else list(self._document["findings"])
 
-    def json(self) -> Iterator[str]:
+    def pieces(self) -> Iterator[str]:
         """Stream the JSON. Raises Unavailable: the answer was cut off."""
         if self._what == "log":
             yield from self._lines()

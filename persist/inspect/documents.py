@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, to_builtins
 
 from persist.client.timestamps import INSTANT_MAX, instant_text
-from persist.copies.shard_facts import Fault, Faults
+from persist.copies.shard_facts import Faults
 
 VERSION: Literal[1] = 1  # of the JSON documents
 HASH_BYTES = 8
@@ -40,10 +40,6 @@ class Finding(JsonRecord, frozen=True):
     what: str
     key: str | None = None
 
-    @classmethod
-    def of(cls, fault: Fault) -> Finding:
-        return cls(fault.shard, fault.what, fault.key or None)
-
 
 @dataclass
 class Document:
@@ -64,11 +60,11 @@ class Document:
     def pieces(self) -> Generator[str]:
         """The document as JSON on one line; with `lines`, a line for each row."""
         if self.lines:
-            for row in self.rows:
-                yield f"{json.dumps(row.to_json())}\n"
+            for row in self.rows_json():
+                yield f"{json.dumps(row)}\n"
             return
         head = {"persist": "inspect", "version": VERSION, "command": self.command, "shard": self.shard}
-        head |= {"seqno": self.seqno, "about": None if self.about is None else self.about.to_json()}
+        head |= {"seqno": self.seqno, "about": self.about_json()}
         yield json.dumps(head)[:-1]
         yield ', "state": '
         if self.tree is None:
@@ -76,9 +72,19 @@ class Document:
         else:
             yield from self.tree()
         yield ', "rows": ['
-        for number, row in enumerate(self.rows):
-            yield f"{', ' if number else ''}{json.dumps(row.to_json())}"
-        yield f'], "findings": {json.dumps([Finding.of(fault).to_json() for fault in self.findings.listed()])}}}\n'
+        for number, row in enumerate(self.rows_json()):
+            yield f"{', ' if number else ''}{json.dumps(row)}"
+        yield f'], "findings": {json.dumps(self.findings_json())}}}\n'
+
+    def about_json(self) -> dict[str, Any] | None:
+        return None if self.about is None else self.about.to_json()
+
+    def rows_json(self) -> Iterator[dict[str, Any]]:
+        return (row.to_json() for row in self.rows)
+
+    def findings_json(self) -> list[dict[str, Any]]:
+        """Complete once all rows were consumed."""
+        return [Finding(fault.shard, fault.what, fault.key or None).to_json() for fault in self.findings.listed()]
 
 
 def instant(at_ms: int | None) -> str | None:
