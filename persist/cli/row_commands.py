@@ -8,6 +8,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -39,34 +40,36 @@ from persist.core.errors import InvalidUsage
 # row counted as often as its diff says.
 
 
+def _add_snapshot_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
+    add_schema(parser)
+    add_selection(parser)
+
+
+def _snapshot_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `Shard.snapshot` by those of the command. Raises InvalidUsage."""
+    as_of = None if arguments.as_of is None else read_point("--as-of", arguments.as_of)
+    selection = {"where": arguments.where, "columns": columns(arguments), "schema": arguments.schema}
+    return {"as_of": as_of, **selection, "purpose": f"persist {arguments.command}", "wait_s": 0.0}
+
+
 def add_cat(parser: argparse.ArgumentParser) -> None:
     add_shard_arguments(parser)
     parser.add_argument("-n", "--limit", metavar="N", type=int, help="at most N rows, the first in key order")
     parser.add_argument("--count", action="store_true", help="only print the number of rows")
-    parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
-    add_schema(parser)
-    add_selection(parser)
+    _add_snapshot_arguments(parser)
     add_format(parser)
 
 
 def run_cat(arguments: argparse.Namespace) -> int:
-    output, wanted = Output.of(arguments), columns(arguments)
-    as_of = None if arguments.as_of is None else read_point("--as-of", arguments.as_of)
-    if arguments.count and not (arguments.limit is None and wanted is None and arguments.format is None):
+    output, selection = Output.of(arguments), _snapshot_arguments(arguments)
+    if arguments.count and not (arguments.limit is None and arguments.columns is None and arguments.format is None):
         raise InvalidUsage("--count can only be combined with --as-of and --where")
     with shard_of(arguments) as shard:
         if arguments.count:
-            print(shard.count(arguments.where, as_of))
+            print(shard.count(arguments.where, selection["as_of"]))
             return 0
-        with shard.snapshot(
-            as_of,
-            where=arguments.where,
-            columns=wanted,
-            limit=arguments.limit,
-            purpose="persist cat",
-            wait_s=0.0,
-            schema=arguments.schema,
-        ) as snapshot:
+        with shard.snapshot(**selection, limit=arguments.limit) as snapshot:
             output.show(snapshot)
     return 0
 
@@ -78,25 +81,16 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     add_shard_arguments(parser)
     parser.add_argument("file", metavar="FILE", help="target: .parquet, .csv, .ndjson or .arrow; it is replaced")
     parser.add_argument("--format", choices=FORMATS, help="default: by the name of the file")
-    parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
-    add_schema(parser)
-    add_selection(parser)
+    _add_snapshot_arguments(parser)
 
 
 def run_export(arguments: argparse.Namespace) -> int:
-    path, form, wanted = Path(arguments.file), form_of(arguments.file, arguments.format), columns(arguments)
-    as_of = None if arguments.as_of is None else read_point("--as-of", arguments.as_of)
+    path, form = Path(arguments.file), form_of(arguments.file, arguments.format)
+    selection = _snapshot_arguments(arguments)
     with (
         ended_by_sigterm(),
         shard_of(arguments) as shard,
-        shard.snapshot(
-            as_of,
-            where=arguments.where,
-            columns=wanted,
-            purpose="persist export",
-            wait_s=0.0,
-            schema=arguments.schema,
-        ) as snapshot,
+        shard.snapshot(**selection) as snapshot,
         replacing(path) as out,
     ):
         counted = CountedRows(snapshot)

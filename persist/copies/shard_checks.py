@@ -377,7 +377,8 @@ def byte_faults(
                     _check_of(checks, part).inline_rows(part)
                 return None
             check_presence(part, blob)
-            _check_bytes(part, blob)
+            if not matches_checksum(part, blob):
+                raise Corruption(f"part {part.id} does not match its checksum")
             if deep:
                 _check_of(checks, part).blob(part, blob, whole=True)
                 return _disorder(part, blob, schemas)
@@ -407,13 +408,13 @@ def _check_of(checks: Mapping[int, PartCheck], part: Part) -> PartCheck:
     return checks[part.schema_id]
 
 
-def _check_bytes(part: Part, blob: Blob) -> None:
+def matches_checksum(part: Part, blob: Blob) -> bool:
+    """Read the blob of a part, in pieces of PIECE_BYTES, and compare its checksum. Raises what the store raises."""
     checksum = 0
     for start in range(0, part.size, PIECE_BYTES):
         piece = blob.get_range(part.key or "", start, min(PIECE_BYTES, part.size - start))
         checksum = zlib.crc32(piece, checksum)
-    if checksum != part.checksum:
-        raise Corruption(f"part {part.id} does not match its checksum")
+    return checksum == part.checksum
 
 
 def _disorder(part: Part, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -> tuple[FaultKind, str] | None:

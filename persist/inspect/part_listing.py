@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from blob import BlobNotFound
+from persist.copies.shard_checks import matches_checksum
 from persist.copies.shard_facts import NOT_THERE, FaultKind, Faults, NamedPart, ShardFacts, newest
 from persist.core.batch import Part
 from persist.core.blob_keys import belongs_to, born_ms, is_bundle_key, is_part_key, shard_of
@@ -118,7 +119,6 @@ def _part(named: NamedPart, is_there: bool | None, keys: KeyFormat) -> PartRow:
 # The blob of a part: its footer, row groups, statistics and checksums.
 
 
-PIECE_BYTES = 8 * 1024 * 1024
 SHOWN_MAX = 1_000  # updates of a part
 UNNAMED_BYTES_MAX = 64 * 1024 * 1024  # of a blob that no State names, which is read as a whole
 
@@ -259,7 +259,8 @@ def _named_document(
     key = part.key or ""
     if size != part.size:
         faults.note(FaultKind.SIZE, f"the blob {key} has {size} bytes, not {part.size}", key)
-    whole = _holds_whole(location, part, size)
+    with translated():
+        whole = size == part.size and matches_checksum(part, location.blob)
     if not whole:
         faults.note(FaultKind.PART, f"the bytes of part {part.id} do not match its checksum", key)
     file: PartFile | None = None
@@ -329,16 +330,6 @@ class _Ranged(PartFiles):
 
     def is_small(self, part: Part) -> bool:
         return False
-
-
-def _holds_whole(location: ReadOnlyLocation, part: Part, size: int) -> bool:
-    checksum = 0
-    for start in range(0, size, PIECE_BYTES):
-        with translated():
-            checksum = zlib.crc32(
-                location.blob.get_range(part.key or "", start, min(PIECE_BYTES, size - start)), checksum
-            )
-    return checksum == part.checksum and size == part.size
 
 
 def _groups(location: ReadOnlyLocation, file: PartFile, faults: Faults, keys: KeyFormat) -> Iterator[RowGroupSummary]:
