@@ -192,7 +192,7 @@ class Many:
         self.readers = {name: mint(ReaderId, self.shards.process().ids) for name in names}
         self.holds = HomeHolds("us", lambda: self.home, lambda name: (Antichain(0), SeqNo(1)), self.shards.clock)
         for name, reader in self.readers.items():
-            self.holds.took(name, c.RegisterReader(reader, None, 900_000), Antichain(0), SeqNo(1))
+            self.holds.register(name, c.RegisterReader(reader, None, 900_000), Antichain(0), SeqNo(1))
             self.pass_ms(1)
 
     def pass_ms(self, ms: int) -> None:
@@ -202,12 +202,12 @@ class Many:
         """Five seconds later everybody has gone on reading."""
         self.pass_ms(5_000)
         for name, reader in self.readers.items():
-            self.holds.kept(name, c.DowngradeSince(reader, None, SeqNo(1), False))
+            self.holds.renew(name, c.DowngradeSince(reader, None, SeqNo(1), False))
             self.pass_ms(1)
         self.holds.round()
 
     def held(self) -> list[str]:
-        return [name for name in self.readers if self.holds._held[name].lease is not None]
+        return [name for name in self.readers if self.holds._shards[name].lease is not None]
 
 
 class Failing(EmbeddedTransport):
@@ -280,12 +280,12 @@ def test_every_shard_has_its_turn_where_there_are_more_than_one_round_asks_for(
 
 def test_a_round_that_holds_are_closed_under_ends_quietly() -> None:
     many = Many("a", "b")
-    shown = many.holds._shown
+    shown = many.holds._shown_version
 
     def closing_first(name: str) -> tuple[Antichain, SeqNo] | None:
-        many.holds._held.clear()
+        many.holds._shards.clear()
         return shown(name)
 
-    many.holds._shown = closing_first
+    many.holds._shown_version = closing_first
     many.round()
     assert many.holds.failed is None

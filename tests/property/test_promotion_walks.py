@@ -391,7 +391,7 @@ def notes_what_is_known(patch: pytest.MonkeyPatch) -> None:
 
 def compares_with_the_last_home(patch: pytest.MonkeyPatch) -> None:
     """Salvage takes the last promotion for the one that came after the old home."""
-    patch.setattr(divergence, "_left_at", lambda old, epoch, promotion: divergence._Left(promotion, None))
+    patch.setattr(divergence, "_find_fork_point", lambda old, epoch, promotion: divergence._ForkPoint(promotion, None))
 
 
 def keeps_what_it_published(patch: pytest.MonkeyPatch) -> None:
