@@ -196,7 +196,7 @@ def test_no_shard_shows_what_came_after_the_wall_clock(world: World, machine: Ma
     for _ in range(3):
         write()
     acknowledged = len(written)
-    backup = made(machine, kept, told=write)
+    backup = made(machine, kept, report=write)
     assert len(written) > acknowledged
     write()
     _, other = elsewhere(world)
@@ -219,7 +219,7 @@ def test_maintenance_meanwhile_takes_nothing_away(world: World, machine: Machine
             shard.forget((shard.upper().element or 1) - 1)
         maintained(machine)
 
-    made(machine, kept, told=collect)
+    made(machine, kept, report=collect)
     _, other = elsewhere(world)
     back(other, kept)
     for name, found in expected.items():
@@ -523,7 +523,7 @@ def test_a_shard_that_is_dropped_meanwhile_is_left_out(world: World, machine: Ma
             for _ in range(5):
                 Collector(machine.location).run("goes")
 
-    backup = made(machine, kept, told=drop)
+    backup = made(machine, kept, report=drop)
     assert [shard.name for shard in backup.shards] == ["a"]
     assert [faults for _, faults in verify_backup(store(machine, kept), backup, Depth(deep=True))] == [()]
 
