@@ -122,7 +122,7 @@ def test_following_a_log_shows_what_comes_and_ends_at_the_last_version_that_was_
 def test_a_diff_names_what_changed(ran: Ran) -> None:
     rows = json.loads(ran("state", "orders", "--from", "v2", "--at", "v31", "--json")[1])["rows"]
     assert {"field": "upper", "words": "upper moved from 0 to 11"} in rows
-    assert {"field": "critical_readers", "words": "1 cursor came: job at 8"} in rows
+    assert {"field": "critical_readers", "words": "1 cursor added: job at 8"} in rows
     assert json.loads(ran("state", "orders", "--from", "5", "--at", "5", "--json")[1])["rows"] == []
 
 
