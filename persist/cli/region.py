@@ -26,8 +26,8 @@ from persist.commit.system import SystemClock
 from persist.copies.recovery import GAP, RecoveryRequest, plan
 from persist.copies.throttled_blob import read_rate
 from persist.core.errors import Conflict, InvalidUsage, Overloaded, Unavailable
-from persist.regions.divergence import Diverged, diverged, salvage
-from persist.regions.failover import OldHome, Promotion, check_copy, last_promotion, moved_home, promote
+from persist.regions.divergence import Diverged, find_diverged, salvage
+from persist.regions.failover import OldHome, Promotion, check_copy, last_promotion, promote, record_new_home
 from persist.regions.region_index import (
     ANSWER_S,
     FETCH_S,
@@ -39,7 +39,7 @@ from persist.regions.region_index import (
     read_index,
     urls_of,
 )
-from persist.regions.remote_holds import held_by_regions, let_go
+from persist.regions.remote_holds import list_region_holds, release_region_holds
 from persist.regions.replication import Replicated, ReplicateSettings, Replicator
 from persist.regions.switchover import Switch, demote
 
@@ -231,7 +231,7 @@ def _line(name: str, entry: RegionEntry) -> dict[str, Any]:
 
 def _holds(arguments: argparse.Namespace) -> int:
     with closing(where_of(arguments).open(must_exist=True)) as location:
-        for hold in held_by_regions(location):
+        for hold in list_region_holds(location):
             print(json.dumps(hold.to_json()))
     return 0
 
@@ -239,7 +239,7 @@ def _holds(arguments: argparse.Namespace) -> int:
 def _release(arguments: argparse.Namespace) -> int:
     region = check_region(arguments.region)
     with closing(where_of(arguments).open(must_exist=True)) as location:
-        for hold in let_go(location, region):
+        for hold in release_region_holds(location, region):
             print(json.dumps(hold.to_json()))
     return 0
 
@@ -306,7 +306,7 @@ class NewHomeIndex:
     def set(self, epoch: int) -> None:
         """Set the new home of the region."""
         if self.path is not None:
-            moved_home(self.path, self.of, self.servers, epoch)
+            record_new_home(self.path, self.of, self.servers, epoch)
 
 
 def _switch(arguments: argparse.Namespace) -> int:
@@ -368,7 +368,7 @@ def _salvage(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         old = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
         _, promotion = _new_home(arguments.of, stack)
-        shards = diverged(old, promotion) if arguments.dry_run else salvage(old, promotion, Path(arguments.to))
+        shards = find_diverged(old, promotion) if arguments.dry_run else salvage(old, promotion, Path(arguments.to))
         return _show_diverged(shards, promotion)
 
 

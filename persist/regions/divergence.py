@@ -78,7 +78,7 @@ class Diverged:
         return {**fields, "file": self.file or None, "why": self.why or None}
 
 
-def diverged(old: Location, promotion: Promotion) -> Iterator[Diverged]:
+def find_diverged(old: Location, promotion: Promotion) -> Iterator[Diverged]:
     """Find the shards of the old home that continued beyond the new one. Writes nothing.
 
     They are compared with the first promotion that the old home does not know, regardless of later ones. `why` is set
@@ -166,7 +166,7 @@ def _is_more(state: State, kept: KeptVersion) -> bool:
 
 
 def salvage(old: Location, promotion: Promotion, directory: Path) -> Iterator[Diverged]:
-    """As `diverged`, and write the updates of each shard to a Parquet file in this directory, which is created.
+    """As `find_diverged`, and write the updates of each shard to a Parquet file in this directory, which is created.
 
     A file has the shard's columns, `__time` and `__diff`, ordered by time. Also raises InvalidUsage: the directory has
     files, or cannot be written.
@@ -176,7 +176,7 @@ def salvage(old: Location, promotion: Promotion, directory: Path) -> Iterator[Di
         if any(directory.iterdir()):
             raise InvalidUsage(f"{directory} is not empty: give an empty directory, or a new one")
         client = Client(_UnheldTransport(old))
-        for shard in diverged(old, promotion):
+        for shard in find_diverged(old, promotion):
             yield shard if shard.dropped or shard.why else _write_updates(client, shard, directory)
     except OSError as error:
         raise InvalidUsage(f"{directory} cannot be written: {error.strerror or error}") from error

@@ -28,7 +28,7 @@ from persist.regions.region_index import (
     RegionEntry,
     RegionIndex,
     change_index,
-    presence,
+    probe_server,
 )
 
 log = logging.getLogger("persist.regions")
@@ -54,7 +54,7 @@ class OldHome:
                 f"it is unknown whether the home of region {of!r} is lost: give its servers (--home, or --index), or "
                 "its blob store (--home-blob); or --home-is-lost, if you know that it takes no writes any more"
             )
-        servers = [presence(url) for url in self.urls]
+        servers = [probe_server(url) for url in self.urls]
         answering = [str(server) for server in servers if not server.is_silent]
         if answering and self.blob is None:
             raise Conflict(
@@ -122,13 +122,13 @@ class Note:
         blob = self.location.blob
         earlier_try = promotion_to(blob, recovery.epoch)
         recorded = {} if earlier_try is None else earlier_try.shards
-        shards = {**kept_of(recovery), **{name: recorded[name] for name in begun if name in recorded}}
+        shards = {**kept_versions(recovery), **{name: recorded[name] for name in begun if name in recorded}}
         location_id = check_copy(self.location).decode("ascii", "replace")
         at_ms = self.location.clock.now_ms()
         write_promotion(blob, Promotion(location_id, recovery.epoch, self.region, self.of, at_ms, shards))
 
 
-def moved_home(path: str, of: str, servers: tuple[str, ...], epoch: int) -> RegionEntry:
+def record_new_home(path: str, of: str, servers: tuple[str, ...], epoch: int) -> RegionEntry:
     """Set in the index that region `of` is written at these servers from now on; returns its entry.
 
     Raises InvalidUsage, Corruption (the file is damaged), Conflict (it has a later epoch: this home would be
@@ -191,7 +191,7 @@ class Promotion:
         return self.shards.get(name)
 
 
-def kept_of(recovered: Recovered) -> dict[str, KeptVersion]:
+def kept_versions(recovered: Recovered) -> dict[str, KeptVersion]:
     """What a recovery recovers, by name."""
     return {
         shard.name: KeptVersion(

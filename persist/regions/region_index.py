@@ -387,7 +387,7 @@ class ServerPresence:
         return f"{self.url} ({self.why})"
 
 
-def presence(url: str, timeout_s: float = ANSWER_S) -> ServerPresence:
+def probe_server(url: str, timeout_s: float = ANSWER_S) -> ServerPresence:
     """Whether anything answers at a URL.
 
     Only a refused connection, an unreachable machine, and a timeout count as silence. A server with an untrusted

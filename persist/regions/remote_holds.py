@@ -240,7 +240,7 @@ class RegionHold:
         return {**fields, "silent_seconds": self.silent_s, "lapses_in_seconds": self.lapses_s}
 
 
-def held_by_regions(location: Location, region: str | None = None) -> Iterator[RegionHold]:
+def list_region_holds(location: Location, region: str | None = None) -> Iterator[RegionHold]:
     """The holds of regions, or of one, on the shards here, by name. Writes nothing. Raises Unavailable."""
     for name in location.all_names(with_dropped=False):
         machine = location.machine(name)
@@ -259,12 +259,12 @@ def held_by_regions(location: Location, region: str | None = None) -> Iterator[R
             )  # fmt: skip
 
 
-def let_go(location: Location, region: str) -> list[RegionHold]:
+def release_region_holds(location: Location, region: str) -> list[RegionHold]:
     """End every hold of this region; returns them. A live region takes them again when it reads next.
 
     Safe to repeat. Raises Unavailable, ReadOnly (another home has taken over).
     """
-    holds = list(held_by_regions(location, region))
+    holds = list(list_region_holds(location, region))
     for hold in holds:
         location.machine(hold.shard).apply(c.ExpireReader(hold.reader))
     return holds

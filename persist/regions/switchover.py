@@ -33,7 +33,7 @@ from persist.core.errors import Conflict, Corruption, InvalidUsage, Unavailable
 from persist.core.ids import LocationBinding
 from persist.formats.state_frames import decode_binding, encode_binding
 from persist.formats.store_errors import translated
-from persist.regions.divergence import diverged
+from persist.regions.divergence import find_diverged
 from persist.regions.failover import PREFIX, Note, Promotion, check_copy, promotion_to
 from persist.regions.replication import DELETED_AT_ONCE, Replicator
 
@@ -284,7 +284,7 @@ def demote(old: Location, new: Blob, promotion: Promotion, *, drop_diverged: boo
 
 
 def _check_nothing_alone(old: Location, promotion: Promotion) -> None:
-    names = [shard.name for shard in diverged(old, promotion)]
+    names = [shard.name for shard in find_diverged(old, promotion)]
     if names:
         raise Conflict(
             f"the old home has updates of {len(names)} shards that the new one lacks: "

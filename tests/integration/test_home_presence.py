@@ -14,7 +14,7 @@ import pytest
 
 from persist.core.errors import Conflict, Unavailable
 from persist.regions.failover import OldHome
-from persist.regions.region_index import RegionServer, presence
+from persist.regions.region_index import RegionServer, probe_server
 from tests.integration.test_http_security import certificate
 
 LONG_S = 60.0
@@ -68,7 +68,7 @@ ANSWERS: list[tuple[bytes, str]] = [
 def test_who_answers_anything_is_there(says: bytes, why: str) -> None:
     with somebody(says) as port:
         url = f"http://127.0.0.1:{port}"
-        found = presence(url, LONG_S)
+        found = probe_server(url, LONG_S)
         assert not found.is_silent
         assert why in found.why
         with pytest.raises(Conflict, match="answers at") as refused:
@@ -106,7 +106,7 @@ def test_a_connection_that_is_refused_is_silence(caplog: pytest.LogCaptureFixtur
 
 def test_no_answer_in_time_is_silence_and_is_told() -> None:
     with somebody(None) as port:
-        found = presence(f"http://127.0.0.1:{port}", SHORT_S)
+        found = probe_server(f"http://127.0.0.1:{port}", SHORT_S)
     assert (found.is_silent, found.why) == (True, "it did not answer within 0.2 s")
 
 

@@ -26,7 +26,7 @@ from persist.core.ids import LocationBinding
 from persist.formats.state_frames import encode_binding
 from persist.maintenance.publication_keeper import Published
 from persist.maintenance.publication_writer import PublishSettings
-from persist.regions.failover import HomeWatch, last_promotion, moved_home
+from persist.regions.failover import HomeWatch, last_promotion, record_new_home
 from persist.regions.region_index import IndexFile, read_index
 from rpc.cli.program import main, parser_for
 from rpc.settings import ServerSettings
@@ -490,7 +490,7 @@ def test_an_index_that_is_ahead_is_not_set_to_a_home_of_before(place: Place) -> 
     run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
     before = read_index(place.index)
     with pytest.raises(persist.Conflict, match="has epoch 3 for region 'eu', and this home has epoch 2"):
-        moved_home(place.index, "eu", ("http://us:8787",), 2)
+        record_new_home(place.index, "eu", ("http://us:8787",), 2)
     assert read_index(place.index) == before
 
 

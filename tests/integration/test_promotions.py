@@ -29,8 +29,8 @@ from persist.core.state import Policy
 from persist.maintenance.publication_keeper import Published
 from persist.maintenance.publication_writer import PublishSettings
 from persist.regions import switchover
-from persist.regions.divergence import Diverged, diverged, salvage
-from persist.regions.failover import OldHome, last_promotion, moved_home, promote
+from persist.regions.divergence import Diverged, find_diverged, salvage
+from persist.regions.failover import OldHome, last_promotion, promote, record_new_home
 from persist.regions.region_index import RegionIndex, write_index
 from persist.regions.replication import ReplicateSettings, Replicator
 from persist.regions.switchover import Switch, demote
@@ -327,9 +327,9 @@ def test_the_same_command_goes_on_once_it_has_ended(world: World, tmp_path: Path
         us.promote()
     index = str(tmp_path / "regions.json")
     write_index(index, RegionIndex({}))
-    moved_home(index, "eu", ("http://ap:1",), 3)
+    record_new_home(index, "eu", ("http://ap:1",), 3)
     with pytest.raises(Conflict, match="read-only"):
-        moved_home(index, "eu", ("http://us:1",), 2)
+        record_new_home(index, "eu", ("http://us:1",), 2)
 
 
 # --- what only the old home has
@@ -340,7 +340,7 @@ def told_of(world: World, region: Region, directory: Path | None = None) -> dict
     promotion = last_promotion(region.blob)
     assert promotion is not None
     old = world.home.process()
-    found = diverged(old, promotion) if directory is None else salvage(old, promotion, directory)
+    found = find_diverged(old, promotion) if directory is None else salvage(old, promotion, directory)
     return {one.name: one for one in found}
 
 
@@ -371,7 +371,7 @@ def test_a_second_home_hides_nothing_of_the_first_one(world: World, tmp_path: Pa
     assert promotion is not None
     with pytest.raises(Conflict, match="has updates of 1 shards"):
         demote(home.process(), ap.blob, promotion)
-    told = list(diverged(us.process(), promotion))
+    told = list(find_diverged(us.process(), promotion))
     assert [one.name for one in told] == (["a"] if second == "promoted" else [])
 
 

@@ -18,7 +18,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, mint
 from persist.maintenance.collector import Collector
 from persist.regions import remote_holds
-from persist.regions.remote_holds import IDLE_S, SILENT_MAX, HomeHolds, held_by_regions, let_go
+from persist.regions.remote_holds import IDLE_S, SILENT_MAX, HomeHolds, list_region_holds, release_region_holds
 from persist.regions.replication import ReplicateSettings, Replicator
 from tests.integration.test_regions import Place, rows
 from tests.support.clones import Shards
@@ -154,17 +154,17 @@ def test_without_a_link_reads_go_on_and_holds_come_back_with_it(held: Held) -> N
 def test_what_a_region_holds_is_shown_with_its_age_and_let_go() -> None:
     held = Held()
     location = held.machine.location  # which watches the shard
-    [hold] = held_by_regions(location)
+    [hold] = list_region_holds(location)
     assert (hold.shard, hold.region) == ("orders", "us")
     held.world.pass_ms(60_000)
-    [later] = held_by_regions(location, "us")
+    [later] = list_region_holds(location, "us")
     assert later.silent_s >= hold.silent_s + 60
     assert later.lapses_s <= hold.lapses_s - 60
-    assert not list(held_by_regions(location, "jp"))
-    assert not let_go(location, "jp")
-    assert [one.shard for one in let_go(location, "us")] == ["orders"]
+    assert not list(list_region_holds(location, "jp"))
+    assert not release_region_holds(location, "jp")
+    assert [one.shard for one in release_region_holds(location, "us")] == ["orders"]
     assert held.purposes() == []
-    assert not let_go(location, "us")
+    assert not release_region_holds(location, "us")
 
 
 def test_a_region_that_is_let_go_is_told_expired_or_goes_on_never_fewer_rows() -> None:
@@ -172,7 +172,7 @@ def test_a_region_that_is_let_go_is_told_expired_or_goes_on_never_fewer_rows() -
     before = held.there.snapshot().as_of
     shown = rows(held.there, before)
     location = held.world.machine().location
-    let_go(location, "us")
+    release_region_holds(location, "us")
     held.maintained()
     held.follow()
     with suppress(Expired):

@@ -25,7 +25,7 @@ from blob import private_files
 from persist.client.connect import AT_HOME
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.regions import region_index
-from persist.regions.failover import moved_home
+from persist.regions.failover import record_new_home
 from persist.regions.region_index import (
     IndexFile,
     IndexUrl,
@@ -35,7 +35,7 @@ from persist.regions.region_index import (
     decode_index,
     encode_index,
     index_json,
-    presence,
+    probe_server,
     read_index,
     write_index,
 )
@@ -225,7 +225,7 @@ def test_a_redirect_does_not_get_the_token(status: int, monkeypatch: pytest.Monk
             index.fetch()
         with pytest.raises(Unavailable, match="redirects elsewhere"):
             RegionServer(server.url, "pt_secret").ask()
-        assert not presence(server.url).is_silent, "who redirects is there"
+        assert not probe_server(server.url).is_silent, "who redirects is there"
         assert server.tokens == ["Bearer pt_secret", "Bearer pt_secret", None]
         assert elsewhere.tokens == []
 
@@ -461,7 +461,7 @@ def test_commands_at_once_change_one_index_and_none_is_lost(tmp_path: Path) -> N
 
     def promoted() -> int:
         begins.wait()
-        return moved_home(str(path), "eu", ("http://us:1",), 7).epoch
+        return record_new_home(str(path), "eu", ("http://us:1",), 7).epoch
 
     with ThreadPoolExecutor(len(names) + 2) as pool:
         set_them = [pool.submit(change, "set", name, "--write", f"http://{name}:1") for name in names]

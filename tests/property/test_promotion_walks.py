@@ -265,7 +265,7 @@ class Ending(Walk):
             client.shard(name).insert([{"k": "new", "v": -1}])
         promotion = last_promotion(self.regions.copy)
         assert promotion is not None
-        assert not list(divergence.diverged(home.process(), promotion))
+        assert not list(divergence.find_diverged(home.process(), promotion))
         demote(home.process(), self.regions.copy, promotion)
 
     def _dies_and_is_undone(self, switch: Switch, rivals: _Rivals) -> bool:
@@ -371,22 +371,22 @@ def never_looks_again(patch: pytest.MonkeyPatch) -> None:
 
 def salvages_what_is_listed_first(patch: pytest.MonkeyPatch) -> None:
     """Only shards that the new home has are looked at."""
-    whole = divergence.diverged
+    whole = divergence.find_diverged
 
     def first(old: Location, promotion: Promotion) -> Any:
         return (found for found in whole(old, promotion) if found.kept is not None)
 
-    patch.setattr(divergence, "diverged", first)
+    patch.setattr(divergence, "find_diverged", first)
 
 
 def notes_what_is_known(patch: pytest.MonkeyPatch) -> None:
     """The note tells where the shard resumed, not what it had."""
-    whole = failover.kept_of
+    whole = failover.kept_versions
 
     def resumed(found: recovery.Recovered) -> dict[str, KeptVersion]:
         return {name: KeptVersion(one.version, one.resumes, one.resumes) for name, one in whole(found).items()}
 
-    patch.setattr(failover, "kept_of", resumed)
+    patch.setattr(failover, "kept_versions", resumed)
 
 
 def compares_with_the_last_home(patch: pytest.MonkeyPatch) -> None:
