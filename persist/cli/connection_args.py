@@ -139,7 +139,7 @@ def connection_to(url: str, ca_file: str | None) -> Connection:
 
 
 def check_url(url: str) -> None:
-    """Raise InvalidUsage if it is no HTTP URL. The message redacts credentials in the URL."""
+    """Raise InvalidUsage if it is not an HTTP URL. The message redacts credentials in the URL."""
     if not url.lower().startswith(("http://", "https://")):
         raise InvalidUsage(f"--url is {without_secrets(url)!r:.200}; it must be http(s)://host:port, or use --dir")
 

@@ -193,7 +193,7 @@ def read_schema_file(path: str, key: list[str] | None) -> ShardSchema:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(SCHEMA_CHARS_MAX + 1)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
         raise InvalidUsage(f"the schema file {path!r} cannot be read: {reason}") from error
     if not text.lstrip().startswith("{"):
         return schema_of(read_columns(text), key)

@@ -183,7 +183,7 @@ def salvage(old: Location, promotion: Promotion, directory: Path) -> Iterator[Di
 
 
 class _UnheldTransport(EmbeddedTransport):
-    """Reads shards that were handed over without a lease, which their log does not take: nothing changes them."""
+    """Reads shards that were handed over, without a lease: their logs accept none, and nothing changes them."""
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY, by_names: bool = False) -> c.Result:
         state = self.location.machine(name).state()
