@@ -91,12 +91,12 @@ def disk_full(location: ReadOnlyLocation, limits: CheckThresholds) -> Iterator[D
     """The disks of stores on this machine. Other stores do not report their free space."""
     stores = [("the blob store", location.blob.url), ("the consensus store", location.consensus.url)]
     devices: dict[int, tuple[str, Path]] = {}
-    for what, url in stores:
+    for store, url in stores:
         path = path_of(url)
         if path is None or not path.exists():
             continue
         device = path.stat().st_dev
-        both = f"{devices[device][0]} and {what}" if device in devices else what
+        both = f"{devices[device][0]} and {store}" if device in devices else store
         devices[device] = (both, path)
     for what, path in devices.values():
         usage = shutil.disk_usage(path)

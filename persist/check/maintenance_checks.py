@@ -108,11 +108,11 @@ def log_long(shard: CheckedShard) -> Iterator[Diagnosis]:
     unneeded = int(horizon) - shard.log.first_seqno
     if unneeded < LOG_ENTRIES_LONG:
         return
-    whole = "" if shard.log.is_whole else "at least "
+    at_least = "" if shard.log.is_whole else "at least "
     yield diagnosis(
         "log-long",
         shard.name,
-        f"the log has {whole}{shard.log.entries:,} entries of {size(shard.log.bytes)}, and {unneeded:,} of them are "
+        f"the log has {at_least}{shard.log.entries:,} entries of {size(shard.log.bytes)}, and {unneeded:,} of them are "
         "not needed",
         cause="no collection is running: what left the shard remains in both stores",
         remedy="start maintenance: a server with maintenance, or persist maintain gc",

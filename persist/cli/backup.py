@@ -68,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_recovery(commands: Any) -> None:
-    what = "restart the logs of shards from the blob store, after the consensus store is lost"
-    recovery = add_subcommand(commands, "recover", what, _recover)
+    summary = "restart the logs of shards from the blob store, after the consensus store is lost"
+    recovery = add_subcommand(commands, "recover", summary, _recover)
     add_where(recovery)
     recovery.add_argument("--dry-run", action="store_true", help="only print what would be recovered")
     recovery.add_argument("--accept-loss", action="store_true", help="continue although newest versions are incomplete")
@@ -77,13 +77,13 @@ def _add_recovery(commands: Any) -> None:
         "--gap", type=int, default=GAP, metavar="N", help=f"times to skip after the last known one ({GAP})"
     )
     recovery.add_argument("--older-consensus", metavar="URL", help="an older copy of the lost store; it is only read")
-    what = "write the State of a shard as JSON, with the blobs that it names"
-    out = add_subcommand(commands, "export-state", what, _export_state)
+    summary = "write the State of a shard as JSON, with the blobs that it names"
+    out = add_subcommand(commands, "export-state", summary, _export_state)
     out.add_argument("name", metavar="NAME", help="the shard")
     add_where(out)
     out.add_argument("-o", "--out", metavar="FILE", help="the file; else standard output")
-    what = "create a shard from such a file, with copies of its blobs"
-    back = add_subcommand(commands, "import-state", what, _import_state)
+    summary = "create a shard from such a file, with copies of its blobs"
+    back = add_subcommand(commands, "import-state", summary, _import_state)
     back.add_argument("file", metavar="FILE")
     add_where(back)
     back.add_argument("--as", dest="as_name", required=True, metavar="NAME", help="the name of the new shard")

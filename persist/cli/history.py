@@ -154,8 +154,8 @@ def add_tag(parser: argparse.ArgumentParser) -> None:
     setting.add_argument("--keep", metavar="AGE", help="how long: 400d; default: until it is removed")
 
 
-def _subcommand(commands: Any, do: str, what: str) -> argparse.ArgumentParser:
-    parser = add_subcommand(commands, do, what, _run_tag)
+def _subcommand(commands: Any, do: str, summary: str) -> argparse.ArgumentParser:
+    parser = add_subcommand(commands, do, summary, _run_tag)
     parser.add_argument("name", metavar="NAME", help="the shard")
     return parser
 

@@ -197,8 +197,9 @@ def _import(
     verb = UPSERT if arguments.upsert else OVERWRITE if arguments.overwrite else INSERT
     column_names = columns_of(arguments.columns)
     shard, schema = _open_shard(client, arguments.name, new_schema)
-    columns = [FileColumns.of(source, schema, column_names, verb, bar) for source in sources]
-    reads = [FileReading(source, schema, taken, bar) for source, taken in zip(sources, columns, strict=True)]
+    reads = [
+        FileReading(source, schema, FileColumns.of(source, schema, column_names, verb, bar), bar) for source in sources
+    ]
     if shard is None:
         verified = 1 if sources[0].is_inferred_by_all else 0
         for read in reads[verified:]:  # validate all rows before the shard is created
@@ -536,12 +537,12 @@ def _print_result(result: dict[str, Any]) -> None:
         print(json.dumps(result), flush=True)
         return
     at = f"at time {result['time']}"
-    what = result["file"] if "file" in result else f"{len(result['files'])} files"
+    label = result["file"] if "file" in result else f"{len(result['files'])} files"
     rows = f"{result['rows']:,} row{'' if result['rows'] == 1 else 's'}"
     text = {"imported": f"{rows} {at}", ALREADY: f"{ALREADY}, {at}{_removed_text(result)}"}.get(
         result["done"], f"{rows}, nothing to do"
     )
-    print(f"{plain(what)}: {text}", flush=True)
+    print(f"{plain(label)}: {text}", flush=True)
 
 
 def _removed_text(result: dict[str, Any]) -> str:

@@ -59,7 +59,7 @@ class Server:
     def document(self, path: str, silent_s: float) -> Any:
         """The JSON at a path. `silent_s`: how long the server may pause. Raises as `ask` does."""
         try:
-            return json.loads(_whole(self._open(path, silent_s), "ask for fewer shards"))
+            return json.loads(_read_body(self._open(path, silent_s), "ask for fewer shards"))
         except (Broken, ValueError, RecursionError) as error:
             raise Unavailable(f"{self._url} is not a server of persist, or its answer was cut off") from error
 
@@ -81,7 +81,7 @@ class Server:
         raise Unavailable(f"{self._url} does not answer: {last_error}") from last_error
 
 
-def _whole(pieces: Iterator[bytes], remedy: str) -> bytes:
+def _read_body(pieces: Iterator[bytes], remedy: str) -> bytes:
     """Read a whole body. Raises InvalidUsage: it is longer than DOCUMENT_BYTES_MAX."""
     data = bytearray()
     for piece in pieces:
@@ -167,7 +167,7 @@ class ServerAnswer:
 
     def _read(self) -> dict[str, Any]:
         if self._document is None:
-            data = _whole(self._read_pieces(), "take --json")
+            data = _read_body(self._read_pieces(), "take --json")
             document = _parsed(data)
             if document is None and _BEGINS.match(data):
                 raise self._truncated_error()

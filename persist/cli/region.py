@@ -259,14 +259,14 @@ def _replicate(arguments: argparse.Namespace) -> int:
         if arguments.once:
             _show_round(replicator.round(whole=True))
             return 0
-        ended = threading.Event()
-        on_signals(ended.set)
+        stop = threading.Event()
+        on_signals(stop.set)
         while True:
             try:
                 _show_round(replicator.round())
             except (Unavailable, Overloaded) as error:  # retried in the next round
                 log.warning("nothing was copied: %s", error)
-            if ended.wait(settings.every_s):
+            if stop.wait(settings.every_s):
                 return 0
 
 

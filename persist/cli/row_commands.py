@@ -132,14 +132,14 @@ def run_tail(arguments: argparse.Namespace) -> int:
     if not 0 <= times <= TIMES_MAX:
         raise InvalidUsage(f"-n is {times}; it must be in [0, {TIMES_MAX}]")
     after = _after(arguments.as_of)
-    wanted, screen, ended = columns(arguments), Screen.of(sys.stdout, arguments.no_colour), Event()
+    wanted, screen, stop = columns(arguments), Screen.of(sys.stdout, arguments.no_colour), Event()
     if arguments.follow:
-        on_signals(ended.set)
+        on_signals(stop.set)
     with shard_of(arguments) as shard:
         start = _start_time(shard, times) if after is None else after
         until = None if arguments.follow else shard.upper()
         with shard.listen(start, until=until, where=arguments.where, columns=wanted, purpose="persist tail") as listen:
-            _show_tail(listen, screen, ended)
+            _show_tail(listen, screen, stop)
     return 0
 
 
@@ -156,11 +156,11 @@ def _start_time(shard: Shard, times: int) -> int:
     return max(start, view.since.element or -1)
 
 
-def _show_tail(listen: Listen, screen: Screen, ended: Event) -> None:
-    while not listen.done and not ended.is_set():
+def _show_tail(listen: Listen, screen: Screen, stop: Event) -> None:
+    while not listen.done and not stop.is_set():
         for event in listen.next_events(WAIT_S):
             show_changes(event.updates, screen)
-            if ended.is_set():
+            if stop.is_set():
                 return
 
 

@@ -526,8 +526,8 @@ def _arrow(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None,
             with pa.ipc.open_file(data) as reader:
                 if not reader.num_record_batches and _has_batches(source.path):
                     raise ValueError("it is damaged: its footer lists no batches, but it has some")
-                with pa.memory_map(source.path) as whole:  # a footer's offsets count from the start of its own file
-                    check_single_file("Arrow", whole.read_buffer(), _FILE_MARK, pa.ipc.open_file)
+                with pa.memory_map(source.path) as mapped:  # a footer's offsets count from the start of its own file
+                    check_single_file("Arrow", mapped.read_buffer(), _FILE_MARK, pa.ipc.open_file)
                 batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
                 yield from _numbered(source, batches, wanted, report, 0)
         else:

@@ -43,8 +43,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="do", required=True, metavar="SUBCOMMAND")
     subcommands = [add_subcommand(commands, "show", "show the columns", _columns)]
-    for verb, (what, options) in _CHANGES.items():
-        subcommands.append(add_subcommand(commands, verb, what, _columns))
+    for verb, (summary, options) in _CHANGES.items():
+        subcommands.append(add_subcommand(commands, verb, summary, _columns))
         for option in options:
             subcommands[-1].add_argument(f"--{option.replace('_', '-')}", **_OPTIONS[option])
     altering = add_subcommand(commands, "alter", "make several changes in one commit", _columns)
@@ -62,9 +62,9 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
     unique.add_argument("--unique", action="store_true", default=None, help="a key has at most one row at each time")
     unique.add_argument("--not-unique", action="store_false", dest="unique", help="a key may have several")
     columns = {"--not-null": "takes no nulls in new rows", "--allow-null": "takes nulls again"}
-    for option, what in columns.items():
+    for option, meaning in columns.items():
         parser.add_argument(
-            option, metavar="COLUMN", action="append", default=[], help=f"this column {what} (repeatable)"
+            option, metavar="COLUMN", action="append", default=[], help=f"this column {meaning} (repeatable)"
         )
     add_check_argument(parser)
     parser.add_argument(

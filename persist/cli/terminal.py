@@ -335,11 +335,11 @@ class ProgressBar:
         self._lock = threading.Lock()
         self._is_shown = False
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Report that `done` of `total` bytes of the shard or file `what` have been read."""
+    def __call__(self, name: str, done: int, total: int) -> None:
+        """Report that `done` of `total` bytes of the shard or file `name` have been read."""
         share = 1.0 if total <= 0 else min(1.0, done / total)
         filled = round(share * WIDTH)
-        line = f"{what[-40:]} [{'#' * filled}{'.' * (WIDTH - filled)}] {done / MIB:,.1f} of {total / MIB:,.1f} MiB"
+        line = f"{name[-40:]} [{'#' * filled}{'.' * (WIDTH - filled)}] {done / MIB:,.1f} of {total / MIB:,.1f} MiB"
         with self._lock:
             if share < 1:
                 self._out.write("\r" + line[:LINE_MAX].ljust(LINE_MAX))

@@ -302,7 +302,7 @@ class _BackupRun:
             with translated_but_missing():
                 data = self.blob.get(source)
         actual = size_and_crc(data)
-        if any(value not in (UNKNOWN, found) for value, found in zip(expected, actual, strict=True)):
+        if any(value not in (UNKNOWN, measured) for value, measured in zip(expected, actual, strict=True)):
             raise Corruption(f"the blob {key} is damaged: its checksum differs; `persist check` has remedies")
         if not is_stored:
             self.store.put(BLOBS + key, data)
@@ -312,10 +312,10 @@ class _BackupRun:
     @contextmanager
     def _renewing_holds(self) -> Iterator[None]:
         """Renew the holds, and the marker of the run, in the background."""
-        ended = threading.Event()
+        stop = threading.Event()
 
         def renew() -> None:
-            while not ended.wait(KEPT_EVERY_S):
+            while not stop.wait(KEPT_EVERY_S):
                 with self.lock:
                     actions = [self.run.beat, *(hold.lease.keep for hold in self.holds.values())]
                 for action in actions:
@@ -327,5 +327,5 @@ class _BackupRun:
         try:
             yield
         finally:
-            ended.set()
+            stop.set()
             keeper.join()

@@ -199,17 +199,17 @@ class _Restore:
 
     def check_free(self, wanted: Sequence[ShardBackup]) -> None:
         """Raise Conflict if a name has a log that this restore did not begin."""
-        taken = []
+        names_in_use = []
         for shard in wanted:
             name = self._request.as_name or shard.name
             with translated():
                 head = self._location.consensus.head(name)
             if head is not None and not self._location.versions.is_begun(replace(self._state(shard), name=name)):
-                taken.append(name)
-        if taken:
+                names_in_use.append(name)
+        if names_in_use:
             raise Conflict(
-                f"{len(taken)} of these names are, or were, in use in this location: {first_names(taken)}. "
-                "Restore them into another location, or leave them out"
+                f"{len(names_in_use)} of these names are, or were, in use in this location: "
+                f"{first_names(names_in_use)}. Restore them into another location, or leave them out"
             )
 
     def check_at(self, wanted: Sequence[ShardBackup]) -> None:

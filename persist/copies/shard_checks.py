@@ -167,8 +167,8 @@ class Replay:
         if self._is_over or (self._state is not None and logged.seqno > self._state.seqno):
             return  # the shard has changed meanwhile
         if self._last is None and self._state is not None and logged.seqno not in self._state.rollups:
-            what = f"the log begins at v{logged.seqno}, for which the shard names no rollup"
-            self._note(FaultKind.ROLLUP, what, "")
+            message = f"the log begins at v{logged.seqno}, for which the shard names no rollup"
+            self._note(FaultKind.ROLLUP, message, "")
         self._is_over = not self._follow(logged)
 
     def end(self) -> None:
@@ -205,8 +205,8 @@ class Replay:
         self._gone.update(change.gone)
         rollup_state = self._rollups.get(SeqNo(seqno))
         if replayed is not None and rollup_state is not None and replayed != rollup_state:
-            what = f"the rollup v{seqno} differs from the log: {_differing(replayed, rollup_state)}"
-            self._note(FaultKind.ROLLUP, what, self._keys[seqno])
+            message = f"the rollup v{seqno} differs from the log: {_differing(replayed, rollup_state)}"
+            self._note(FaultKind.ROLLUP, message, self._keys[seqno])
         self._replayed = rollup_state if replayed is None else replayed
         return True
 
@@ -238,8 +238,8 @@ class Replay:
             if rollup_state is None:
                 continue
             if (rollup_state.name, rollup_state.seqno) != (state.name, seqno):
-                what = f"the rollup v{seqno} holds v{rollup_state.seqno} of shard {rollup_state.name!r}"
-                self._note(FaultKind.ROLLUP, what, rollup.key)
+                message = f"the rollup v{seqno} holds v{rollup_state.seqno} of shard {rollup_state.name!r}"
+                self._note(FaultKind.ROLLUP, message, rollup.key)
                 continue
             readable[seqno], self._keys[seqno] = rollup_state, rollup.key
         return readable

@@ -173,8 +173,8 @@ def _check(facts: ShardFacts, depth: Depth, faults: Faults) -> None:
         facts.read_log(LOG_ENTRIES_READ_MAX)
         if facts.state is not None:
             faults.take(facts.faults)
-            for what in facts.log.wrong:
-                faults.note(FaultKind.LOG, what)
+            for problem in facts.log.wrong:
+                faults.note(FaultKind.LOG, problem)
             for key, size in _named_sizes(facts, faults).items():
                 facts.check_blob(key, size, faults)
         return
@@ -223,8 +223,8 @@ def _check_state(state: State, faults: Faults) -> None:
         invariants.check_state(state)
     except Corruption as error:
         faults.note(FaultKind.STATE, error.message)
-    for what, key in contradictions(state):
-        faults.note(FaultKind.STATE, what, key)
+    for problem, key in contradictions(state):
+        faults.note(FaultKind.STATE, problem, key)
 
 
 def _named_sizes(facts: ShardFacts, faults: Faults) -> dict[str, int | None]:
@@ -239,8 +239,8 @@ def _named_sizes(facts: ShardFacts, faults: Faults) -> dict[str, int | None]:
             faults.note(FaultKind.BUNDLE, named.error.message, part.key)
         if named.within is not None and named.within.id not in bundles:
             bundles.add(named.within.id)
-            for what, key in run_problems(named.listed):
-                faults.note(FaultKind.BUNDLE, what, key)
+            for problem, key in run_problems(named.listed):
+                faults.note(FaultKind.BUNDLE, problem, key)
     return sizes
 
 

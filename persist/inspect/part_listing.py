@@ -67,8 +67,8 @@ def parts_noting_faults(facts: ShardFacts, faults: Faults) -> Iterator[NamedPart
         if isinstance(error, Corruption):
             faults.note(FaultKind.BUNDLE, f"the bundle {part.id} cannot be read: {error.message}", part.key)
         elif error is not None and facts.is_named(part.key or ""):
-            what = f"the bundle {part.id} {NOT_THERE}, so that the parts in it are unknown"
-            faults.note(FaultKind.MISSING, what, part.key)
+            message = f"the bundle {part.id} {NOT_THERE}, so that the parts in it are unknown"
+            faults.note(FaultKind.MISSING, message, part.key)
         yield named
 
 
@@ -345,8 +345,8 @@ def _groups(location: ReadOnlyLocation, file: PartFile, faults: Faults, keys: Ke
                 data = b""
             if len(data) != chunk.size or zlib.crc32(data) != chunk.checksum:
                 end = chunk.start + chunk.size
-                what = f"bytes {chunk.start} to {end} of part {part.id} do not match their checksum"
-                faults.note(FaultKind.PART, what, part.key)
+                message = f"bytes {chunk.start} to {end} of part {part.id} do not match their checksum"
+                faults.note(FaultKind.PART, message, part.key)
                 sound = False
         yield RowGroupSummary(
             row_group=number,

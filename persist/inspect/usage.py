@@ -196,8 +196,8 @@ def _shard_usage(location: ReadOnlyLocation, name: str, stats: Iterable[BlobStat
     if stats is not None:
         facts.listed = {stat.key: stat for stat in stats}
     log = facts.read_log()
-    for what in log.wrong:
-        facts.faults.note(FaultKind.LOG, what)
+    for problem in log.wrong:
+        facts.faults.note(FaultKind.LOG, problem)
     sums: Rooms = defaultdict(lambda: NOTHING)
     left_at_by_key = facts.keys_left(Faults())
     readers = {} if facts.state is None else facts.state.leased_readers
