@@ -37,7 +37,7 @@ from persist.parts.prefetch import map_in_order
 
 VERSION: Literal[1] = 1  # of the JSON report
 READERS = 8  # shards that are checked concurrently
-TOLD_MAX = 10_000  # findings in one report; more are only counted
+FINDINGS_MAX = 10_000  # findings in one report; more are only counted
 _NAME = re.compile(r"[A-Za-z0-9._/-]*")
 
 Check = Callable[[CheckedShard], Iterator[Diagnosis]]
@@ -146,8 +146,10 @@ def make_report(
 ) -> Report:
     """Assemble a report, with its findings ranked."""
     findings = ranked(iter(issues))
-    excess = max(0, len(findings) - TOLD_MAX)
-    return Report("check", VERSION, instant(now_ms), pattern, location, shards, findings[:TOLD_MAX], left_out + excess)
+    excess = max(0, len(findings) - FINDINGS_MAX)
+    return Report(
+        "check", VERSION, instant(now_ms), pattern, location, shards, findings[:FINDINGS_MAX], left_out + excess
+    )
 
 
 def _check_one(

@@ -129,7 +129,7 @@ RACES_MANY = 20  # commits that lost a race
 RACES_PERCENT_MAX = 10  # of all attempts
 FAILURES_MANY = 5  # calls to a store that failed
 FAILURES_PERCENT_MAX = 1  # of all calls of that kind
-KEYS_TOLD_MAX = 3  # blobs that one sentence lists
+KEYS_SHOWN_MAX = 3  # blobs that one sentence lists
 _PERCENT = re.compile(r"[0-9]{1,3}")
 
 
@@ -229,7 +229,7 @@ def at(ms: int | None) -> str:
 
 def some(keys: Sequence[str]) -> str:
     """The first keys, and the number of the others."""
-    text, more = ", ".join(keys[:KEYS_TOLD_MAX]), len(keys) - KEYS_TOLD_MAX
+    text, more = ", ".join(keys[:KEYS_SHOWN_MAX]), len(keys) - KEYS_SHOWN_MAX
     return f"{text} and {more} more" if more > 0 else text
 
 

@@ -32,7 +32,7 @@ from persist.regions.remote_holds import PURPOSE as REGION
 
 
 DATA_FRAMES = "spark "  # purpose of PySpark reads: the end of a DataFrame is unknown, so that their leases lapse
-READERS_TOLD_MAX = 100  # of a shard, for one kind of finding
+READERS_SHOWN_MAX = 100  # of a shard, for one kind of finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,16 @@ def _cursors(state: State) -> list[tuple[CriticalReaderId, CriticalReader]]:
 
 
 def _holders(shard: CheckedShard, state: State) -> Iterator[_Holder]:
-    """The holders with the oldest since, at most READERS_TOLD_MAX of each kind."""
+    """The holders with the oldest since, at most READERS_SHOWN_MAX of each kind."""
     leased = [item for item in state.leased_readers.items() if not item[1].point and not item[1].since.is_empty]
-    for reader, lease in sorted(leased, key=lambda item: (item[1].since.element or 0, item[0]))[:READERS_TOLD_MAX]:
+    for reader, lease in sorted(leased, key=lambda item: (item[1].since.element or 0, item[0]))[:READERS_SHOWN_MAX]:
         yield _Holder(
             _reader_name(reader, lease),
             lease.since,
             f"it was opened {_opened(shard, reader)}",
             *_liveness_and_advice(shard, lease),
         )
-    for cursor, critical in _cursors(state)[:READERS_TOLD_MAX]:
+    for cursor, critical in _cursors(state)[:READERS_SHOWN_MAX]:
         yield _Holder(
             _cursor_name(state, cursor), critical.since, f"it was registered {_registered(int(critical.registered))}",
             "a critical reader holds history until it is moved or expired, whether it is used or not",
@@ -142,7 +142,7 @@ def gc_held(shard: CheckedShard) -> Iterator[Diagnosis]:
     """Readers of old versions: blobs that left the shard since then, and the log, are retained."""
     state = shard.known()
     readers = sorted(state.leased_readers.items(), key=lambda item: (item[1].seqno, item[0]))
-    for reader, lease in readers[:READERS_TOLD_MAX]:
+    for reader, lease in readers[:READERS_SHOWN_MAX]:
         began_ms = shard.log.walltimes.get(int(lease.seqno) + 1)
         if began_ms is None or shard.now_ms - began_ms < shard.limits.held_ms:
             continue

@@ -137,7 +137,7 @@ def _changes_rows(entry: HistoryEntry) -> bool:
 
 HELD_BYTES_MAX = 2 * 1024**3  # of rows of an upsert or an overwrite, which are held in memory
 ALREADY = "already imported"
-NAMES_TOLD = 20  # of files in the commit info; of commits that removed rows
+NAMES_SHOWN_MAX = 20  # of files in the commit info; of commits that removed rows
 ROUNDS_MAX = 1_000  # how often the import of one file can have been undone, each time by another commit
 
 
@@ -462,7 +462,7 @@ class Import:
                     yield table
 
         names = [read.source.argument for read in self.reads]
-        info: dict[str, Any] = {"imported": [os.path.basename(name)[:100] for name in names[:NAMES_TOLD]]}
+        info: dict[str, Any] = {"imported": [os.path.basename(name)[:100] for name in names[:NAMES_SHOWN_MAX]]}
         if self.verb == OVERWRITE:
             info[DIGEST] = self.digest
         try:
@@ -515,7 +515,7 @@ def _removed_by(fate: Fate) -> list[dict[str, Any]] | None:
     """The commits that may have removed rows; None: the history does not reach back to the import."""
     if not fate.is_known:
         return None
-    return [{"time": entry.lower, "operation": entry.operation} for entry in fate.removed_by[:NAMES_TOLD]]
+    return [{"time": entry.lower, "operation": entry.operation} for entry in fate.removed_by[:NAMES_SHOWN_MAX]]
 
 
 def _concatenate(tables: Iterator[pa.Table], reads: Sequence[FileReading]) -> pa.Table:

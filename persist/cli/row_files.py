@@ -67,7 +67,7 @@ CHUNK_BYTES = 1024 * 1024
 CSV_BLOCK_BYTES = 8 * 1024 * 1024  # also the largest size of a CSV row
 LINE_BYTES_MAX = 64 * 1024 * 1024  # of NDJSON
 BATCH_ROWS = 64 * 1024
-SAID_CHARS_MAX = 300
+REASON_CHARS_MAX = 300
 _EXTENSIONS = {
     ".csv": "csv", ".parquet": "parquet", ".pq": "parquet", ".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "ndjson",
     ".arrow": "arrow", ".arrows": "arrow", ".ipc": "arrow",
@@ -261,7 +261,7 @@ def _names(source: RowSource) -> tuple[str, ...] | None:
 def _error_text(error: Exception) -> str:
     """The message of an error on one line. Positions in a block, which msgspec reports, become names of columns."""
     text = _IN_BLOCK.sub(lambda match: f" in column {match[1]!r}" if match[1] else "", str(error))
-    return " ".join(text.split())[:SAID_CHARS_MAX] or type(error).__name__
+    return " ".join(text.split())[:REASON_CHARS_MAX] or type(error).__name__
 
 
 def first_bad(count: int, fails: Callable[[int], bool]) -> int:

@@ -42,7 +42,7 @@ from persist.formats.state_frames import (
 )
 from persist.formats.store_errors import read_or_none, translated
 
-MISSING_TOLD_MAX = 20  # keys that are reported for one shard
+MISSING_SHOWN_MAX = 20  # keys that are reported for one shard
 MINUTE_MS = 60_000
 VERSIONS_MAX = 100_000  # that are derived from one rollup, or read from one log
 
@@ -224,7 +224,7 @@ class BlobStoreScan:
                     dropped = state.is_closed or evidence.dropped
                     return ScannedShard(name, family, state, evidence.known, missing, tuple(problems), dropped)
                 if not is_reported:
-                    missing, is_reported = tuple(missing_now[:MISSING_TOLD_MAX]), True
+                    missing, is_reported = tuple(missing_now[:MISSING_SHOWN_MAX]), True
             if from_rollup and versions:
                 limit = base.seqno
         is_unproven = not name and not evidence.changes and evidence.rollups.keys() == evidence.unsettled.keys()

@@ -34,7 +34,7 @@ from persist.core.transitions.audit_recording import is_maintenance
 from persist.parts import TIME
 from persist.regions.failover import KeptVersion, Promotion, promotions_in
 
-UNTOLD = frozenset({"hand_over", "take_back"})  # operations that only concern which home it is
+HOME_OPERATIONS = frozenset({"hand_over", "take_back"})  # operations that only concern which home it is
 NAME_MAX = 200  # characters of a file's name, without its extension
 
 
@@ -160,7 +160,9 @@ def _is_more(state: State, kept: KeptVersion) -> bool:
         return True
     later = [record for seqno, record in state.entries.items() if seqno > kept.version]
     has_other_entry = any(
-        not is_maintenance(entry) and entry.operation not in UNTOLD for record in later for entry in record.entries
+        not is_maintenance(entry) and entry.operation not in HOME_OPERATIONS
+        for record in later
+        for entry in record.entries
     )
     return has_other_entry or any(file.last > kept.version for file in state.files_of(ENTRIES))
 

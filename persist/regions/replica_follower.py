@@ -37,8 +37,8 @@ from persist.parts.read_plan import read_bundle
 
 # Which blobs of a version exist, in a copy that fills in any order, late, and with gaps.
 
-ASKED_ONE_BY_ONE_MAX = 20  # blobs; for more of them the keys of the shard are listed
-LACKING_TOLD_MAX = 20
+SINGLE_LOOKUPS_MAX = 20  # blobs; for more of them the keys of the shard are listed
+MISSING_SHOWN_MAX = 20
 
 
 class Sizes(Mapping[str, int]):
@@ -85,7 +85,7 @@ class BlobPresence:
         for part in parts:
             if part.bundle is not None and part.key not in missing:
                 missing |= self._missing_inside(part)
-        return sorted(missing)[:LACKING_TOLD_MAX]
+        return sorted(missing)[:MISSING_SHOWN_MAX]
 
     def keep(self, state: State) -> None:
         """Forget blobs that this version does not name."""
@@ -104,7 +104,7 @@ class BlobPresence:
             return set()
         sizes: dict[str, int] = {}
         with translated():
-            if len(named) > ASKED_ONE_BY_ONE_MAX:
+            if len(named) > SINGLE_LOOKUPS_MAX:
                 for prefix in {shard_of(key) for key in named}:
                     sizes |= {stat.key: stat.size for stat in self._blob.list(f"{prefix}/")}
             else:

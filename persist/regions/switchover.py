@@ -47,7 +47,7 @@ from persist.regions.replication import DELETED_AT_ONCE, Replicator
 
 AT_ONCE = 8  # shards that are handed over concurrently
 ARRIVES_S = 600.0  # the longest wait for the copy
-LOOK_S = 1.0
+POLL_S = 1.0
 
 ReportStep = Callable[[str], object]  # called with a sentence for each step
 
@@ -168,13 +168,13 @@ class Switch:
     def _wait_until_arrived(self, names: frozenset[str], epoch: int, sleep: Callable[[float], object]) -> None:
         """Wait until the copy has every shard as it was handed over."""
         lacking = names
-        for _ in range(int(ARRIVES_S / LOOK_S)):
+        for _ in range(int(ARRIVES_S / POLL_S)):
             self._replicate()
             preview = plan(self.copy)
             lacking = names - {shard.name for shard in preview.shards if shard.is_whole and shard.handed_over == epoch}
             if not lacking:
                 return
-            sleep(LOOK_S)
+            sleep(POLL_S)
         raise Unavailable(
             f"the copy was not complete within {ARRIVES_S:.0f} s after home had handed over "
             f"({first_names(sorted(lacking))}): repeat the switchover, or undo it by --undo"

@@ -451,7 +451,7 @@ def test_a_shard_that_was_handed_over_and_did_not_arrive_is_told(
     world.begin(a=3)
     home.write("a")
     with monkeypatch.context() as patch, suppress(Dies):
-        patch.setattr(Switch, "_arrived", lambda switch, names, epoch, sleep: (_ for _ in ()).throw(Dies))
+        patch.setattr(Switch, "_wait_until_arrived", lambda switch, names, epoch, sleep: (_ for _ in ()).throw(Dies))
         us.switch(home.process(), None).run(sleep=world.sleep)
     us.promote()
     found = told_of(world, us, tmp_path / "files")["a"]

@@ -434,7 +434,7 @@ def test_what_is_refused_writes_nothing(world: World, row: str) -> None:
 
 def test_an_empty_store_is_no_older_copy(world: World) -> None:
     publish(world)
-    with pytest.raises(InvalidUsage, match="mem:nothing is no copy of a consensus store of"):
+    with pytest.raises(InvalidUsage, match="mem:nothing is not a copy of a consensus store of"):
         plan(empty(world), RecoveryRequest(older=MemoryConsensus("mem:nothing")))
 
 

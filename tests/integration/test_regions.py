@@ -261,7 +261,7 @@ def test_who_has_read_a_later_version_is_not_shown_an_earlier_one(place: Place) 
     place.replicate()
     place.world.pass_ms(1_000)
     newest = place.region.machine("orders").refresh()
-    behind.follower.look = lambda *, now=False: None  # type: ignore[method-assign]
+    behind.follower.poll = lambda *, now=False: None  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match="the caller has read"):
         behind.machine("orders").check_seen(
             behind.machine("orders").refresh(), SeenVersion(newest.seqno, newest.commit_id)

@@ -96,12 +96,12 @@ def test_most_walks_read_something() -> None:
 
 def accepts_incomplete(patch: pytest.MonkeyPatch) -> None:
     """A version is shown before all of its blobs have come."""
-    patch.setattr(BlobPresence, "lacking", lambda self, state: [])
+    patch.setattr(BlobPresence, "missing", lambda self, state: [])
 
 
 def trusts_bundles(patch: pytest.MonkeyPatch) -> None:
     """What bundles list is taken for there."""
-    patch.setattr(BlobPresence, "_inside", lambda self, part: set())
+    patch.setattr(BlobPresence, "_missing_inside", lambda self, part: set())
 
 
 def looks_for_rollups_once(patch: pytest.MonkeyPatch) -> None:
