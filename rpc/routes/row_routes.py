@@ -241,7 +241,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 class _Place:
     """Where a stream begins: a frontier, and for a resumed stream what was read until then.
 
-    `shard` is its incarnation; None: a new stream, for whichever shard has the name.
+    `shard` is its incarnation; None: a new stream, of the current incarnation.
     """
 
     frontier: Antichain
