@@ -232,4 +232,4 @@ def test_maintenance_that_was_killed_is_started_again(tmp_path: Path) -> None:
     process.terminate()
     _, said = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, said
-    assert b"maintenance ended; it is started again" in said
+    assert b"maintenance ended; it is restarted" in said
