@@ -1,7 +1,7 @@
 """persist: durable, definite time-varying collections for PySpark on blob storage and a compare-and-set log.
 
-`persist.connect(url)` gives a `Client`, which creates and opens a `Shard`; every public name is an attribute of this
-package. A name is loaded when it is first asked for, so that `import persist` loads neither Arrow nor a store.
+`persist.connect(url)` returns a `Client`, which creates and opens a `Shard`; every public name is an attribute of this
+package. A name is loaded on first use, so `import persist` loads neither Arrow nor a store.
 """
 
 from __future__ import annotations
@@ -61,59 +61,33 @@ __all__ += ["ShardsDropped", "ErasureStatus", "ColumnRun", "Subscription", "Scan
 __all__ += ["Edited", "Merge", "source", "target", "Optimized", "Vacuumed"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
-__all__ += [
-    "Forbidden",
-    "ReadOnly",
-    "Conflict",
-    "UpperMismatch",
-    "OpaqueMismatch",
-    "AttributeMismatch",
-    "SchemaMismatch",
-]
+__all__ += ["Forbidden", "ReadOnly", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch"]
+__all__ += ["SchemaMismatch"]
 __all__ += ["Expired", "NotReadable", "Overloaded", "Unavailable", "Indeterminate", "UpgradeNeeded", "Corruption"]
 __all__ += ["TokenReused", "OutcomeForgotten", "HistoryLost", "ConstraintViolated", "NotComplete"]
 __all__ += ["__version__"]
 
-# Where names live, in the order in which they are looked for: what needs Arrow comes last.
-_HOMES = ["core.errors", "core.frontier", "core.attribute", "core.ids", "core.commands", "client.connect"]
-_HOMES += [
-    "client.pipelined",
-    "client.listen",
-    "client.write",
-    "client.history_api",
-    "client.snapshot",
-    "client.contents_diff",
-]
-_HOMES += [
-    "client.rewrites",
-    "client.rewrites",
-    "client.stream_cuts",
-    "client.stream_cuts",
-    "client.row_retention",
-    "client.erasure_api",
-]
-_HOMES += [
-    "client.retention_kinds",
-    "client.shard_listing",
-    "client.maintaining",
-    "client.read_api",
-    "client.optimistic_edit",
-]
-_HOMES += ["client.merge", "client.shard", "attributes", "client.scan"]
+# The modules of these names, in the order in which they are searched: modules that load Arrow come last.
+_MODULES = (
+    "core.errors", "core.frontier", "core.attribute", "core.ids", "core.commands", "client.connect",
+    "client.pipelined", "client.listen", "client.write", "client.history_api", "client.snapshot",
+    "client.contents_diff", "client.rewrites", "client.stream_cuts", "client.row_retention",
+    "client.erasure_api", "client.retention_kinds", "client.shard_listing", "client.maintaining",
+    "client.read_api", "client.optimistic_edit", "client.merge", "client.shard", "attributes", "client.scan",
+)  # fmt: skip
 
-
-# A program that configures no logs is told by errors alone. Without this Python shows it each warning, too.
+# Without this, Python prints each warning in a program that configures no logging.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def _check_neighbours() -> None:
-    """Raise ImportError if a file of the user's own hides one of the packages that belong to this one."""
+    """Raise ImportError if a module of the user hides one of the packages that belong to this one."""
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     for name in ("blob", "consensus", "rpc", "compactor"):
         spec = PathFinder.find_spec(name)
-        found = None if spec is None else spec.origin
-        if found is not None and not os.path.abspath(found).startswith(os.path.join(home, name) + os.sep):
-            raise ImportError(f"{found} hides the package {name!r} of persist: rename it, or run Python elsewhere")
+        origin = None if spec is None else spec.origin
+        if origin is not None and not os.path.abspath(origin).startswith(os.path.join(home, name) + os.sep):
+            raise ImportError(f"{origin} hides the package {name!r} of persist: rename it, or run Python elsewhere")
 
 
 _check_neighbours()
@@ -122,14 +96,14 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":
-            found = _version()
+            value = _version()
         elif name in __all__:
-            homes = (importlib.import_module(f"persist.{home}") for home in _HOMES)
-            found = next(vars(home)[name] for home in homes if name in vars(home))
+            modules = (importlib.import_module(f"persist.{module}") for module in _MODULES)
+            value = next(vars(module)[name] for module in modules if name in vars(module))
         else:
             raise AttributeError(f"module 'persist' has no attribute {name!r}")
-        globals()[name] = found
-        return found
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

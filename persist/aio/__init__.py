@@ -1,4 +1,4 @@
-"""persist for asyncio: the same handles, whose methods are awaited. They run on a bounded pool of threads.
+"""persist for asyncio: the same handles with awaited methods, which run on a bounded pool of threads.
 
     async with persist.aio.connect("http://host:8787") as client:
         shard = await client.shard("orders")
@@ -7,8 +7,8 @@
         async for event in shard.listen(0):
             ...
 
-A task that is cancelled gives its answer up. A call that has not begun never will. What became of a write that had is
-not known then, as after Indeterminate: repeat it with its token. Handles go on unharmed.
+A cancelled task loses the result of its call. A call that has not started never runs. The outcome of a write that has
+started is unknown, as after Indeterminate: repeat it with its token. Handles stay usable.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from persist.client.commit_info import HistoryEntry, Info
 from persist.client.connect import Client
 from persist.client.contents_diff import Changes
 from persist.client.erasure_api import ErasureStatus
-from persist.client.history_api import Past, ShardTag
+from persist.client.history_api import HistoryMethods, ShardTag
 from persist.client.listen import Listen, ListenEvent
 from persist.client.maintaining import Optimized, Vacuumed
 from persist.client.merge import Condition, Merge
 from persist.client.optimistic_edit import Edited
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
-from persist.client.read_api import Key
+from persist.client.read_api import Key, Subscription
 from persist.client.read_leases import CriticalReaderHandle, ReadLease
 from persist.client.rewrites import Restored, Truncated
 from persist.client.row_retention import RetentionRun, RowRetention
@@ -56,13 +56,13 @@ __all__ = [
     "connect",
 ]
 
-class AsyncAttributes(AsyncHandle[Attributes]):
+class AsyncAttributes(AsyncHandle[Attributes], below=Attributes):
     async def get(self, key: object) -> int | None: ...
     async def get_many(self, keys: Iterable[K]) -> dict[K, int | None]: ...
     def scan(self, lower: object = None, upper: object = None) -> Steps[tuple[AttributeKey, int]]: ...
     async def update(self, updates: AttributeUpdates, *, token: Token | None = None) -> None: ...
 
-class AsyncChanges(AsyncHandle[Changes]):
+class AsyncChanges(AsyncHandle[Changes], below=Changes):
     @property
     def end(self) -> int: ...
     @property
@@ -87,7 +87,7 @@ class AsyncChanges(AsyncHandle[Changes]):
     async def to_polars(self) -> Any: ...
     def with_timeout(self, timeout_s: float) -> Self: ...
 
-class AsyncClient(AsyncHandle[Client]):
+class AsyncClient(AsyncHandle[Client], below=Client):
     def clone(
         self,
         source: str,
@@ -135,7 +135,7 @@ class AsyncClient(AsyncHandle[Client]):
     ) -> CutTruncated: ...
     def with_timeout(self, timeout_s: float) -> Self: ...
 
-class AsyncCriticalReader(AsyncHandle[CriticalReaderHandle]):
+class AsyncCriticalReader(AsyncHandle[CriticalReaderHandle], below=CriticalReaderHandle):
     @property
     def cursor(self) -> str: ...
     @property
@@ -147,7 +147,7 @@ class AsyncCriticalReader(AsyncHandle[CriticalReaderHandle]):
     ) -> Antichain: ...
     async def expire(self) -> None: ...
 
-class AsyncListen(AsyncHandle[Listen]):
+class AsyncListen(AsyncHandle[Listen], below=Listen):
     @property
     def frontier(self) -> Antichain: ...
     @property
@@ -159,7 +159,7 @@ class AsyncListen(AsyncHandle[Listen]):
     def next_events(self, timeout_s: float) -> Steps[ListenEvent]: ...
     def with_timeout(self, timeout_s: float) -> Self: ...
 
-class AsyncMerge(AsyncHandle[Merge]):
+class AsyncMerge(AsyncHandle[Merge], below=Merge):
     async def execute(
         self,
         *,
@@ -176,7 +176,7 @@ class AsyncMerge(AsyncHandle[Merge]):
         self, values: Mapping[str, Any] | None = None, condition: Condition = None
     ) -> AsyncMerge: ...
 
-class AsyncPipelinedWriter(AsyncHandle[PipelinedWriter]):
+class AsyncPipelinedWriter(AsyncHandle[PipelinedWriter], below=PipelinedWriter):
     @property
     def name(self) -> str: ...
     async def abandon(self) -> None: ...
@@ -187,7 +187,7 @@ class AsyncPipelinedWriter(AsyncHandle[PipelinedWriter]):
     async def flush(self) -> None: ...
     def with_timeout(self, timeout_s: float) -> Self: ...
 
-class AsyncReadLease(AsyncHandle[ReadLease]):
+class AsyncReadLease(AsyncHandle[ReadLease], below=ReadLease):
     @property
     def reader(self) -> ReaderId: ...
     @property
@@ -203,7 +203,7 @@ class AsyncReadLease(AsyncHandle[ReadLease]):
     async def renew(self) -> None: ...
     def with_timeout(self, timeout_s: float) -> Self: ...
 
-class AsyncShard(AsyncHandle[Shard]):
+class AsyncShard(AsyncHandle[Shard], below=Shard):
     @property
     def name(self) -> str: ...
     async def add_column(
@@ -230,7 +230,7 @@ class AsyncShard(AsyncHandle[Shard]):
         start: int | datetime,
         end: int | datetime | None = None,
         *,
-        other: Past | None = None,
+        other: HistoryMethods | None = None,
         num_splits: int = 1,
         columns: Sequence[str] | None = None,
         wait_s: float = 60.0,
@@ -454,7 +454,7 @@ class AsyncShard(AsyncHandle[Shard]):
     async def widen_column(self, name: str, kind: pa.DataType) -> ShardSchema: ...
     def with_timeout(self, timeout_s: float) -> Self: ...
 
-class AsyncSnapshot(AsyncHandle[Snapshot]):
+class AsyncSnapshot(AsyncHandle[Snapshot], below=Snapshot):
     @property
     def as_of(self) -> int: ...
     @property
@@ -475,11 +475,11 @@ class AsyncSnapshot(AsyncHandle[Snapshot]):
     async def to_polars(self) -> Any: ...
     def with_timeout(self, timeout_s: float) -> Self: ...
 
-class AsyncSubscription(AsyncListen):
+class AsyncSubscription(AsyncListen, below=Subscription):
     @property
     def as_of(self) -> int: ...
 
-class AsyncWriter(AsyncHandle[CheckedWriter]):
+class AsyncWriter(AsyncHandle[CheckedWriter], below=CheckedWriter):
     @property
     def caller(self) -> Caller: ...
     @property

@@ -25,69 +25,54 @@ from persist.client.snapshot import ReadLease, Snapshot
 from persist.client.unique_insert import CheckedWriter
 from persist.core.errors import InvalidUsage, Overloaded, Unavailable
 
-LISTEN_WAIT_S = 5.0  # one wait of a listener; then another one has its thread
+LISTEN_WAIT_S = 5.0  # the longest wait of a listener before it gives its thread to another one
 
 
-class AsyncAttributes(AsyncHandle[Attributes]):
+class AsyncAttributes(AsyncHandle[Attributes], below=Attributes):
     """As `persist.Attributes`."""
 
-    below: ClassVar[type[Any]] = Attributes
 
-
-class AsyncSnapshot(AsyncHandle[Snapshot]):
+class AsyncSnapshot(AsyncHandle[Snapshot], below=Snapshot):
     """As `persist.Snapshot`: `await shard.snapshot().to_arrow()`, or `async with shard.snapshot() as snapshot`."""
 
-    below: ClassVar[type[Any]] = Snapshot
 
-
-class AsyncChanges(AsyncHandle[Changes]):
+class AsyncChanges(AsyncHandle[Changes], below=Changes):
     """As `persist.Changes`."""
 
-    below: ClassVar[type[Any]] = Changes
 
-
-class AsyncReadLease(AsyncHandle[ReadLease]):
+class AsyncReadLease(AsyncHandle[ReadLease], below=ReadLease):
     """As `persist.ReadLease`."""
 
-    below: ClassVar[type[Any]] = ReadLease
 
-
-class AsyncCriticalReader(AsyncHandle[CriticalReaderHandle]):
+class AsyncCriticalReader(AsyncHandle[CriticalReaderHandle], below=CriticalReaderHandle):
     """As `persist.CriticalReaderHandle`."""
 
-    below: ClassVar[type[Any]] = CriticalReaderHandle
 
-
-class AsyncWriter(AsyncHandle[CheckedWriter]):
+class AsyncWriter(AsyncHandle[CheckedWriter], below=CheckedWriter):
     """As `persist.WriteHandle`."""
 
-    below: ClassVar[type[Any]] = CheckedWriter
 
-
-class AsyncPipelinedWriter(AsyncHandle[PipelinedWriter]):
-    """As `persist.PipelinedWriter`. `async with` flushes it, but where it is left by an error."""
-
-    below: ClassVar[type[Any]] = PipelinedWriter
+class AsyncPipelinedWriter(AsyncHandle[PipelinedWriter], below=PipelinedWriter):
+    """As `persist.PipelinedWriter`. `async with` flushes it at its end, unless an error ends the block."""
 
     async def _end(self, kind: type[BaseException] | None) -> None:
         await self._ask(methodcaller("close" if kind is None else "abandon"))
 
 
-class AsyncListen(AsyncHandle[Listen]):
-    """As `persist.Listen`: `async for event in shard.listen(0)`. One task at a time goes on with it.
+class AsyncListen(AsyncHandle[Listen], below=Listen):
+    """As `persist.Listen`: `async for event in shard.listen(0)`. Only one task at a time may iterate it.
 
-    Its hold is given back at its end, when the loop is left, and when it is closed. A task that is cancelled while it
-    waits loses no event, and leaves the hold: another loop goes on. Use it in an `async with` to give the hold back
-    then.
+    Its hold is released at its end, when the loop is left, and when it is closed. A task that is cancelled while it
+    waits loses no event and keeps the hold, so another loop can continue. With `async with` the hold is released at
+    the end of the block.
     """
 
-    below: ClassVar[type[Any]] = Listen
     iterators_wait: ClassVar[bool] = True
 
     def __init__(self, threads: Threads, opener: Callable[[], Any]) -> None:
         super().__init__(threads, opener)
         self._step: Future[ListenEvent | None] | None = None
-        self._events: Any = None  # what `Listen.next_events` has begun to give
+        self._events: Any = None  # the events of the `Listen.next_events` call under way
 
     async def __aiter__(self) -> AsyncGenerator[ListenEvent, None]:
         listen = await self._ready()
@@ -100,14 +85,14 @@ class AsyncListen(AsyncHandle[Listen]):
         except GeneratorExit:
             await self.close()
             raise
-        except (Unavailable, Overloaded):  # nothing is lost: another loop goes on from there
+        except (Unavailable, Overloaded):  # nothing is lost: another loop can continue
             raise
         except Exception:
             await self.close()
             raise
 
     async def close(self) -> None:
-        """Give the hold back, after the wait that is under way, if there is one. Repeating it is safe."""
+        """Release the hold, after the wait that is under way, if there is one. Repeating it is safe."""
         if not self._is_open:
             return
         step, listen = self._step, await self._ready()
@@ -120,7 +105,7 @@ class AsyncListen(AsyncHandle[Listen]):
         await self.close()
 
     async def _next(self, listen: Listen) -> ListenEvent | None:
-        """The next event; None where none came for a while. Cancelled, it is there for the next call."""
+        """The next event; None if none came for a while. If the task is cancelled, the next call returns it."""
         if self._step is None:
             self._step = self._threads.submit(partial(self._take, listen), waits=True)
         step = self._step
@@ -129,7 +114,7 @@ class AsyncListen(AsyncHandle[Listen]):
         except Exception:
             self._step = None
             raise
-        self._step = None  # and not where this task was cancelled: then nobody has the event yet
+        self._step = None  # not if this task was cancelled: then the event is not delivered yet
         return event
 
     def _take(self, listen: Listen) -> ListenEvent | None:
@@ -146,31 +131,23 @@ class AsyncListen(AsyncHandle[Listen]):
         return event
 
 
-class AsyncSubscription(AsyncListen):
+class AsyncSubscription(AsyncListen, below=Subscription):
     """As `persist.Subscription`: `async for event in shard.subscribe()`, as `AsyncListen` says."""
 
-    below: ClassVar[type[Any]] = Subscription
 
-
-class AsyncMerge(AsyncHandle[Merge]):
+class AsyncMerge(AsyncHandle[Merge], below=Merge):
     """As `persist.Merge`: `await shard.merge(rows).when_matched_update().execute()`."""
 
-    below: ClassVar[type[Any]] = Merge
+
+class AsyncShard(AsyncHandle[Shard], below=Shard):
+    """As `persist.Shard`, with awaited methods. `settings`, a property there, is a method here."""
 
 
-class AsyncShard(AsyncHandle[Shard]):
-    """As `persist.Shard`, whose methods are awaited. `settings`, a property there, is a method here."""
-
-    below: ClassVar[type[Any]] = Shard
-
-
-class AsyncClient(AsyncHandle[Client]):
-    """As `persist.Client`, whose methods are awaited. `close` ends its threads, too."""
-
-    below: ClassVar[type[Any]] = Client
+class AsyncClient(AsyncHandle[Client], below=Client):
+    """As `persist.Client`, with awaited methods. `close` also ends its threads."""
 
     async def close(self) -> None:
-        """As `persist.Client.close`; then its threads end, once what they do has ended. Raises nothing."""
+        """As `persist.Client.close`; then its threads end once their calls have returned. Raises nothing."""
         if self._is_open and self._opener is not _refused:
             client, self._opener = await self._ready(), _refused
             await self._threads.run(client.close)
@@ -185,13 +162,13 @@ async def _refused() -> Any:
 
 
 def connect(url: str | None = None, *, threads: int = THREADS, **settings: Any) -> AsyncClient:
-    """An asynchronous client of the shards at a place: `client = await persist.aio.connect(url)`, or `async with`.
+    """Open an asynchronous client: `client = await persist.aio.connect(url)`, or `async with`.
 
     Args:
         url: as `persist.connect` says.
-        threads: so many calls run at once, in [1, 1024]; others wait for their turn.
+        threads: the number of calls that run at once, in [1, 1024]; others wait for a free thread.
         settings: as `persist.connect` says.
-    Raises: InvalidUsage (`threads` is no such number), and when it is awaited what `persist.connect` does.
+    Raises: InvalidUsage (`threads` is out of range); when awaited, what `persist.connect` raises.
     """
     pool = Threads(threads)
 

@@ -1,9 +1,9 @@
-"""What all asynchronous handles have in common: a handle of `persist` whose methods are awaited.
+"""The base of all asynchronous handles: each wraps a synchronous handle of `persist`, whose methods it awaits.
 
-A handle is opened when it is awaited, or when its first method is. So `await client.shard("orders")` and
-`await client.shard("orders").insert(rows)` both do what they look like.
+A handle is opened when it is awaited, or by its first method call. So both `await client.shard("orders")` and
+`await client.shard("orders").insert(rows)` work.
 
-A subclass gets the methods of the handle below when it is defined, but for those that it defines itself. Their types
+A subclass gets the methods of the wrapped class when it is defined, except those that it defines itself. Their types
 are in `__init__.pyi`, which is generated.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from persist.aio.threads import Threads
 
-# Properties that ask no store; one that does is a method here.
+# Properties that need no store call; any other property is a method here.
 AT_HAND = frozenset({"schema", "done", "acknowledged", "transport"})
 _R = TypeVar("_R")
 _T = TypeVar("_T")
@@ -28,15 +28,16 @@ _NOT_OPEN = object()
 
 
 class AsyncHandle(Generic[_T]):
-    """An asynchronous handle; use it on one event loop. Its methods are those of the handle below, awaited."""
+    """An asynchronous handle, for use on one event loop. Its methods are those of the wrapped handle, awaited."""
 
-    below: ClassVar[type[Any]]  # the class of the handle below
-    iterators_wait: ClassVar[bool] = False  # a step of an iterator may wait for something to come
-    kinds: ClassVar[dict[str, type[AsyncHandle[Any]]]] = {}  # by the name of the class below
+    below: ClassVar[type[Any]]  # the wrapped class
+    iterators_wait: ClassVar[bool] = False  # whether a step of an iterator may wait for new data
+    kinds: ClassVar[dict[str, type[AsyncHandle[Any]]]] = {}  # by the name of the wrapped class
 
-    def __init_subclass__(cls) -> None:
-        AsyncHandle.kinds[cls.below.__name__] = cls
-        for name, member in _public_members(cls.below).items():
+    def __init_subclass__(cls, below: type[Any]) -> None:
+        cls.below = below
+        AsyncHandle.kinds[below.__name__] = cls
+        for name, member in _public_members(below).items():
             if getattr(cls, name, None) is None:
                 setattr(cls, name, _async_member(name, member))
 
@@ -67,7 +68,7 @@ class AsyncHandle(Generic[_T]):
     if not TYPE_CHECKING:  # an unknown name is an error of types
 
         def __getattr__(self, name: str) -> Any:
-            """What the handle below has at hand, once it is open."""
+            """An attribute of the wrapped handle, available once it is open."""
             if name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
             if self._handle is _NOT_OPEN:
@@ -79,13 +80,13 @@ class AsyncHandle(Generic[_T]):
         return self._handle is not _NOT_OPEN
 
     async def _end(self, kind: type[BaseException] | None) -> None:
-        """What the end of an `async with` does."""
+        """Runs at the end of an `async with` block."""
         close = getattr(self._handle, "close", None)
         if close is not None:
             await self._threads.run(close)
 
     async def _ready(self) -> _T:
-        """The handle below, opened once for all who wait for it."""
+        """The wrapped handle, opened once for all tasks that wait for it."""
         if self._handle is _NOT_OPEN:
             opening = self._opening or asyncio.ensure_future(self._open())
             self._opening = opening
@@ -95,7 +96,7 @@ class AsyncHandle(Generic[_T]):
             finally:
                 self._waiting -= 1
                 if self._opening is opening and (opening.done() or not self._waiting):
-                    self._opening = None  # whoever asks again opens it anew, if it is not open by then
+                    self._opening = None  # a later call opens it anew if it did not open
                     opening.cancel()
         handle: _T = self._handle
         return handle
@@ -106,16 +107,16 @@ class AsyncHandle(Generic[_T]):
         return handle
 
     async def _ask(self, call: Callable[[Any], Any]) -> Any:
-        """What the call of the handle below returns."""
+        """Call the wrapped handle on a thread and return the result."""
         handle = await self._ready()
         return await self._threads.run(partial(call, handle))
 
     def _give(self, kind: type[_H], call: Callable[[Any], Any]) -> _H:
-        """The handle that the call returns, opened when it is needed."""
+        """The handle that the call returns, opened on first use."""
 
         async def opener() -> Any:
             handle = await self._ready()
-            if kind is type(self):  # another view of the same handle: it asks no store, and must not be closed
+            if kind is type(self):  # another view of the same handle: it needs no store call and must not be closed
                 return call(handle)
             return await self._threads.open(partial(call, handle))
 
@@ -125,13 +126,13 @@ class AsyncHandle(Generic[_T]):
         """The iterator that the call returns; each step is awaited."""
 
         async def opener() -> Iterator[Any]:
-            return call(await self._ready())  # a generator: it has not begun yet
+            return call(await self._ready())  # a generator that has not started yet
 
         return Steps(self._threads, opener, waits=self.iterators_wait)
 
 
 class Steps(AsyncIterator[_R]):
-    """An iterator whose steps are awaited. A step whose task is cancelled is not lost: the next one gives it."""
+    """An iterator with awaited steps. If a task is cancelled during a step, the next step returns its item."""
 
     def __init__(self, threads: Threads, opener: Callable[[], Awaitable[Iterator[_R]]], *, waits: bool = False) -> None:
         self._threads = threads
@@ -151,19 +152,19 @@ class Steps(AsyncIterator[_R]):
             self._step = asyncio.ensure_future(self._threads.run(work, waits=self._waits))
         step = self._step
         try:
-            found = await asyncio.shield(step)
+            item = await asyncio.shield(step)
         except Exception:
             self._step = None
             raise
-        self._step = None  # and not where this task was cancelled: then nobody has what came yet
-        if found is _END:
+        self._step = None  # not if this task was cancelled: then the item is not delivered yet
+        if item is _END:
             raise StopAsyncIteration
-        result: _R = found
+        result: _R = item
         return result
 
 
 def _public_members(below: type[Any]) -> dict[str, Any]:
-    """The public methods of a class, and its properties that ask a store, by name."""
+    """The public methods of a class, and its properties that need a store call, by name."""
     members = {name: inspect.getattr_static(below, name) for name in dir(below) if not name.startswith("_")}
     return {
         name: member
@@ -173,7 +174,7 @@ def _public_members(below: type[Any]) -> dict[str, Any]:
 
 
 def _async_member(name: str, member: Any) -> Any:
-    """The method or property as it is here: awaited, iterated by `async for`, or a handle that opens when needed."""
+    """Make a method or property asynchronous: awaited, an async iterator, or a handle that opens on first use."""
     is_property = isinstance(member, property)
     function = member.fget if is_property else member
     returned = function.__annotations__.get("return")

@@ -1,4 +1,4 @@
-"""The threads of an asynchronous client: what it asks runs there, a bounded number at once."""
+"""The bounded thread pools of an asynchronous client."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from contextlib import suppress
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
-from persist.client.arguments import checked
-from persist.core.errors import InvalidUsage, Overloaded, shown
+from persist.client.arguments import check_int
+from persist.core.errors import InvalidUsage, Overloaded
 
 THREADS = 32  # calls at once
 THREADS_MAX = 1_024
-LISTENERS = 256  # waits of listeners at once; of more, each has its turn
-CALLS_MAX = 10_000  # calls under way and waiting for a thread
+LISTENERS = 256  # waits of listeners at once; further ones take turns
+CALLS_MAX = 10_000  # calls under way or waiting for a thread
 RETRY_AFTER_S = 0.1
 _T = TypeVar("_T")
 
 
 class CallPool:
-    """At most so many threads, begun as they are needed. They keep no program alive: its end waits for no answer."""
+    """Up to `threads` threads, started on demand. They are daemons: they do not keep the program alive."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._most, self._name = threads, name
@@ -32,7 +32,7 @@ class CallPool:
         self._is_closed = False
 
     def submit(self, work: Callable[[], _T]) -> Future[_T]:
-        """What becomes of the work. Raises InvalidUsage where the pool is closed."""
+        """A future of the work. Raises InvalidUsage if the pool is closed."""
         future: Future[_T] = Future()
         with self._moved:
             if self._is_closed:
@@ -46,7 +46,7 @@ class CallPool:
         return future
 
     def close(self) -> None:
-        """End the threads once they are idle. What has not begun never does."""
+        """End the threads once they are idle. Work that has not started is cancelled."""
         with self._moved:
             self._is_closed = True
             left, self._waiting = self._waiting, deque()
@@ -59,7 +59,7 @@ class CallPool:
             future, work = taken
             if future.set_running_or_notify_cancel():
                 _settle(future, work)
-            del taken, future, work  # an idle thread keeps nothing alive, such as the hold of a snapshot
+            del taken, future, work  # an idle thread must not keep objects alive, such as the hold of a snapshot
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._moved:
@@ -72,26 +72,24 @@ class CallPool:
 
 def _settle(future: Future[_T], work: Callable[[], _T]) -> None:
     try:
-        found = work()
+        result = work()
     except BaseException as error:
         future.set_exception(error)
     else:
-        future.set_result(found)
+        future.set_result(result)
 
 
 class Threads:
-    """Two pools: one for calls, one for waiting, so that those who wait keep nobody from asking."""
+    """Two pools: one for calls and one for waits, so that waiting listeners do not block calls."""
 
     def __init__(self, threads: int = THREADS) -> None:
-        checked("threads", threads, int)
-        if not 1 <= threads <= THREADS_MAX:
-            raise InvalidUsage(f"threads is {shown(threads)}; it must be in [1, {THREADS_MAX}]")
+        check_int("threads", threads, 1, THREADS_MAX)
         self._calls = CallPool(threads, "persist-aio")
         self._waits = CallPool(LISTENERS, "persist-aio-wait")
         self._under_way = 0
 
     def submit(self, work: Callable[[], _T], *, waits: bool = False) -> Future[_T]:
-        """Begin the work on a thread. Raises Overloaded (too many calls wait), InvalidUsage (the client is closed)."""
+        """Start the work on a thread. Raises Overloaded (too many calls wait), InvalidUsage (the client is closed)."""
         if self._under_way >= CALLS_MAX:
             raise Overloaded(
                 f"this client has {CALLS_MAX} calls under way; wait for some of them", retry_after_s=RETRY_AFTER_S
@@ -99,7 +97,7 @@ class Threads:
         return (self._waits if waits else self._calls).submit(work)
 
     async def run(self, work: Callable[[], _T], *, waits: bool = False) -> _T:
-        """What the work returns. Where its task is cancelled it is given up: it never begins, or goes on unheard."""
+        """What the work returns. If the task is cancelled, the work is not started, or its result is dropped."""
         future = self.submit(work, waits=waits)
         self._under_way += 1
         try:
@@ -108,27 +106,27 @@ class Threads:
             self._under_way -= 1
 
     async def open(self, work: Callable[[], _T]) -> _T:
-        """As `run`, for what has to be closed: where the task is cancelled, it is closed when it comes."""
+        """As `run`, for work that returns a resource: if the task is cancelled, the resource is closed."""
         future = self.submit(work)
         self._under_way += 1
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            future.add_done_callback(_close_what_came)
+            future.add_done_callback(_close_result)
             raise
         finally:
             self._under_way -= 1
 
     def close(self) -> None:
-        """End: calls under way go on unheard, and those that wait never begin. Raises nothing."""
+        """End: results of calls under way are dropped, and waiting calls never start. Raises nothing."""
         self._calls.close()
         self._waits.close()
 
 
-def _close_what_came(future: Future[Any]) -> None:
+def _close_result(future: Future[Any]) -> None:
     if future.cancelled() or future.exception() is not None:
         return
     close = getattr(future.result(), "close", None)
     if close is not None:
-        with suppress(Exception):  # nobody is there to hear of it
+        with suppress(Exception):  # the caller is gone
             close()

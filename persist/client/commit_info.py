@@ -1,4 +1,4 @@
-"""The commit history as its readers see it, and what callers say of their writes."""
+"""The commit history as readers see it, and the information that writers attach to a commit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from persist.client.arguments import checked
+from persist.client.arguments import check_int, checked, json_object
 from persist.client.idempotency import RetriedCall, settled
 from persist.client.timestamps import datetime_text, shown_instant
 from persist.client.transport import Transport
@@ -29,19 +29,19 @@ from persist.formats.http_messages import named_once
 
 Info = Mapping[str, Any]
 RETRY_S = 30.0  # of one page
-DEPTH_MAX = 32  # of objects and lists within each other
+DEPTH_MAX = 32  # of nested objects and lists
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """What one command did to a shard; `Shard.history` gives them.
+    """What one command did to a shard; `Shard.history` returns them.
 
-    `seqno` is the version that its commit made, `number` its place among the commands of that commit, from 0 on.
-    `timestamp` is when, in UTC, by the clock of who committed it. `[lower, upper)` are the times that it added (None:
-    closed); those of which rows were merged; or by which since has moved. `rows` and `size` (bytes) are what it added.
-    `retractions` are those of the stored rows with a negative multiplicity; None where that is not known. `purpose` is
-    the writer's, `who` the id of the token over HTTP, `info` what the caller said; None where there is none. `point` is
-    the time to which a restore went back, or before which a truncation took rows away.
+    `seqno` is the version that its commit created, `number` its position among the commands of that commit, from 0.
+    `timestamp` is the commit time in UTC by the committer's clock. `[lower, upper)` is the interval of times that the
+    command added (None: closed), whose rows it merged, or by which since moved. `rows` and `size` (bytes) are what it
+    added. `retractions` counts the stored rows with a negative multiplicity (None: not known). `purpose` is the
+    writer's, `who` the id of its HTTP token, `info` what the caller attached; None if there is none. `point` is the
+    time that a restore went back to, or before which a truncation removed rows.
     """
 
     seqno: int
@@ -60,39 +60,39 @@ class HistoryEntry:
 
     @property
     def place(self) -> str:
-        """Where it stands, as `7.0`; a page of the history goes on before the place of its last entry."""
+        """Its position, such as `7.0`; the next page of the history begins before the last entry's place."""
         return f"{self.seqno}.{self.number}"
 
 
 def entries_told(
     transport: Transport, name: str, before: EntryPlace | None, limit: int, maintenance: bool
 ) -> list[PlacedEntry]:
-    """The entries of a shard's commit history before a place (None: its end), newest first. Fewer only at its end."""
-    found: list[PlacedEntry] = []
-    while len(found) < limit:
+    """Read the commit history before a place (None: its end), newest first. Fewer than `limit` only at its end."""
+    entries: list[PlacedEntry] = []
+    while len(entries) < limit:
         page = settled(
-            partial(transport.history, name, before, limit - len(found), maintenance),
+            partial(transport.history, name, before, limit - len(entries), maintenance),
             RetriedCall(f"the commit history of shard {name!r}", name),
             transport,
             RETRY_S,
             remedy="ask again",
             lapses=True,
         )
-        found += page.entries
+        entries += page.entries
         if page.following is None:
             break
         before = page.following
-    return found
+    return entries
 
 
-def entry_shown(told: PlacedEntry) -> HistoryEntry:
-    """The entry, with what was said as an object."""
-    entry = told.entry
+def entry_shown(placed: PlacedEntry) -> HistoryEntry:
+    """Convert a stored entry for callers; `info` is parsed."""
+    entry = placed.entry
     caller = entry.caller or NOBODY
     return HistoryEntry(
-        int(told.place.seqno),
-        told.place.number,
-        shown_instant(told.at_ms),
+        int(placed.place.seqno),
+        placed.place.number,
+        shown_instant(placed.at_ms),
         entry.operation,
         entry.lower.element,
         entry.upper.element,
@@ -107,7 +107,7 @@ def entry_shown(told: PlacedEntry) -> HistoryEntry:
 
 
 def entry_json(entry: HistoryEntry) -> dict[str, Any]:
-    """The entry as JSON tells it: frontiers are `[7]` or `[]`, the instant is RFC 3339."""
+    """Convert an entry to JSON: frontiers are `[7]` or `[]`, the timestamp is in RFC 3339."""
     return {
         "place": entry.place,
         "seqno": entry.seqno,
@@ -126,51 +126,44 @@ def entry_json(entry: HistoryEntry) -> dict[str, Any]:
 
 
 def info_bytes(what: str, info: object) -> bytes:
-    """What a caller says, as JSON without blanks; empty for None. Raises InvalidUsage naming it."""
+    """Encode what a caller attaches as compact JSON; empty for None. Raises InvalidUsage naming `what`."""
     if info is None:
         return b""
     if not isinstance(info, Mapping):
         raise InvalidUsage(f"{what} is {shown(info)}; it must be a JSON object, as {{'job': 'nightly'}}")
     try:
         _check_depth(what, info, DEPTH_MAX)
-        found = json.dumps(dict(info), separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-        if len(found) <= INFO_BYTES_MAX:
-            json.loads(found, object_pairs_hook=named_once)  # 1 and "1" have one name in JSON
+        encoded = json.dumps(dict(info), separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+        if len(encoded) <= INFO_BYTES_MAX:
+            json.loads(encoded, object_pairs_hook=named_once)  # 1 and "1" have one name in JSON
     except (TypeError, ValueError) as error:
         raise InvalidUsage(f"{what} cannot be written as JSON: {error}") from error
-    if len(found) > INFO_BYTES_MAX:
-        raise InvalidUsage(f"{what} has {len(found)} bytes as JSON; at most {INFO_BYTES_MAX} are kept: say less")
-    return found
+    if len(encoded) > INFO_BYTES_MAX:
+        raise InvalidUsage(f"{what} has {len(encoded)} bytes as JSON; the limit is {INFO_BYTES_MAX}")
+    return encoded
 
 
 def read_info(what: str, text: str) -> bytes:
-    """As `info_bytes`, of JSON that comes as text. Raises InvalidUsage."""
-    try:
-        found = json.loads(text, object_pairs_hook=named_once)
-    except (ValueError, RecursionError) as error:
-        raise InvalidUsage(f"{what} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise InvalidUsage(f'{what} is {text!r:.100}; it must be a JSON object, as {{"job": "nightly"}}')
-    return info_bytes(what, found)
+    """As `info_bytes`, for JSON text. Raises InvalidUsage."""
+    return info_bytes(what, json_object(what, text, '{"job": "nightly"}'))
 
 
 def checked_purpose(what: str, purpose: object) -> str:
-    """Raises InvalidUsage where it is no text, or too long."""
+    """Return the purpose. Raises InvalidUsage if it is not text, or too long."""
     checked(what, purpose, str)
     if not isinstance(purpose, str) or len(purpose) > PURPOSE_CHARS_MAX:
-        raise InvalidUsage(f"{what} has {len(str(purpose))} characters; it may have {PURPOSE_CHARS_MAX}")
+        raise InvalidUsage(f"{what} has {len(str(purpose))} characters; the limit is {PURPOSE_CHARS_MAX}")
     return purpose
 
 
-def checked_limit(limit: object) -> int:
-    """Raises InvalidUsage where one answer cannot hold so many entries."""
-    if type(limit) is not int or not 0 < limit <= PAGE_MAX:
-        raise InvalidUsage(f"limit is {shown(limit)}; it must be a whole number in [1, {PAGE_MAX}]")
+def checked_limit(limit: int) -> int:
+    """Return the limit. Raises InvalidUsage unless one page can hold so many entries."""
+    check_int("limit", limit, 1, PAGE_MAX)
     return limit
 
 
 def read_place(what: str, text: object) -> EntryPlace | None:
-    """The place that a text such as `7.0` tells; None for None. Raises InvalidUsage."""
+    """Parse a place such as `7.0`; None for None. Raises InvalidUsage."""
     if text is None:
         return None
     seqno, _, number = text.partition(".") if isinstance(text, str) else ("", "", "")
@@ -185,6 +178,6 @@ def read_place(what: str, text: object) -> EntryPlace | None:
 def _check_depth(what: str, value: object, deeper: int) -> None:
     if isinstance(value, (Mapping, list, tuple)):
         if not deeper:
-            raise InvalidUsage(f"{what} has more than {DEPTH_MAX} objects and lists within each other; say less")
+            raise InvalidUsage(f"{what} has more than {DEPTH_MAX} nested objects and lists")
         for item in value.values() if isinstance(value, Mapping) else value:
             _check_depth(what, item, deeper - 1)

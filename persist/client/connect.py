@@ -20,7 +20,7 @@ from persist.client.commit_info import Info
 from persist.client.contents_diff import Named
 from persist.client.deadlines import Timeable, checked_timeout
 from persist.client.optimistic_loop import check_complete
-from persist.client.rewrites import Restoring
+from persist.client.rewrites import RestoreOperation
 from persist.client.server_address import Trust
 from persist.client.shard import HandleSettings, Shard
 from persist.client.shard_listing import PAGE_MAX, Chosen, ShardsDropped, ShardSummary, drop_all, page
@@ -48,10 +48,10 @@ from persist.parts import ShardSchema
 from persist.parts.constraint_checks import ConstraintChange, without_constraints
 from persist.telemetry.tracing import open_tracer
 
-# A shard of another region: read from servers near here, written at its home.
+# A shard of another region: read from servers nearby, written at its home.
 
 
-# Every verb that changes the shard, whatever it reads on the way: it reads what it needs at home as well.
+# Every method that changes the shard; what it reads for that, it also reads at home.
 AT_HOME = (
     "add_column", "advance_upper", "allow_nulls", "alter", "append", "compare_and_append", "configure",
     "critical_reader", "delete", "downgrade_since", "drop", "drop_column", "erase", "erased", "erasures",
@@ -62,7 +62,7 @@ AT_HOME = (
 
 
 class FarShard(Shard):
-    """As `Shard`. Reads show what the region near here has accepted, so a write is seen a few seconds later."""
+    """As `Shard`. Reads show what the nearby region has accepted, so a write is visible a few seconds later."""
 
     def __init__(
         self, transport: Transport, name: str, view: ShardView, settings: HandleSettings, home: Callable[[], Shard]
@@ -73,7 +73,7 @@ class FarShard(Shard):
 
     @property
     def at_home(self) -> Shard:
-        """The same shard, read and written at its home: what was written is seen at once."""
+        """The same shard, read and written at its home, where writes are visible at once."""
         if self._opened is None:
             self._opened = self._open_home()
         return self._opened
@@ -84,78 +84,23 @@ class FarShard(Shard):
             self._opened.close()
 
 
-def _sent_home(verb: str) -> Callable[..., Any]:
+def _forward_home(verb: str) -> Callable[..., Any]:
     @wraps(getattr(Shard, verb))
-    def sent(self: FarShard, *args: Any, **options: Any) -> Any:
+    def forward(self: FarShard, *args: Any, **options: Any) -> Any:
         return getattr(self.at_home, verb)(*args, **options)
 
-    return sent
+    return forward
 
 
 for _verb in AT_HOME:
-    setattr(FarShard, _verb, _sent_home(_verb))
+    setattr(FarShard, _verb, _forward_home(_verb))
 
 
-# Clones: a shard under a new name with the contents of another one, without a look at a row.
+# `connect()`: one client for shards in a directory, in stores, or behind a server.
 
 
-@dataclass(frozen=True)
-class CloneRequest:
-    """What is to be cloned: `source` as of a time or a tag, or as of now."""
-
-    source: str
-    name: str
-    as_of: int | datetime | None
-    tag: str | None
-    keep_policies: bool
-
-    def check(self) -> None:
-        """Raises InvalidUsage where that makes no sense."""
-        checked("as_of", self.as_of, int, datetime, type(None))
-        checked("tag", self.tag, str, type(None))
-        checked("keep_policies", self.keep_policies, bool)
-        check_shard_name(self.source)
-        check_shard_name(self.name)
-        if self.as_of is not None and self.tag is not None:
-            raise InvalidUsage("give a time or a tag, not both")
-
-
-def clone(transport: Transport, settings: HandleSettings, asked: CloneRequest) -> Shard:
-    """Raises what `Client.clone` says."""
-    asked.check()
-    time = None if asked.as_of is None and asked.tag is None else _readable(transport, settings, asked)
-    made = Shard(transport, asked.name, transport.clone(asked.source, asked.name, asked.keep_policies), settings)
-    if time is not None:
-        made.restore(time)
-    return made
-
-
-def _readable(transport: Transport, settings: HandleSettings, asked: CloneRequest) -> int:
-    """The time that is asked for. Raises what is wrong with it, before anything is lent."""
-    name, as_of = asked.source, asked.as_of
-    view = transport.view(name, ViewRequest(with_batches=False))
-    if view.is_dropped:
-        raise UnknownShard(dropped(name))
-    found = Shard(transport, name, view, settings)
-    if asked.tag is not None:
-        tags = found.tags()
-        if asked.tag not in tags:
-            raise InvalidUsage(f"shard {name!r} has no tag {asked.tag!r:.300}; `persist tag list {name}` shows them")
-        as_of = tags[asked.tag].time
-    assert as_of is not None
-    to = Named.of("as_of", as_of, transport, name, (0.0, settings.read.retry_s))
-    check_complete(name, to.time, view, "cloned")
-    assert to.time is not None
-    found.snapshot(to.time).close()
-    Restoring.of(OneShard(transport, view.shard_id), name, to, settings.write, settings.read).check()
-    return to.time
-
-
-# `connect()`: one client, whether the shards live in a directory, in stores, or behind a server.
-
-
-COPY = "copy"  # the scheme, as it were, of a blob store alone that is read
-# Where transports are: found by name when asked for, since they depend on us, not we on them.
+COPY = "copy"  # an internal scheme: a blob store alone, which is only read
+# The modules of transports. They are imported on demand, since they depend on this package and not vice versa.
 EMBEDDED = "persist"
 _TRANSPORTS = {
     EMBEDDED: "compactor.embedded",
@@ -164,8 +109,8 @@ _TRANSPORTS = {
     COPY: "persist.regions.replica",
 }
 _SERVERS = ("http", "https")
-REQUEST_S = 60.0  # a request to servers that have answered: one of them may be starting again
-LIVES_MAX = 100  # dropped shards of a name that one call is told of
+REQUEST_S = 60.0  # a request to servers that have answered before: one of them may be restarting
+LIVES_MAX = 100  # dropped shards of a name that one call may encounter
 
 
 @dataclass(frozen=True)
@@ -208,29 +153,28 @@ class Connection:
             checked_timeout(self.timeout_s)
         checked("handles", self.handles, HandleSettings)
         checked("location", self.location, LocationSettings)
-        checked("collect", self.collect, bool)
-        checked("read_only", self.read_only, bool)
-        checked("traces", self.traces, bool)
+        for name in ("collect", "read_only", "traces"):
+            checked(name, getattr(self, name), bool)
         checked("history", self.history, str, type(None))
         HistoryDefaults(self.history or DEFAULT_HISTORY)
 
     @property
     def trust(self) -> Trust:
-        """Whom to trust, and as whom to be known, where servers speak TLS."""
+        """The TLS files of the client: trusted CAs, and its certificate."""
         return Trust(self.ca_file, self.certificate_file)
 
     @property
     def request_s(self) -> float:
-        """For how long one request to a server that has answered is tried."""
+        """For how long a request to a server that has answered before is tried."""
         return REQUEST_S if self.timeout_s is None else self.timeout_s
 
     def __repr__(self) -> str:
-        given = {name: getattr(self, name) for name in ("url", "blob", "consensus")}
-        shown = (f"{name}={without_secrets(url)!r}" for name, url in given.items() if url is not None)
+        urls = {name: getattr(self, name) for name in ("url", "blob", "consensus")}
+        shown = (f"{name}={without_secrets(url)!r}" for name, url in urls.items() if url is not None)
         return f"Connection({', '.join(shown)})"
 
     def transport(self) -> Transport:
-        """Open the transport that these settings ask for. Raises InvalidUsage naming what is wrong with them."""
+        """Open the transport for these settings. Raises InvalidUsage naming what is wrong with them."""
         if self.read_only:
             return self._copy()
         if self.url is not None and (self.blob or self.consensus):
@@ -245,17 +189,17 @@ class Connection:
         if scheme in _SERVERS:
             if self.history is not None:
                 raise InvalidUsage(
-                    "a server says itself how much history new shards keep: give history to `persist serve`, or to "
+                    "a server decides how much history new shards keep: give history to `persist serve`, or to "
                     "create_shard"
                 )
             return _transports_of(scheme).open_transport(self)  # type: ignore[no-any-return]
         raise InvalidUsage(f"{without_secrets(self.url)!r} is neither persist:///directory nor http(s)://host:port")
 
     def at(self, name: str, *, writes: bool) -> Connection:
-        """The connection by which the shard `name` is read, or written (`writes`): its region may be another one.
+        """The connection for reading the shard `name`, or writing it (`writes`), whose region may be another one.
 
-        The servers of `url` tell the index of regions. Raises InvalidUsage (they have one, and know no such region, or
-        no server for that), Unavailable.
+        The servers of `url` have the index of regions. Raises InvalidUsage (it has no such region, or no server for
+        that), Unavailable.
         """
         scheme = (self.url or "").partition(":")[0].lower()
         if scheme not in _SERVERS or "/" not in name:
@@ -269,7 +213,7 @@ class Connection:
     def _copy(self) -> Transport:
         scheme = (self.url or "").partition(":")[0].lower()
         if scheme in _SERVERS:
-            raise InvalidUsage("a server says itself whether it only reads: leave read_only out")
+            raise InvalidUsage("a server decides whether it is read-only: leave read_only out")
         if self.url is not None and (scheme != EMBEDDED or self.blob):
             raise InvalidUsage("read_only takes persist:///directory as a url, or a blob location alone")
         return _transports_of(COPY).open_transport(self)  # type: ignore[no-any-return]
@@ -287,7 +231,8 @@ class Connection:
 
 
 class Client(Timeable):
-    """Opens shards; `persist.connect` gives one. Thread-safe. Close it, or use it in a `with`, to release connections.
+    """Opens shards; `persist.connect` returns one. Thread-safe. Close it, or use it in a `with`, to release
+    connections.
 
     Beside what its docstring names, every call may raise Unavailable (it did not happen; retrying is safe), Overloaded,
     Unauthorized and Forbidden.
@@ -299,7 +244,7 @@ class Client(Timeable):
         self.transport = transport
         self._settings = settings or HandleSettings()
         self._connection = connection
-        self._far: dict[Connection, Client] = {}  # of other regions, closed with this one
+        self._far: dict[Connection, Client] = {}  # clients of other regions, closed with this one
         self._opening = threading.Lock()
 
     def __repr__(self) -> str:
@@ -322,16 +267,16 @@ class Client(Timeable):
         Args:
             name: 1 to 128 of `A-Z a-z 0-9 . _ -`, not `-` first and not only dots, or two such with a slash, which
                 are at most 256 characters together.
-            schema: the columns. A field that may not be null is `pa.field(name, type, nullable=False)`. The schema of
-                another shard (`Shard.schema`) gives its columns the same numbers and defaults, and no constraints.
-            key: the columns by which rows are ordered and found. Several rows may have one key without `unique`.
-            history: for how long every time stays readable: a timedelta, or a text such as `7d`, `none` (as long as
-                readers need it) or `forever`. None is what new shards have here. A shard that exists keeps its own;
+            schema: the columns. A column without nulls is `pa.field(name, type, nullable=False)`. The schema of another
+                shard (`Shard.schema`) gives its columns the same numbers and defaults, and no constraints.
+            key: the columns by which rows are ordered and found. Without `unique` a key may have several rows.
+            history: for how long every time stays readable: a timedelta, or text such as `7d`, `none` (as long as
+                readers need it) or `forever`. None is the default of the location. An existing shard keeps its own;
                 `Shard.configure` changes it.
             unique: whether a key has at most one row at each time, as `Shard.set_constraints` says.
             checks: predicates by their names that are false for no row, as `Shard.set_constraints` says.
-        Raises: ShardExists (it has another schema), InvalidUsage (the name or the schema cannot be stored),
-            Indeterminate (it may have happened, or may yet: look whether the shard is there).
+        Raises: ShardExists (it has another schema), InvalidUsage (the name or the schema is not supported),
+            Indeterminate (it may have happened, or may yet: look whether the shard exists).
         """
         check_shard_name(name)
         if (home := self._at(name, writes=True)) is not self:
@@ -355,38 +300,69 @@ class Client(Timeable):
         tag: str | None = None,
         keep_policies: bool = False,
     ) -> Shard:
-        """Create a shard `name` with the contents of another one, without copying rows. The two are independent.
+        """Make a shard `name` with the contents of another one, without copying rows. Both are independent then.
 
         The clone names the blobs of the source, which stay until neither needs them. It takes two commits, one more
-        for each further shard whose blobs the source names as a clone itself. Times, schemas, attributes, tags and what
-        is readable of history are those of the source. Readers, writers, tokens and the commit history are not. With
-        an earlier time the clone is made as of now, then restored to that time: this reads and writes the rows that
-        have changed since. Scope `write` for both names.
+        for each further shard whose blobs the source names as a clone itself. Times, schemas, attributes, tags and
+        readable history are those of the source. Readers, writers, tokens and the commit history are not. With an
+        earlier time the clone is made as of now, then restored to that time: this reads and writes the rows that have
+        changed since. Scope `write` for both names.
 
         Args:
             source: the shard to clone, whose history is readable.
-            name: of the clone; a name that was never used, or that of a shard that was dropped.
+            name: of the clone; an unused name, or that of a dropped shard.
             as_of: a time, or a wall clock with its zone; None: as of now.
-            tag: in the place of a time: a tag of the source.
-            keep_policies: whether its policy of rows, if it has one, goes on in the clone at once. Without it the
-                clone has none, and somebody sets it.
+            tag: a tag of the source, instead of a time.
+            keep_policies: whether the clone keeps the row policy of the source. Without it the clone has none until one
+                is set.
         Raises: Conflict (the name is taken, or it is that of a dropped shard whose blobs the source uses; nothing was
             changed), UnknownShard (there is no such source), InvalidUsage (no such tag or time), NotReadable (that
             time was forgotten; nothing was changed), Overloaded (the source has 10,000 clones that still use its
-            blobs), Indeterminate (it may have happened: look whether the clone is there). Any other error: there is no
-            clone, or with an earlier time one as of now, to be restored or dropped.
+            blobs), Indeterminate (it may have happened: look whether the clone exists). After any other error there is
+            no clone, or with an earlier time one as of now, to be restored or dropped.
         """
         if (home := self._at(source, writes=True)) is not self:
             return home.clone(source, name, as_of=as_of, tag=tag, keep_policies=keep_policies)
-        return clone(self.transport, self._settings, CloneRequest(source, name, as_of, tag, keep_policies))
+        checked("as_of", as_of, int, datetime, type(None))
+        checked("tag", tag, str, type(None))
+        checked("keep_policies", keep_policies, bool)
+        check_shard_name(source)
+        check_shard_name(name)
+        if as_of is not None and tag is not None:
+            raise InvalidUsage("give either a time or a tag")
+        time = None if as_of is None and tag is None else self._restorable(source, as_of, tag)
+        view = self.transport.clone(source, name, keep_policies)
+        shard = Shard(self.transport, name, view, self._settings)
+        if time is not None:
+            shard.restore(time)
+        return shard
+
+    def _restorable(self, name: str, as_of: int | datetime | None, tag: str | None) -> int:
+        """The time that a clone of the shard is restored to. Raises if that is impossible, before it is cloned."""
+        settings = self._settings
+        view = self.transport.view(name, ViewRequest(with_batches=False))
+        if view.is_dropped:
+            raise UnknownShard(dropped(name))
+        source = Shard(self.transport, name, view, settings)
+        if tag is not None:
+            tags = source.tags()
+            if tag not in tags:
+                raise InvalidUsage(f"shard {name!r} has no tag {tag!r:.300}; `persist tag list {name}` shows them")
+            as_of = tags[tag].time
+        to = Named.of("as_of", as_of, self.transport, name, (0.0, settings.read.retry_s))
+        check_complete(name, to.time, view, "cloned")
+        assert to.time is not None
+        source.snapshot(to.time).close()
+        RestoreOperation.of(OneShard(self.transport, view.shard_id), name, settings, to).check()
+        return to.time
 
     def shard(self, name: str) -> Shard:
         """Open the shard called `name`.
 
-        Where the server knows regions, `eu/orders` is read from servers near it, and written at home in `eu`.
+        If the server knows regions, `eu/orders` is read from servers nearby, and written at home in `eu`.
 
-        Raises: UnknownShard (there is none, or it was dropped), InvalidUsage (no shard is called so, or no such region
-            is known).
+        Raises: UnknownShard (there is none, or it was dropped), InvalidUsage (the name is invalid, or the region is
+            not known).
         """
         check_shard_name(name)
         near = self._at(name, writes=False)
@@ -399,29 +375,29 @@ class Client(Timeable):
         return FarShard(near.transport, name, view, self._settings, lambda: self._at_home(name))
 
     def _at_home(self, name: str) -> Shard:
-        """The shard as the servers at its home show it; those of this client, where nothing tells of others."""
+        """The shard as the servers at its home show it; those of this client, if no others are known."""
         home = self._at(name, writes=True)
         if home is not self:
             return home.shard(name)
         return Shard(self.transport, name, self.transport.view(name, ViewRequest(with_batches=False)), self._settings)
 
     def _at(self, name: str, *, writes: bool) -> Client:
-        """The client by which this shard is read, or written: this one, or one of another region's servers."""
+        """The client for reading this shard, or writing it: this one, or one of another region's servers."""
         if self._connection is None or not self.transport.knows_regions:
             return self
-        found = self._connection.at(name, writes=writes)
-        if found == self._connection:
+        connection = self._connection.at(name, writes=writes)
+        if connection == self._connection:
             return self
         with self._opening:
-            known = self._far.get(found)
-            if known is None:
-                known = self._far[found] = Client(found.transport(), self._settings)
-            return known
+            client = self._far.get(connection)
+            if client is None:
+                client = self._far[connection] = Client(connection.transport(), self._settings)
+            return client
 
     def shards(self, prefix: str = "") -> list[str]:
         """The names of all shards that begin with `prefix`, ascending; not those of dropped shards.
 
-        Raises InvalidUsage (`prefix` is no text).
+        Raises InvalidUsage (`prefix` is not text).
         """
         checked("prefix", prefix, str)
         return list(all_names(self.transport.names, prefix))
@@ -435,23 +411,23 @@ class Client(Timeable):
         cursors: Sequence[str] = (),
         at_once: int = ASKED_AT_ONCE,
     ) -> Cut:
-        """A frontier for each of many shards. Keep it, and truncate by it later. It changes nothing, and holds nothing.
+        """Take a frontier for each of many shards, to truncate by it later. It changes nothing, and holds nothing.
 
         Args:
             names: the shards, at most 10,000.
-            prefix: in the place of names: the shards whose names begin so.
-            at: a wall clock with its zone: all that was there by then lies before the cut, in every shard. None: each
+            prefix: instead of names: the shards whose names begin so.
+            at: a wall clock with its zone: the cut of every shard is after all that was written by then. None: each
                 shard's upper when it is asked.
-            cursors: names of critical readers, at most 100, in the place of a wall clock: what lies before the cut all
-                of them have passed.
+            cursors: instead of a wall clock: names of critical readers, at most 100, which have all passed what is
+                before the cut.
             at_once: how many shards are asked at once, in [1, 64].
-        Raises: InvalidUsage (no such shards, too many, or a shard has none of that critical reader), UnknownShard,
-            NotReadable (the wall clock is not known any more in a shard), Unavailable (it is to come).
+        Raises: InvalidUsage (no such shards, too many, or a shard lacks one of the critical readers), UnknownShard,
+            NotReadable (the wall clock is not known any more in a shard), Unavailable (it is in the future).
         """
         checked("at", at, datetime, type(None))
-        given = None if names is None else tuple_of("names", names)
-        asked = CutRequest(given, prefix, at, tuple_of("cursors", cursors))
-        return take(self.transport, asked, self._settings, at_once)
+        chosen = None if names is None else tuple_of("names", names)
+        request = CutRequest(chosen, prefix, at, tuple_of("cursors", cursors))
+        return take(self.transport, request, self._settings, at_once)
 
     def truncate(
         self,
@@ -462,19 +438,19 @@ class Client(Timeable):
         info: Info | None = None,
         at_once: int = TRUNCATED_AT_ONCE,
     ) -> CutTruncated:
-        """Truncate every shard of a cut, as `Shard.truncate` does: shard by shard, not all in one moment.
+        """Truncate every shard of a cut, as `Shard.truncate` does: one shard after the other, not atomically.
 
-        An error of one shard is told with its outcome, and the others go on. Repeating it is safe: it completes the
-        rest, and changes nothing in shards that are truncated that far. Memory: of `at_once` truncations.
+        An error of one shard is part of its outcome, and does not stop the others. Repeating it is safe: it completes
+        the rest, and changes nothing in shards that are truncated that far. Memory: of `at_once` truncations.
 
         Args:
-            cut: what `cut` gave, at this location.
-            dry_run: tell how many rows would go, and change nothing.
-            retries: how often to go on in a shard to which others write meanwhile, up to 1,000.
+            cut: what `cut` returned, at this location.
+            dry_run: report how many rows would be removed, and change nothing.
+            retries: how often to continue in a shard to which others write meanwhile, up to 1,000.
             info: as `Shard.insert` says.
             at_once: how many shards are truncated at once, in [1, 64].
-        Returns: an outcome for each shard; `complete` where none was refused.
-        Raises: InvalidUsage (the cut is of another location, or no argument makes sense; nothing was changed).
+        Returns: an outcome for each shard; `complete` if none was refused.
+        Raises: InvalidUsage (the cut is of another location, or an argument is invalid; nothing was changed).
         """
         return truncate(self.transport, cut, self._settings, TruncationRequest(dry_run, retries, info, at_once))
 
@@ -482,13 +458,13 @@ class Client(Timeable):
         """What each shard holds whose name begins with `prefix`: rows, bytes, since, upper, policy. Ascending.
 
         It asks each shard, a page of 100 at a time; one that is dropped meanwhile is left out. Raises InvalidUsage
-        (`prefix` is no text).
+        (`prefix` is not text).
         """
         checked("prefix", prefix, str)
         after: str | None = ""
         while after is not None:
-            found, after = page(self.transport, self._settings, prefix, after, PAGE_MAX)
-            yield from found
+            summaries, after = page(self.transport, self._settings, prefix, after, PAGE_MAX)
+            yield from summaries
 
     def drop_shards(
         self,
@@ -502,22 +478,22 @@ class Client(Timeable):
 
         Args:
             names: the shards, at most 1,000.
-            prefix: in the place of names: the shards whose names begin so. It must not be empty.
-            confirm: how many they are. None: only tell which would go.
+            prefix: instead of names: the shards whose names begin so. It must not be empty.
+            confirm: how many they are. None: only list which would be dropped.
             force: also while readers hold them.
-        Returns: an outcome for each shard: what one of them refuses keeps no other.
+        Returns: an outcome for each shard: an error of one does not stop the others.
         Raises: InvalidUsage (no such shards, too many, or not as many as were confirmed; nothing was dropped).
         """
-        given = None if names is None else tuple_of("names", names)
-        return drop_all(self.transport, self._settings, Chosen(given, prefix, confirm, force))
+        chosen = None if names is None else tuple_of("names", names)
+        return drop_all(self.transport, self._settings, Chosen(chosen, prefix, confirm, force))
 
     def metrics(self) -> dict[str, float]:
-        """Counters of this client: calls, bytes, seconds, tries. Sends no request.
+        """What this client has done so far: calls, bytes, seconds, tries. It needs no request.
 
         Returns: the values by the names of their series, such as
             `persist_store_calls_total{outcome="ok",store="blob",verb="put"}`, which a server's `/metrics` has for its
-            stores. docs/metrics.md has all of them. Counters begin at 0 with the client. Of times there are the sum,
-            in seconds, and the count.
+            stores. docs/metrics.md lists them. Counters begin at 0 with the client. Durations have a sum, in seconds,
+            and a count.
         Raises: nothing.
         """
         return figures(self.transport.families())
@@ -529,8 +505,8 @@ class Client(Timeable):
     def close(self) -> None:
         """Release connections, and end the background work of stores that this client opened. Raises nothing.
 
-        Close its snapshots, listeners and writers first. What is used afterwards all the same may open connections
-        anew, which nobody closes then.
+        Close its snapshots, listeners and writers first. If they are used afterwards, they may open connections that
+        nothing closes.
         """
         for far in self._far.values():
             far.close()
@@ -550,13 +526,13 @@ def _transports_of(scheme: str) -> Any:
 
 def _columns(schema: pa.Schema | ShardSchema, key: tuple[str, ...]) -> ShardSchema:
     """The columns of a new shard, without constraints."""
-    return (
-        replace(without_constraints(schema), key=key) if isinstance(schema, ShardSchema) else ShardSchema(schema, key)
-    )
+    if isinstance(schema, ShardSchema):
+        return replace(without_constraints(schema), key=key)
+    return ShardSchema(schema, key)
 
 
 def connect(url: str | None = None, **settings: Any) -> Client:
-    """Connect to a location: a directory, one or several servers, or two stores.
+    """Open a client of the shards at a location: a directory, one or several servers, or two stores.
 
         connect("persist:///path")
         connect("http://host:8787", token="...")
@@ -564,8 +540,8 @@ def connect(url: str | None = None, **settings: Any) -> Client:
 
     Args:
         url: the directory or the servers, with commas between them; None if the stores are given.
-        settings: the other fields of `Connection`, which says what they mean.
-    Raises: InvalidUsage (a setting is wrong; the sentence names it), Unavailable (no server answers).
+        settings: the other fields of `Connection`, which documents them.
+    Raises: InvalidUsage (a setting is invalid; the message names it), Unavailable (no server answers).
     """
     known = [field.name for field in fields(Connection)]
     for name in settings:

@@ -1,4 +1,4 @@
-"""The difference between two times of a shard or between two shards, with tombstones as retractions."""
+"""The difference between two times of a shard or between two shards; drops count as retractions."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from persist.core.truncation import DROPS_MAX, RowDrop, clipped, contents, floor
 from persist.parts import ALL_KEYS, KeyRange, PartReader, ShardSchema, at_time, negated, plan_splits, valid_schemas
 from persist.parts.schema_evolution import current_for_names
 
-# What drops took away, as the retractions that nobody wrote: for listeners, change feeds, and who works on one.
+# The rows that drops removed, as retractions: for listeners, change feeds, and rewrites that read past a drop.
 
 
 T = TypeVar("T")
-DROPS_FOR_OTHERS = 16  # drops of a shard that an overwrite leaves to truncations
+DROPS_FOR_OTHERS = 16  # drops of a shard that overwrites leave for truncations
 
 
 def whole_view(transport: Transport, name: str, view: ShardView) -> ShardView:
-    """The shard as of this view or later, with all of its batches: what drops took away lies before any interval.
+    """The shard as of this view or later with all of its batches: a drop removes rows from before any interval.
 
-    Raises what asking for a view may.
+    Raises what a view request may.
     """
     return transport.view(name, ViewRequest(min_seqno=view.seqno, seen=view.seen))
 
@@ -57,9 +57,9 @@ def runs_of(view: ShardView) -> tuple[Run, ...]:
 
 
 def within(runs: Iterable[Run], low: int, high: int) -> tuple[Run, ...]:
-    """The runs with those parts that may have updates at times in `(low, high]`."""
+    """The runs with only those parts that may have updates at times in `(low, high]`."""
     parts = (tuple(part for part in run.parts if part.time_max > low and part.time_min <= high) for run in runs)
-    return tuple(Run(some) for some in parts if some)
+    return tuple(Run(kept_parts) for kept_parts in parts if kept_parts)
 
 
 def retractions(
@@ -69,73 +69,67 @@ def retractions(
     key_range: KeyRange = ALL_KEYS,
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of `runs` that the drop took away, with negative `__diff`, at its time. `runs` come from `taken_away`.
+    """The rows of `runs` that the drop removed, with negative `__diff`, at its time. `runs` come from `taken_away`.
 
     Tables are as those of `PartReader.read_updates`, in key order. Raises what reading does.
     """
     parts = [part for run in runs for part in run.parts]
     before = Antichain(drop.cut)
-    found = reader.read_updates(parts, Antichain(0), before, since=drop.cut - 1, key_range=key_range, columns=columns)
-    return (at_time(negated(table), drop.at) for table in found)
+    rows = reader.read_updates(parts, Antichain(0), before, since=drop.cut - 1, key_range=key_range, columns=columns)
+    return (at_time(negated(table), drop.at) for table in rows)
 
 
 def changes_at(
     reader: PartReader,
     runs: Sequence[Run],
-    came: Sequence[Run],
+    written: Sequence[Run],
     drop: RowDrop,
     key_range: KeyRange = ALL_KEYS,
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.Table]:
-    """All that changed at the time of a drop: `retractions` of `runs`, and what was written then, which is in `came`.
+    """All changes at the time of a drop: the `retractions` of `runs`, and the updates then, which are in `written`.
 
-    Rows that went and came cancel out. Tables are as those of `retractions`. Raises what reading does.
+    Rows that were removed and added cancel out. Tables are as those of `retractions`. Raises what reading does.
     """
-    if not came:
+    if not written:
         yield from retractions(reader, runs, drop, key_range, columns)
         return
-    went = reader.read_range(runs, as_of=drop.cut - 1, key_range=key_range)
-    fresh = reader.read_changes(came, drop.at - 1, drop.at, key_range=key_range)
-    for table in reader.difference(went, fresh, columns):
+    removed = reader.read_range(runs, as_of=drop.cut - 1, key_range=key_range)
+    added = reader.read_changes(written, drop.at - 1, drop.at, key_range=key_range)
+    for table in reader.difference(removed, added, columns):
         yield at_time(table, drop.at)
 
 
-def retracted(
-    reader: PartReader,
-    view: ShardView,
-    drops: Sequence[RowDrop],
-    key_range: KeyRange = ALL_KEYS,
-    columns: Sequence[str] | None = None,
-) -> Iterator[pa.Table]:
+def retracted(reader: PartReader, view: ShardView, drops: Sequence[RowDrop]) -> Iterator[pa.Table]:
     """The retractions of several drops of a view that has all batches, one drop after the other."""
     runs = runs_of(view)
     for drop in drops:
-        yield from retractions(reader, taken_away(runs, view.drops, drop), drop, key_range, columns)
+        yield from retractions(reader, taken_away(runs, view.drops, drop), drop)
 
 
 def may_replace_all(view: ShardView) -> bool:
-    """Whether an overwrite may try a drop: there is something, and truncations are left enough drops of the shard."""
+    """Whether an overwrite may try a drop: the shard has rows, and enough drops are left for truncations."""
     return view.upper.element not in (None, 0) and len(view.drops) < DROPS_MAX - DROPS_FOR_OTHERS
 
 
 def unless_refused(commit: Callable[[], T]) -> T | None:
-    """What the commit of a drop came to; None: a drop is not possible in this shard, and nothing was changed.
+    """The result of the commit of a drop; None: this shard does not allow a drop, and nothing was changed.
 
-    Raises what else the commit may.
+    Raises other errors of the commit.
     """
     try:
         return commit()
-    except (UnknownShard, TokenReused):  # which are no fault of the drop
+    except (UnknownShard, TokenReused):  # not caused by the drop
         raise
     except (InvalidUsage, NotReadable, UpgradeNeeded):
         return None
 
 
-# Changes: what the contents of a shard as of one time have more than those as of another, or than another shard's.
+# Changes: what must be added to one set of contents to get another one, of the same shard or of two.
 
 
 Point = int | datetime | None  # a time, a wall clock, or the latest complete time
-READS_AT_ONCE = 3  # that share the memory of a split: of one shard, of the other, and what compares the two
+READS_AT_ONCE = 3  # reads that share the memory of a split: two sides, and their comparison
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,7 @@ class ChangesSplit(SnapshotSplit):
     """One key range of the changes of a shard from `start` to `as_of`. Pickle it, or read it here.
 
     `gone` are the runs whose updates before the time `gone_before` count at the earlier time and not at the later one:
-    drops took them away in between.
+    drops removed them in between.
     """
 
     start: int = 0
@@ -154,8 +148,8 @@ class ChangesSplit(SnapshotSplit):
         low, high = sorted((self.start, self.as_of))
         if self.gone:
             removed = reader.read_range(self.gone, as_of=self.gone_before - 1, key_range=self.key_range)
-            came = reader.read_changes(self.runs, low, high, key_range=self.key_range)
-            pieces = reader.difference(removed, came, self.columns)
+            written = reader.read_changes(self.runs, low, high, key_range=self.key_range)
+            pieces = reader.difference(removed, written, self.columns)
         else:
             pieces = reader.read_changes(self.runs, low, high, key_range=self.key_range, columns=self.columns)
         return pieces if self.start <= self.as_of else map(negated, pieces)
@@ -163,10 +157,7 @@ class ChangesSplit(SnapshotSplit):
 
 @dataclass(frozen=True)
 class PairSplit:
-    """One key range of two shards: what the rows of `later` have more than those of `earlier`. Pickle it, or read it
-
-    here.
-    """
+    """One key range of two shards: how often `later` has each row more than `earlier`. Pickle it, or read it here."""
 
     earlier: SnapshotSplit
     later: SnapshotSplit
@@ -180,7 +171,7 @@ class PairSplit:
 
 @dataclass(frozen=True)
 class JoinedLeases:
-    """Several leases as one."""
+    """Several leases that are used as one."""
 
     leases: tuple[ReadLease, ...]
 
@@ -205,12 +196,11 @@ class JoinedLeases:
 class Changes(Rows):
     """What was added and removed between two times, held by leases until it is closed (or they lapse).
 
-    Rows with `__diff`: as often as `end` has the row more than `start`, so it is negative where a row was removed.
-    Rows that are there as often at both times are left out. `other` is the shard whose contents at `end` are compared,
-    where that is another one. `start_timestamp` and `end_timestamp` are the wall clocks that named the times, rounded
-    down to the shard's grid; None where times were given. `Shard.changes` gives one. Reading it to its end closes it.
-    Reading may raise Expired (a lease lapsed), Unavailable (retrying is safe) and Corruption (a part is damaged or
-    missing).
+    Rows have `__diff`: their multiplicity at `end` minus that at `start`, so it is negative for removed rows. Rows of
+    equal multiplicity are left out. `other` is the shard whose contents at `end` are compared, if that is another one.
+    `start_timestamp` and `end_timestamp` are the wall clocks that named the times, rounded down to the shard's grid;
+    None if times were given. `Shard.changes` returns one. Reading it to its end closes it. Reading may raise Expired
+    (a lease lapsed), Unavailable (retrying is safe) and Corruption (a part is damaged or missing).
     """
 
     shard: str
@@ -249,23 +239,18 @@ class Named:
     timestamp: datetime | None = None
 
     @classmethod
-    def of(cls, what: str, point: Point, transport: Transport, name: str, limits: tuple[float, float]) -> Named:
-        """`limits`: how long to wait for a wall clock that is to come, and for an answer, in seconds.
+    def of(
+        cls, what: str, point: Point, transport: Transport, name: str, limits: tuple[float, float], least: int = 0
+    ) -> Named:
+        """`limits`: how long to wait for a wall clock in the future, and for an answer, in seconds.
 
-        Raises InvalidUsage where it is no time, and what `resolved` and `as_of_at` raise.
+        `least` is the earliest time allowed. Raises InvalidUsage unless it is a time, and what `resolved` and
+        `as_of_at` raise.
         """
         if isinstance(point, datetime):
-            found = resolved(transport, name, point, *limits)
-            return cls(as_of_at(name, found), shown_instant(found.at_ms))
-        _check_point(what, point, 0)
-        return cls(point)
-
-    @classmethod
-    def of_read(cls, what: str, point: Point, transport: Transport, name: str, limits: tuple[float, float]) -> Named:
-        """As `of`, where what was there as of the time is read: it may be BEFORE_ALL."""
-        if isinstance(point, datetime):
-            return cls.of(what, point, transport, name, limits)
-        _check_point(what, point, BEFORE_ALL)
+            resolution = resolved(transport, name, point, *limits)
+            return cls(as_of_at(name, resolution), shown_instant(resolution.at_ms))
+        _check_point(what, point, least)
         return cls(point)
 
 
@@ -280,10 +265,10 @@ def _check_point(what: str, point: object, least: int) -> None:
 
 @dataclass(frozen=True)
 class DiffRequest:
-    """How changes are wanted: in how many splits, of which columns (None: all), and how long the times are awaited.
+    """How to read changes: the number of splits, the columns (None: all), and how long to wait for the times.
 
-    `num_splits` may be what says how many there are of so many encoded bytes. `known` is the id of the schema by which
-    the columns are named (None: of now). `shares`: by a lease that the reads of the process share.
+    `num_splits` may be a function of the encoded bytes. `known` is the id of the schema that names the columns (None:
+    the current one). `shares`: by a lease that the reads of the process share.
     """
 
     num_splits: int | Callable[[int], int] = 1
@@ -294,13 +279,13 @@ class DiffRequest:
     shares: bool = False
 
     def check_names(self, view: ShardView) -> None:
-        """Raise InvalidUsage where the name of a column that is given means another one by now."""
+        """Raise InvalidUsage if the name of a selected column means another column by now."""
         current_for_names(valid_schemas(view.schemas), self.known, self.columns)
 
 
 @dataclass(frozen=True)
 class Between:
-    """Two complete times of a shard, and what holds them and all between."""
+    """Two complete times of a shard, and the hold on them and all times between."""
 
     held: Held
     start: int
@@ -312,10 +297,9 @@ class Between:
         schema, reader = part_reader(held.transport, view, held.settings)
         low, high = sorted((self.start, self.end))
         runs, gone, gone_before = runs_between(view, low, high), self._gone(low, high), 0
-        if gone:  # three share the memory: what came, what went, and what compares the two
+        if gone:
             gone_before = min(low + 1, floor_at(view.drops, high))
-            shared = replace(held.settings, memory_bytes=max(1, held.settings.memory_bytes // READS_AT_ONCE))
-            held = replace(held, settings=shared)
+            held = replace(held, settings=held.settings.shared_by(READS_AT_ONCE))
         ranges = _ranges(held, (*runs, *gone), num_splits, schema, reader)
         chosen, base = schema.columns(columns), replace(held, as_of=self.end)
         whole = (base.split(key_range, runs, chosen) for key_range in ranges)
@@ -324,35 +308,35 @@ class Between:
         )
 
     def _gone(self, low: int, high: int) -> tuple[Run, ...]:
-        """The runs with what drops between the two times took away of the contents as of the earlier one."""
+        """The runs of the contents as of the earlier time that drops between the two times removed."""
         drops = self.held.view.drops
         earlier, later = floor_at(drops, low), floor_at(drops, high)
         return runs_until(clipped(runs_of(self.held.view), earlier), min(low + 1, later)) if earlier < later else ()
 
 
 def _fields(split: SnapshotSplit) -> dict[str, Any]:
-    return {one.name: getattr(split, one.name) for one in fields(split)}
+    return {spec.name: getattr(split, spec.name) for spec in fields(split)}
 
 
 @contextmanager
 def between(
-    transport: Transport, name: str, start: int, end: int | None, asked: DiffRequest, settings: ReadSettings
+    transport: Transport, name: str, start: int, end: int | None, request: DiffRequest, settings: ReadSettings
 ) -> Iterator[Between]:
     """Hold the earlier of two times (`end` None: the latest complete one) and wait for the later one.
 
-    The lease outlives the block, unless an error ends that. Raises NotReadable, Unavailable.
+    The lease outlives the block, unless the block raises. Raises NotReadable, Unavailable.
     """
     low = start if end is None else min(start, end)
-    hold = holding_together if asked.shares else holding
-    with hold(transport, name, low, asked.purpose, asked.wait_s, settings) as held:
+    hold = holding_together if request.shares else holding
+    with hold(transport, name, low, request.purpose, request.wait_s, settings) as held:
         end = _latest(held.view) if end is None else end
         high = max(start, end)
         if held.view.upper.less_equal(high):
-            held = replace(held, view=wait_for_upper(transport, name, high, held.lease, asked.wait_s))
+            held = replace(held, view=wait_for_upper(transport, name, high, held.lease, request.wait_s))
             check_lease(held.view, low, held.lease)
         if held.lease.is_point and not held.view.since.less_equal(high):
             raise NotReadable(
-                f"shard {name!r} is readable from {held.view.since} on: [{low}] is kept alone, and [{high}] is not",
+                f"shard {name!r} is readable from {held.view.since} on: only [{low}] is kept before it, not [{high}]",
                 as_of=[high],
                 since=held.view.since.to_json(),
             )
@@ -360,7 +344,7 @@ def between(
 
 
 def _latest(view: ShardView) -> int:
-    """The latest complete time, which is BEFORE_ALL where nothing was written. Raises NotReadable."""
+    """The latest complete time; BEFORE_ALL if nothing was written. Raises NotReadable."""
     try:
         return latest(view)
     except NothingWritten:
@@ -368,57 +352,57 @@ def _latest(view: ShardView) -> int:
 
 
 def changes_of(
-    transport: Transport, name: str, start: Named, end: Named, asked: DiffRequest, settings: ReadSettings
+    transport: Transport, name: str, start: Named, end: Named, request: DiffRequest, settings: ReadSettings
 ) -> Changes:
     """The changes of one shard. Raises what `Shard.changes` says."""
     assert start.time is not None
-    asked = replace(asked, shares=asked.num_splits == 1)  # several are there to be read elsewhere
-    with between(transport, name, start.time, end.time, asked, settings) as found:
-        asked.check_names(found.held.view)
-        splits = found.splits(asked.num_splits, asked.columns)
-        schema, hold = part_reader(transport, found.held.view, settings)[0], Hold(found.held.lease)
-        splits = tuple(replace(one, _hold=hold) for one in splits)
-        return Changes(name, found.start, found.end, schema, splits, transport, hold)
+    request = replace(request, shares=request.num_splits == 1)  # several splits are meant for other processes
+    with between(transport, name, start.time, end.time, request, settings) as interval:
+        request.check_names(interval.held.view)
+        splits = interval.splits(request.num_splits, request.columns)
+        schema, hold = part_reader(transport, interval.held.view, settings)[0], Hold(interval.held.lease)
+        splits = tuple(replace(split, _hold=hold) for split in splits)
+        return Changes(name, interval.start, interval.end, schema, splits, transport, hold)
 
 
 def changes_between(
-    one: tuple[OneShard, str, Named], other: tuple[OneShard, str, Named], asked: DiffRequest, settings: ReadSettings
+    start: tuple[OneShard, str, Named], end: tuple[OneShard, str, Named], request: DiffRequest, settings: ReadSettings
 ) -> Changes:
-    """What one shard as of a time has less than the other as of its time. Raises what `Shard.changes` says."""
-    shared = replace(settings, memory_bytes=max(1, settings.memory_bytes // READS_AT_ONCE))
+    """The changes from one shard as of a time to another one as of its time. Raises what `Shard.changes` says."""
+    shared = settings.shared_by(READS_AT_ONCE)
     with ExitStack() as stack:
         earlier, later = (
-            stack.enter_context(holding(transport, name, at.time, asked.purpose, asked.wait_s, shared))
-            for transport, name, at in (one, other)
+            stack.enter_context(holding(transport, name, at.time, request.purpose, request.wait_s, shared))
+            for transport, name, at in (start, end)
         )
         schema, reader = part_reader(earlier.transport, earlier.view, shared)
-        theirs, their_reader = part_reader(later.transport, later.view, shared)
-        asked.check_names(earlier.view)
-        if schema != theirs:
-            if (schema.arrow, schema.key) == (theirs.arrow, theirs.key):
+        later_schema, later_reader = part_reader(later.transport, later.view, shared)
+        request.check_names(earlier.view)
+        if schema != later_schema:
+            if (schema.arrow, schema.key) == (later_schema.arrow, later_schema.key):
                 raise InvalidUsage(
-                    f"shards {one[1]!r} and {other[1]!r} have equal columns, and other ids, defaults or constraints of "
-                    "them, since their columns were changed in other ways; only shards of equal schema are compared: "
-                    "copy the rows of one of them into a shard that begins with the schema of the other"
+                    f"shards {start[1]!r} and {end[1]!r} have equal columns with different ids, defaults or "
+                    "constraints, since their columns were changed in different ways; only shards of equal schema are "
+                    "compared: copy the rows of one into a shard that is created with the schema of the other"
                 )
             raise InvalidUsage(
-                f"shards {one[1]!r} and {other[1]!r} have other columns or keys: {_told(schema)}, and {_told(theirs)}; "
-                "only shards of equal schema are compared"
+                f"shards {start[1]!r} and {end[1]!r} have different columns or keys: {_schema_text(schema)}, and "
+                f"{_schema_text(later_schema)}; only shards of equal schema are compared"
             )
-        larger, of_larger = max((earlier, reader), (later, their_reader), key=lambda side: _bytes(side[0].runs))
-        ranges = _ranges(larger, larger.runs, asked.num_splits, schema, of_larger)
-        columns, chosen = schema.columns(None), schema.columns(asked.columns)
+        larger, reader = max((earlier, reader), (later, later_reader), key=lambda side: _bytes(side[0].runs))
+        ranges = _ranges(larger, larger.runs, request.num_splits, schema, reader)
+        columns, chosen = schema.columns(None), schema.columns(request.columns)
         hold = Hold(JoinedLeases((earlier.lease, later.lease)))
 
         def split(side: Held, key_range: KeyRange) -> SnapshotSplit:
             return replace(side.split(key_range, side.runs, columns), _hold=hold)
 
         splits = tuple(PairSplit(split(earlier, at), split(later, at), chosen) for at in ranges)
-        return Changes(one[1], earlier.as_of, later.as_of, schema, splits, one[0].inner, hold, other=other[1])
+        return Changes(start[1], earlier.as_of, later.as_of, schema, splits, start[0].inner, hold, other=end[1])
 
 
 def runs_between(view: ShardView, low: int, high: int) -> tuple[Run, ...]:
-    """What may have updates at times in `(low, high]` that count as of `high`."""
+    """The runs that may have updates at times in `(low, high]` that count as of `high`."""
     return within(contents(runs_of(view), view.drops, high), low, high)
 
 
@@ -432,7 +416,7 @@ def _ranges(
     count = num_splits if isinstance(num_splits, int) else num_splits(_bytes(runs))
     with leased_blobs(held.lease):
         ranges = plan_splits(runs, count, schema, reader)
-    held.lease.keep()  # a part that was missing may have gone with the hold
+    held.lease.keep()  # a part may be missing because the hold lapsed
     return ranges
 
 
@@ -440,6 +424,6 @@ def _bytes(runs: tuple[Run, ...]) -> int:
     return sum(part.size for run in runs for part in run.parts)
 
 
-def _told(schema: ShardSchema) -> str:
-    columns = ", ".join(f"{one.name} {one.type}{'' if one.nullable else ' not null'}" for one in schema.arrow)
+def _schema_text(schema: ShardSchema) -> str:
+    columns = ", ".join(f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema.arrow)
     return f"{columns} (key {', '.join(schema.key)})"

@@ -1,4 +1,4 @@
-"""Deadlines of calls, and handles whose calls have one."""
+"""Deadlines of calls, and handles with a time-out for each call."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from blob.metrics import ForwardingBlob
 from persist.client.arguments import NUMBER_MAX, checked
 from persist.core.errors import Indeterminate, InvalidUsage, Unavailable, shown
 
-# Deadlines: by when a call has to be answered, whatever it is made of.
+# Deadlines: the time by which a call must be answered, whatever steps it consists of.
 #
-# A call of a handle with a time-out (`persist.client.deadlines`) begins a deadline. What it is made of asks here how
-# long it may still take: commands and their retries, requests to servers, reads and writes of blobs. The deadline goes
-# with the call as a context variable does, so each call of each thread has its own.
+# A call of a handle with a time-out starts a deadline. Its steps ask here how much time is left: commands and their
+# retries, requests to servers, reads and writes of blobs. The deadline is a context variable, so each call of each
+# thread has its own.
 
 
-AT_ONCE_MAX = 256  # operations of one transport on threads of their own; those that were given up count until they end
+AT_ONCE_MAX = 256  # operations of one transport on own threads; abandoned ones count until they end
 _T = TypeVar("_T")
 
 
@@ -32,7 +32,7 @@ class Monotonic(Protocol):
 
 
 class Deadline:
-    """`timeout_s` seconds from when it was made or begun anew, by a clock."""
+    """`timeout_s` seconds by a clock, from its creation or its last `begin`."""
 
     def __init__(self, timeout_s: float, clock: Monotonic) -> None:
         self.timeout_s = timeout_s
@@ -41,11 +41,11 @@ class Deadline:
         self.begin()
 
     def begin(self, more_s: float = 0.0) -> None:
-        """Begin anew: for the next piece of work of the same call. This one may take so much longer."""
+        """Restart it for the next step of the same call, which may take `more_s` longer."""
         self._ends = self._clock.monotonic() + self.timeout_s + more_s
 
     def left_s(self) -> float:
-        """Seconds that are left, 0 once it has passed."""
+        """The seconds left, 0 once it has passed."""
         return max(0.0, self._ends - self._clock.monotonic())
 
 
@@ -53,13 +53,13 @@ _CURRENT: ContextVar[Deadline | None] = ContextVar("persist_deadline", default=N
 
 
 def current() -> Deadline | None:
-    """The deadline of the call under way; None: it has none."""
+    """The deadline of the current call; None: it has none."""
     return _CURRENT.get()
 
 
 @contextmanager
 def within(deadline: Deadline | None) -> Iterator[None]:
-    """What happens in the block has this deadline."""
+    """The block runs with this deadline."""
     token = _CURRENT.set(deadline)
     try:
         yield
@@ -68,19 +68,19 @@ def within(deadline: Deadline | None) -> Iterator[None]:
 
 
 def at_most(seconds: float) -> float:
-    """So many seconds, or what is left of the call under way, if that is less."""
+    """`seconds`, or the time left for the current call if that is less."""
     deadline = _CURRENT.get()
     return seconds if deadline is None else min(seconds, deadline.left_s())
 
 
 def has_passed() -> bool:
-    """Whether the call under way has no time left."""
+    """Whether the current call has no time left."""
     deadline = _CURRENT.get()
     return deadline is not None and deadline.left_s() <= 0
 
 
 def check(what: str) -> None:
-    """Raise Unavailable if no time is left: `what` is not asked any more, so it did not happen."""
+    """Raise Unavailable if no time is left: `what` is not started, so it did not happen."""
     deadline = _CURRENT.get()
     if deadline is not None and deadline.left_s() <= 0:
         raise Unavailable(
@@ -89,10 +89,10 @@ def check(what: str) -> None:
 
 
 class Patience:
-    """Operations that cannot be interrupted, for callers who wait for a bounded time. Thread-safe.
+    """Runs operations that cannot be interrupted for callers with a deadline. Thread-safe.
 
-    Where the call under way has a deadline, the operation runs on a thread of its own. If it has not ended in time it
-    goes on there, and its caller is told so. A thread that hangs with its store does not keep the process alive.
+    If the current call has a deadline, the operation runs on its own thread. If it does not end in time, it continues
+    there and its caller gets an error. A thread that hangs with its store does not keep the process alive.
     """
 
     def __init__(self, at_once_max: int = AT_ONCE_MAX) -> None:
@@ -101,15 +101,15 @@ class Patience:
     def ask(self, what: str, operation: Callable[[], _T], *, safe: bool = True) -> _T:
         """What `operation` returns or raises.
 
-        Raises Unavailable (in time it was not begun, or it is `safe`: it changes nothing that matters), Indeterminate
-        (it is not, and had begun).
+        Raises Unavailable (it did not start in time, or it is `safe`: it changes nothing that matters), Indeterminate
+        (it is not safe, and has started).
         """
         deadline = _CURRENT.get()
         if deadline is None:
             return operation()
         check(what)
         if not self._free.acquire(timeout=deadline.left_s()):
-            raise Unavailable(f"{what} was not begun within {deadline.timeout_s:g} s: too many before it hang")
+            raise Unavailable(f"{what} was not begun within {deadline.timeout_s:g} s: too many earlier calls hang")
         done = threading.Event()
         results: list[_T] = []
         errors: list[BaseException] = []
@@ -130,22 +130,22 @@ class Patience:
             self._free.release()
             raise
         if not done.wait(deadline.left_s()):
-            said = f"{what} was not answered within {deadline.timeout_s:g} s"
+            late = f"{what} was not answered within {deadline.timeout_s:g} s"
             if safe:
-                raise Unavailable(f"{said}; repeat it, or give it more time")
-            raise Indeterminate(f"{said}; it may have happened, or may yet: repeat it with its token")
+                raise Unavailable(f"{late}; repeat it, or give it more time")
+            raise Indeterminate(f"{late}; it may have happened, or may yet: repeat it with its token")
         if errors:
             raise errors[0]
         return results[0]
 
     def blob(self, store: Blob) -> Blob:
-        """The store, as the call under way may use it, also on threads that help it."""
+        """The store bounded by the deadline of the current call, also on threads that help the call."""
         deadline = _CURRENT.get()
         return store if deadline is None else _TimedBlob(store, self, deadline)
 
 
 class _TimedBlob(ForwardingBlob):
-    """A blob store whose operations end with a deadline. What was put in vain is an orphan, which nothing names."""
+    """A blob store whose operations end with a deadline. A put that is abandoned leaves an orphan."""
 
     def __init__(self, store: Blob, patience: Patience, deadline: Deadline) -> None:
         super().__init__(store)
@@ -190,20 +190,20 @@ class _TimedBlob(ForwardingBlob):
                 raise BlobUnavailable(error.message) from error
 
 
-# Time-outs of handles: a view of a handle, each call of which has a deadline.
+# Time-outs of handles: a view of a handle gives each call a deadline.
 #
-# The view is the same handle: it shares all that the handle knows, such as writers that it has registered. Its class is
-# that of the handle with each public method bounded, so a method that is added to a handle is bounded too.
+# The view shares the state of the handle, such as the writers that it has registered. Its class is that of the handle
+# with each public method bounded, so methods that are added to a handle are bounded too.
 
 
-UNBOUNDED = frozenset({"with_timeout", "new_token", "metrics"})  # they ask nobody
-INNER = ("_send", "_details", "_update_attributes", "_edit")  # what properties and the handles that these give ask by
+UNBOUNDED = frozenset({"with_timeout", "new_token", "metrics"})  # they call no store
+INNER = ("_send", "_details", "_update_attributes", "_edit")  # private methods that properties and derived handles call
 HANDLES_MAX = 64  # classes of handles
 _END = object()
 
 
 def checked_timeout(value: object) -> float:
-    """Raise InvalidUsage unless this is a time-out: seconds, more than none."""
+    """Convert a time-out to float. Raises InvalidUsage unless it is a positive number of seconds."""
     checked("timeout_s", value, int, float)
     if not isinstance(value, (int, float)) or not 0 < value <= NUMBER_MAX:
         raise InvalidUsage(f"timeout_s is {shown(value)}; it must be a number of seconds, more than 0")
@@ -214,29 +214,29 @@ class Timeable:
     """The base of handles."""
 
     def with_timeout(self, timeout_s: float) -> Self:
-        """A view of this handle whose calls end within `timeout_s` seconds; handles that it returns inherit that.
+        """The same handle with a time-out for each call, and for the calls of the handles that it returns.
 
-        A call that is not answered in time raises Unavailable where it did not happen and never will, and
-        Indeterminate where it may have happened, or may yet: repeat it with its token. Waiting that a call was asked
-        for counts (`wait_s`), but for that of a listener, of which each step may take so much longer than it waits.
+        A call that is not answered in time raises Unavailable if it did not and will not happen, and Indeterminate if
+        it may have happened, or may yet: repeat it with its token. A wait that the call asks for (`wait_s`) counts,
+        except that of a listener: each of its steps may take the time-out plus its own wait.
 
         Args:
             timeout_s: seconds, more than 0.
-        Raises: InvalidUsage (`timeout_s` is no such number).
+        Raises: InvalidUsage (`timeout_s` is not a positive number).
         """
         return timed(self, checked_timeout(timeout_s))
 
 
 def timed(handle: _T, timeout_s: float) -> _T:
-    """The handle with this time-out; anything that is no handle as it is."""
+    """The handle with this time-out; any other object unchanged."""
     if not isinstance(handle, Timeable):
         return handle
     kind = type(handle)
     view: Any = object.__new__(_bounded_class(kind.__mro__[1] if "_timeout_s" in vars(kind) else kind))
     object.__setattr__(view, "__dict__", vars(handle))
     object.__setattr__(view, "_timeout_s", timeout_s)
-    found: _T = view
-    return found
+    bounded: _T = view
+    return bounded
 
 
 @lru_cache(maxsize=HANDLES_MAX)
@@ -244,33 +244,33 @@ def _bounded_class(kind: type[Any]) -> type[Any]:
     members: dict[str, Any] = {"__slots__": ("_timeout_s",), "__module__": kind.__module__, "__doc__": kind.__doc__}
     for name in dir(kind):
         method = inspect.getattr_static(kind, name)
-        is_asked = not name.startswith("_") or name in INNER
-        if is_asked and name not in UNBOUNDED and inspect.isfunction(method):
-            members[name] = _stepped(method) if inspect.isgeneratorfunction(method) else _called(method)
-    made = type(kind.__name__, (kind,), members)
-    made.__qualname__ = kind.__qualname__
-    return made
+        is_call = not name.startswith("_") or name in INNER
+        if is_call and name not in UNBOUNDED and inspect.isfunction(method):
+            members[name] = _bounded_iterator(method) if inspect.isgeneratorfunction(method) else _bounded_call(method)
+    bounded = type(kind.__name__, (kind,), members)
+    bounded.__qualname__ = kind.__qualname__
+    return bounded
 
 
-def _called(method: Callable[..., Any]) -> Callable[..., Any]:
+def _bounded_call(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
-    def called(self: Any, *args: Any, **options: Any) -> Any:
-        if current() is not None:  # a part of another call, whose deadline counts
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        if current() is not None:  # a step of another call, whose deadline applies
             return method(self, *args, **options)
         with within(_deadline(self)):
-            found = method(self, *args, **options)
-        return timed(found, self._timeout_s)
+            result = method(self, *args, **options)
+        return timed(result, self._timeout_s)
 
-    return called
+    return call
 
 
-def _stepped(method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Of an iterator each step has the deadline, and what the caller does between two of them takes none of it."""
+def _bounded_iterator(method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Each step of the iterator has the deadline; the caller's time between two steps does not count."""
     signature = inspect.signature(method)
     waits = "timeout_s" in signature.parameters
 
     @wraps(method)
-    def stepped(self: Any, *args: Any, **options: Any) -> Iterator[Any]:
+    def iterate(self: Any, *args: Any, **options: Any) -> Iterator[Any]:
         steps = method(self, *args, **options)
         if current() is not None:
             yield from steps
@@ -290,7 +290,7 @@ def _stepped(method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any
         finally:
             steps.close()  # type: ignore[attr-defined]
 
-    return stepped
+    return iterate
 
 
 def _deadline(handle: Any) -> Deadline:

@@ -7,6 +7,7 @@ from typing import Any
 
 from blob import Blob
 from persist.client import deadlines, transport
+from persist.client.arguments import check_int
 from persist.client.deadlines import Patience
 from persist.client.erasure_api import wait_json
 from persist.client.lease_pool import LeasePool
@@ -34,48 +35,51 @@ from persist.parts.schema_changes import check_new
 from persist.parts.schema_evolution import check_first
 from persist.telemetry.metrics import Storms, pools
 
-# What may still show rows that were gone before a time, whoever took them away: told of both stores by a scan.
+# What may still show rows that were removed before a time, found by a scan of both stores.
 
 
 def erased_before(location: Location, name: str, before: int) -> dict[str, Any]:
-    """The answer of `persist erase status NAME --before T`: what holds such rows, or, where nothing does, the receipt.
+    """The answer of `persist erase status NAME --before T`: what holds such rows, or the receipt if nothing does.
 
     Args:
-        before: rows that were retracted before this time, or by a truncation before it or a later one, are meant.
+        before: the scan covers rows retracted before this time, and rows that truncations before it removed.
     Changes nothing; repeating it is safe. Raises InvalidUsage (the time is not complete), UnknownShard, Unavailable.
     """
-    if type(before) is not int or not 0 <= before <= TIME_MAX:
-        raise InvalidUsage(f"before must be a time in [0, {TIME_MAX}]")
+    check_int("before", before, 0, TIME_MAX)
     machine = location.machine(check_shard_name(name))
     state = machine.refresh()
     at = gone_at(state, before)
     if not state.tombstone and state.upper.less_equal(at):
         raise InvalidUsage(f"time {at} of shard {name!r} is not complete: its upper is {state.upper}")
-    found = scan_shard(location, machine, at)
+    scan = scan_shard(location, machine, at)
     state = machine.refresh()
-    held = waits(state, at) if not is_rewritten(state, at) else states_held(state, int(state.seqno))
+    is_done = is_rewritten(state, at)
+    held = states_held(state, int(state.seqno)) if is_done else waits(state, at)
     return {
         "shard": name,
         "before": before,
         "at": at,
-        "phase": "erased" if found.is_clean else "rewritten" if is_rewritten(state, at) else "retracted",
-        "waits": [] if found.is_clean else [wait_json(wait) for wait in held],
-        "blobs_to_delete": {"count": found.older_count, "bytes": found.older_size, "keys": list(found.older)},
-        "unnamed_blobs": {"count": found.unnamed_count, "keys": list(found.unnamed)},
-        "scanned_at": instant_text(found.at_ms),
-        "log_begins": found.horizon,
-        "scanned": {"log_entries": found.entries, "blobs": found.blobs, "bytes": found.size},
+        "phase": "erased" if scan.is_clean else "rewritten" if is_done else "retracted",
+        "waits": [] if scan.is_clean else [wait_json(wait) for wait in held],
+        "blobs_to_delete": {"count": scan.older_count, "bytes": scan.older_size, "keys": list(scan.older)},
+        "unnamed_blobs": {"count": scan.unnamed_count, "keys": list(scan.unnamed)},
+        "scanned_at": instant_text(scan.at_ms),
+        "log_begins": scan.horizon,
+        "scanned": {"log_entries": scan.entries, "blobs": scan.blobs, "bytes": scan.size},
     }
 
 
-# The embedded transport: machines in this process, straight on the stores.
+# The embedded transport.
 
 
 class EmbeddedTransport:
     """Implements `persist.client.transport.Transport` over a Location, which it closes when it is closed.
 
-    `maintain`: what merges and collects a shard when asked to; None: nothing here does.
+    `maintain` merges and collects a shard on request; None: this process does not.
     """
+
+    listening_moves_since = True
+    knows_regions = False
 
     def __init__(self, location: Location, maintain: Maintain | None = None) -> None:
         self.location = location
@@ -98,16 +102,8 @@ class EmbeddedTransport:
         return transport.ensure(self.location.blob, self.ids)
 
     @property
-    def listening_moves_since(self) -> bool:
-        return True
-
-    @property
     def shows_copy(self) -> bool:
         return self.location.is_copy
-
-    @property
-    def knows_regions(self) -> bool:
-        return False
 
     @property
     def storms(self) -> Storms:
@@ -130,8 +126,8 @@ class EmbeddedTransport:
         caller: Caller = NOBODY,
     ) -> ShardView:
         check_shard_name(name)
-        chosen = self.location.settings_of_new(name) if settings is None else settings
-        first = validate_command(c.Recreate(schema, chosen))
+        new_settings = self.location.settings_of_new(name) if settings is None else settings
+        first = validate_command(c.Recreate(schema, new_settings))
         self._check_schema(name, first.schema)
         fresh = initial_state(name, first.schema, self.clock.now_ms(), first.settings, validate_caller(caller))
         state = self._patience.ask(
@@ -143,7 +139,7 @@ class EmbeddedTransport:
         return view_of(state, ViewRequest(with_batches=False))
 
     def _check_schema(self, name: str, schema: SchemaRecord) -> None:
-        """Raise InvalidUsage unless a shard may begin with it. One that is there may have what is refused by now."""
+        """Raise InvalidUsage unless a new shard may have this schema. An existing one may have what is refused now."""
         first = check_first(schema)
         try:
             check_new(first)
@@ -173,7 +169,7 @@ class EmbeddedTransport:
         return self._patience.ask(_about(name), lambda: self.location.machine(name).receipted(runs))
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY, by_names: bool = False) -> c.Result:
-        """`by_names`: SchemaMismatch where the rows of the command were not read by the columns of now."""
+        """`by_names`: SchemaMismatch if the rows of the command were not read by the current columns."""
         check_shard_name(name)
         ask = self._patience.ask
         return ask(_about(name), lambda: self.location.machine(name).apply(command, caller, by_names), safe=False)
@@ -184,8 +180,8 @@ class EmbeddedTransport:
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         check_shard_name(name)
-        asked = replace(request, timeout_s=deadlines.at_most(request.timeout_s))
-        return self._patience.ask(_about(name), lambda: self._view(name, asked))
+        bounded = replace(request, timeout_s=deadlines.at_most(request.timeout_s))
+        return self._patience.ask(_about(name), lambda: self._view(name, bounded))
 
     def erased_before(self, name: str, before: int) -> dict[str, Any]:
         return self._patience.ask(_about(name), lambda: erased_before(self.location, name, before))
@@ -193,7 +189,7 @@ class EmbeddedTransport:
     def maintain(self, name: str, verb: str) -> dict[str, Any]:
         maintain = self._maintain
         if maintain is None:
-            self.location.identity.check_writable()  # a copy names its home
+            self.location.identity.check_writable()  # a copy names its home in the error
             raise InvalidUsage(f"this process does not {verb} shards; a client of `persist.connect` or a server does")
         return self._patience.ask(_about(name), lambda: maintain(self.location, name, verb))
 
@@ -213,7 +209,7 @@ def _about(name: str) -> str:
 
 
 def view_state(location: Location, name: str, request: ViewRequest) -> State:
-    """The State that a view request asks for."""
+    """The State for a view request."""
     machine = location.machine(check_shard_name(name))
     location.identity.refuse_copy()
 

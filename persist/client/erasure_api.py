@@ -1,7 +1,7 @@
-"""Erasure: one commit that takes rows away and lets history before it go. Maintenance does the rest, and proves it.
+"""Erasure: one commit that removes rows and lets earlier history go. Maintenance does the rest, and proves it.
 
-What is to go is found in the contents as of the latest time, by keys or by a predicate, and is staged in bounded
-memory. Where others write meanwhile, what they changed of it is added, so that it never has to begin anew.
+The rows are found in the contents as of the latest time, by keys or by a predicate, and staged in bounded memory. If
+others write meanwhile, their changes are added, so the erasure never has to start again.
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from persist.client.idempotency import after_commit, send
+from persist.client.idempotency import after_commit, send, send_for
 from persist.client.optimistic_edit import unless_landed
-from persist.client.optimistic_loop import Count, Rewriting, check_complete, latest_of
+from persist.client.optimistic_loop import Count, RewriteOperation, check_complete, latest_of
 from persist.client.snapshot import Held, kept, part_reader
 from persist.client.timestamps import datetime_text, instant_text, period_ms, shown_instant
 from persist.client.transport import OneShard
 from persist.core import commands as c
-from persist.core.batch import Run
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import Token, mint
-from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.shard_view import ShardView
 from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated, valid_schemas
 from persist.parts.filter_eval import Filter
 from persist.parts.python_values import parse_key_value
 from persist.parts.schema_evolution import current_for_names
 
-KEYS_MAX = 1_000  # that one erasure names
-RETRIES = 100  # how often it goes on where others write meanwhile
+KEYS_MAX = 1_000  # of one erasure
+RETRIES = 100  # how often it continues after others have written
 
 
 @dataclass(frozen=True)
 class Question:
-    """Which rows are to go: those with these `keys` (tuples in key order), or those for which `where` is true.
+    """Which rows to erase: those with these `keys` (tuples in key order), or those for which `where` is true.
 
-    With neither no row is: what was retracted before is to go for good.
+    With neither, no row is removed, and rows that were retracted before are erased.
     """
 
     keys: tuple[tuple[Any, ...], ...] = ()
@@ -50,40 +49,40 @@ class Question:
 
     @classmethod
     def of(cls, keys: Sequence[Any] | None, where: str | None) -> Question:
-        """Raises InvalidUsage, without a word of what is in it."""
+        """Raises InvalidUsage, which never shows the arguments."""
         if where is not None and keys is not None:
-            raise InvalidUsage("give keys or where, not both")
+            raise InvalidUsage("give either keys or where, not both")
         if where is not None and (not isinstance(where, str) or not where.strip()):
-            raise InvalidUsage("where is no text, or empty; it must be a predicate such as \"customer = 'x'\"")
+            raise InvalidUsage("where is not text, or empty; it must be a predicate such as \"customer = 'x'\"")
         if keys is None:
             return cls((), where)
         if isinstance(keys, (str, bytes, Mapping)) or not isinstance(keys, Sequence) or not keys:
-            raise InvalidUsage("keys must be a list of keys, of at least one")
+            raise InvalidUsage("keys must be a non-empty list of keys")
         if len(keys) > KEYS_MAX:
-            raise InvalidUsage(f"there are {len(keys)} keys; at most {KEYS_MAX} go with one erasure: use where")
+            raise InvalidUsage(f"there are {len(keys)} keys; one erasure takes at most {KEYS_MAX}: use where")
         return cls(tuple(_values(key) for key in keys))
 
     def digest(self, erasure: str, reason: str) -> bytes:
-        """What the State remembers of it: it begins with the id, so that equal questions have other digests."""
-        said = json.dumps([erasure, reason, self.where, [list(map(repr, key)) for key in self.keys]])
-        return hashlib.sha256(said.encode()).digest()
+        """The digest that the State keeps. It includes the id, so that equal questions have different digests."""
+        question = json.dumps([erasure, reason, self.where, [list(map(repr, key)) for key in self.keys]])
+        return hashlib.sha256(question.encode()).digest()
 
     def picked(self, schema: ShardSchema) -> Picked:
-        """The rows of a shard that it means. Raises InvalidUsage where the shard has no such column or key."""
+        """The rows of a shard that it selects. Raises InvalidUsage if the shard has no such column or key."""
         if self.where is not None:
             return Picked((), Filter.of(self.where, schema))
-        ranges: dict[bytes, KeyRange] = {}  # a key that is named twice goes once
+        ranges: dict[bytes, KeyRange] = {}  # without repeated keys
         for key in self.keys:
             if len(key) != len(schema.key):
                 wanted = ", ".join(schema.key)
                 raise InvalidUsage(f"a key does not have the right number of values: one for each of {wanted}")
-            encoded = encode_key(schema, tuple(map(partial(_held, schema), schema.key, key)))
+            encoded = encode_key(schema, tuple(map(partial(_key_value, schema), schema.key, key)))
             ranges[encoded] = KeyRange(encoded, encoded + b"\x00")
         return Picked(tuple(ranges[encoded] for encoded in sorted(ranges)))
 
 
-def _held(schema: ShardSchema, column: str, value: Any) -> pa.Scalar:
-    """The value as the column holds it. What is wrong with it is told without a word of it."""
+def _key_value(schema: ShardSchema, column: str, value: Any) -> pa.Scalar:
+    """The value as the column holds it. Errors never show it."""
     try:
         return parse_key_value(schema, column, value)
     except InvalidUsage:
@@ -95,45 +94,45 @@ def _held(schema: ShardSchema, column: str, value: Any) -> pa.Scalar:
 
 @dataclass(frozen=True)
 class Picked:
-    """The key ranges in which rows may be meant, ascending, and the predicate (None: all of these rows are)."""
+    """The key ranges to search, ascending, and the predicate (None: all of their rows are selected)."""
 
     ranges: tuple[KeyRange, ...]
     where: Filter | None = None
 
     def rows(self, held: Held, low: int | None, high: int) -> Iterator[pa.Table]:
-        """What takes the rows away that were there at `high`, or (with `low`) that came after `low`.
+        """The retractions of the rows that were there at `high`, or (with `low`) of those that came after `low`.
 
-        Other erasures that are pending at the time after `high`, which is no complete one, take away their own.
+        Rows that other pending erasures retract at the next time are left to them.
         """
         held = replace(held, as_of=high)
         _, reader = part_reader(held.transport, held.view, held.settings)
         ranges = self.ranges if self.where is None else (self.where.key_range(),)
         for key_range in ranges:
-            runs, time = held.with_pending() if low is None else (held.runs, high)
-            for table in kept(self._read(reader, runs, low, time, key_range), held.lease):
-                gone = negated(table if self.where is None else self.where.apply(table))
-                if len(gone):
-                    yield gone
+            for table in kept(self._read(reader, held, low, high, key_range), held.lease):
+                rows = negated(table if self.where is None else self.where.apply(table))
+                if len(rows):
+                    yield rows
 
     def _read(
-        self, reader: PartReader, runs: tuple[Run, ...], low: int | None, high: int, key_range: KeyRange
+        self, reader: PartReader, held: Held, low: int | None, high: int, key_range: KeyRange
     ) -> Iterator[pa.Table]:
-        if low is None:
-            return reader.read_range(runs, as_of=high, key_range=key_range)
-        return reader.read_changes(runs, low, high, key_range=key_range)
+        if low is not None:
+            return reader.read_changes(held.runs, low, high, key_range=key_range)
+        runs, time = held.with_pending()
+        return reader.read_range(runs, as_of=time, key_range=key_range)
 
 
 @dataclass(frozen=True)
 class ErasureStatus:
-    """How far an erasure is. `Shard.erase` and `Shard.erased` give it.
+    """The progress of an erasure; `Shard.erase` and `Shard.erased` return it.
 
     `phase` is `pending` (the shard is fed by `append`: the rows go at the time `at`, with the next commit of its
     writer), `retracted` (no read of the latest time shows the rows), `rewritten` (no part of the shard does) or
-    `erased` (nothing in either store does). `waits` says for whom the next phase waits; empty: for maintenance. `at` is
-    its time: what was there before can be read no more. `removed` is the sum of `__diff` of the rows that the call of
-    `erase` took away. The shard does not keep it: it is None in what `erased` gives, and for a retry. `question` is the
-    digest of what was asked for (hex). `doomed` are the blobs that showed the rows. `proof` is what the last scan of
-    both stores found. `pending_s`: so many seconds ago it was asked for, while it is pending.
+    `erased` (nothing in either store does). `waits` are what the next phase waits for; empty: for maintenance. `at` is
+    its time: earlier contents can no longer be read. `removed` is the sum of `__diff` of the rows that the call of
+    `erase` removed. The shard does not keep it: it is None in what `erased` returns, and for a retry. `question` is
+    the digest of what was asked for (hex). `doomed` are the blobs that showed the rows. `proof` is the result of the
+    last scan of both stores. `pending_s`: how many seconds ago it was requested, while it is pending.
     """
 
     id: str
@@ -152,12 +151,12 @@ class ErasureStatus:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left that can show the rows."""
+        """Whether nothing is left that shows the rows."""
         return self.phase == "erased"
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON, which is the receipt once it is done; wall clocks in RFC 3339. Raises nothing."""
-        told: dict[str, Any] = {
+        body: dict[str, Any] = {
             "id": self.id,
             "phase": self.phase,
             "at": self.at,
@@ -169,16 +168,16 @@ class ErasureStatus:
             "waits": [wait_json(wait) for wait in self.waits],
         }
         if self.pending_s is not None:
-            told["pending_s"] = self.pending_s
+            body["pending_s"] = self.pending_s
         if self.rewritten:
             doomed = self.doomed
-            told["rewritten"] = {"seqno": self.rewritten}
-            told["blobs_deleted" if self.done else "blobs_to_delete"] = {
+            body["rewritten"] = {"seqno": self.rewritten}
+            body["blobs_deleted" if self.done else "blobs_to_delete"] = {
                 "count": doomed.blobs, "bytes": doomed.size, "sha256": doomed.digest.hex(),
             }  # fmt: skip
         if self.proof is not None:
             proof = self.proof
-            told["proof"] = {
+            body["proof"] = {
                 "erased": instant_text(proof.at_ms),
                 "horizon_seqno": proof.horizon,
                 "log_entries_gone_before": proof.horizon,
@@ -186,7 +185,7 @@ class ErasureStatus:
                 "scanned": {"log_entries": proof.entries, "blobs": proof.blobs, "bytes": proof.size},
                 "left_by_the_consensus_store": proof.left,
             }
-        return told
+        return body
 
 
 def wait_json(wait: Wait) -> dict[str, Any]:
@@ -196,14 +195,14 @@ def wait_json(wait: Wait) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Erasing(Rewriting):
-    """One erasure of rows of a shard. `to` is no time: it is about the latest one."""
+class EraseOperation(RewriteOperation):
+    """One erasure of rows of a shard. `to` is the latest time."""
 
     what: ClassVar[str] = "erase"
     done: ClassVar[str] = "erased"
 
     question: Question = field(default_factory=Question)
-    known: int | None = None  # the id of the schema by whose names it is asked for; None: that of now
+    known: int | None = None  # the id of the schema that names its columns; None: the current one
     deadline_ms: int | None = None
     reason: str = ""
     tags: bool = False
@@ -218,21 +217,20 @@ class Erasing(Rewriting):
         """Raises what `Shard.erase` says."""
         token = mint(Token, self.transport.ids) if token is None else token
         erasure = erasure_id(token)
-        asked = replace(self, erasure=erasure)
+        operation = replace(self, erasure=erasure)
         with unless_landed(self._writer(None), token):
-            removed = asked._settled(token, lambda: asked._tried(token), lambda _: None)
+            removed = operation._settled(token, lambda: operation._attempt(token), lambda _: None)
         with after_commit(f"erasure {erasure} of shard {self.name!r}"):
             return status_of(self.transport, self.name, erasure, self.read.retry_s, removed)
 
-    def _tried(self, token: Token) -> int | None:
-        view = self.transport.view(self.name, ViewRequest(with_batches=False))
-        upper = check_complete(self.name, 0, view, "erased")
+    def _attempt(self, token: Token) -> int | None:
+        upper = check_complete(self.name, 0, self._view(), "erased")
         with self._held(upper - 1) as held:
             attempt = self._rewrite(held, token, RETRIES + 1)
         done, count = attempt.done, attempt.draft.count
         assert done is not None
         if done.lower != done.upper:  # else it is pending
-            with suppress(PersistError):  # its own hold is gone by now; else maintenance does it
+            with suppress(PersistError):  # its own hold is gone by now; otherwise maintenance does it
                 send(self.transport, self.name, c.ForgetHistory(done.lower), self.read.retry_s)
         return count.removed - count.added if attempt.is_fresh else None
 
@@ -240,7 +238,7 @@ class Erasing(Rewriting):
         return self._picked(held.view).rows(held, low, latest_of(held.view))
 
     def _picked(self, view: ShardView) -> Picked:
-        """The rows that are to go. Raises InvalidUsage, also where a name means another column by now."""
+        """The rows to erase. Raises InvalidUsage, also if a name means another column by now."""
         is_named = self.question != Question()
         return self.question.picked(
             current_for_names(valid_schemas(view.schemas), self.known, None if is_named else ())
@@ -258,47 +256,45 @@ def erasure_id(token: Token) -> str:
 
 
 def checked_deadline(deadline: Any) -> int | None:
-    """By when an erasure should have ended, in milliseconds from now; None: nobody said. Raises InvalidUsage."""
+    """The time until an erasure should end, in milliseconds from now; None: there is none. Raises InvalidUsage."""
     if deadline is None:
         return None
-    found = period_ms(deadline, "deadline", "30d")
-    if found > DEADLINE_MS_MAX:
+    deadline_ms = period_ms(deadline, "deadline", "30d")
+    if deadline_ms > DEADLINE_MS_MAX:
         raise InvalidUsage("deadline must be an age of at most ten years, such as '30d'")
-    return found
+    return deadline_ms
 
 
 def checked_reason(reason: Any) -> str:
-    """Raises InvalidUsage where it is no text, or too long."""
+    """Return the reason. Raises InvalidUsage if it is not text, or too long."""
     if not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX:
-        raise InvalidUsage(f"reason must be a text of at most {REASON_CHARS_MAX} characters")
+        raise InvalidUsage(f"reason must be text of at most {REASON_CHARS_MAX} characters")
     try:
         reason.encode()
     except UnicodeEncodeError as error:
-        raise InvalidUsage("reason has half a surrogate pair, which is no text") from error
+        raise InvalidUsage("reason contains a lone surrogate, which is not text") from error
     return reason
 
 
 def status_of(
     transport: OneShard, name: str, erasure: str, retry_s: float, removed: int | None = None
 ) -> ErasureStatus:
-    """How far an erasure is. Raises InvalidUsage where the shard has none of this id (any more)."""
-    found = read_erasures(transport, name, retry_s).get(erasure)
-    if found is None:
+    """The progress of an erasure. Raises InvalidUsage if the shard has none of this id, or not any more."""
+    status = read_erasures(transport, name, retry_s).get(erasure)
+    if status is None:
         raise InvalidUsage(f"shard {name!r} has no erasure {erasure!r:.80}")
-    return replace(found, removed=removed)
+    return replace(status, removed=removed)
 
 
 def read_erasures(transport: OneShard, name: str, retry_s: float) -> dict[str, ErasureStatus]:
     """The erasures of a shard by id, the oldest first. Raises what every call may."""
-    found = send(transport, name, c.ReadErasures(), retry_s)
-    assert isinstance(found, c.ErasuresAre)
-    return statuses(found)
+    return statuses(send_for(c.ErasuresAre, transport, name, c.ReadErasures(), retry_s))
 
 
-def statuses(found: c.ErasuresAre) -> dict[str, ErasureStatus]:
-    """The erasures that a shard told, as callers see them, the oldest first."""
-    ordered = sorted(found.erasures.items(), key=lambda item: (item[1].at, item[0]))
-    return {key: _status(key, erasure, found.waits.get(key, ()), found.now_ms) for key, erasure in ordered}
+def statuses(answer: c.ErasuresAre) -> dict[str, ErasureStatus]:
+    """The erasures of a shard as callers see them, the oldest first."""
+    ordered = sorted(answer.erasures.items(), key=lambda item: (item[1].at, item[0]))
+    return {key: _status(key, erasure, answer.waits.get(key, ()), answer.now_ms) for key, erasure in ordered}
 
 
 def _status(key: str, erasure: Erasure, waits: tuple[Wait, ...], now_ms: int) -> ErasureStatus:

@@ -30,7 +30,7 @@ from persist.core.record import replace
 from persist.core.shard_view import ShardDetails, ViewRequest
 from persist.parts.row_stats import MODULUS as MODULUS
 from persist.parts.row_stats import digest_of_rows as digest_of_rows
-from persist.telemetry.tracing import Request, Requesting
+from persist.telemetry.tracing import Requesting
 
 # Sending commands so that their outcome is known: retries with the same token, within a deadline.
 
@@ -38,7 +38,7 @@ from persist.telemetry.tracing import Request, Requesting
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 2.0
 DOUBLINGS_MAX = 10
-# What these change, if anything, lapses by itself: a hold or a registration. A try of unknown outcome harms nobody.
+# What these change, if anything, is a hold or a registration, which lapses. A try of unknown outcome does no harm.
 LAPSING = (
     c.ExpireWriter,
     c.RegisterReader,
@@ -50,13 +50,14 @@ LAPSING = (
     c.TimesShown,
     c.ReadRetention,
 )
-# These claim nothing of what happened, so they are told whatever came before.
+# These say nothing about whether the command happened, so they are raised whatever came before.
 CLAIM_NOTHING = (Corruption, PersistError)
 _T = TypeVar("_T")
+_R = TypeVar("_R", bound=c.Result)
 
 
 class RetriedCall(NamedTuple):
-    """What is asked for, in words, and of which shard."""
+    """What is called, for messages, and of which shard."""
 
     what: str
     shard: str
@@ -70,9 +71,9 @@ def send(
     caller: Caller = NOBODY,
     before: PersistError | None = None,
 ) -> c.Result:
-    """Apply a command, retrying what is safe to retry for up to `retry_s` seconds. Raises what `settled` raises.
+    """Apply a command, and retry it for up to `retry_s` seconds if that is safe. Raises what `settled` raises.
 
-    `before`: what a first try, which the caller made, was answered.
+    `before`: the error of a first try, which the caller made.
     """
     answers = [] if before is None else [before]
 
@@ -87,98 +88,96 @@ def send(
         RetriedCall(f"a command on shard {name!r}", name),
         transport,
         retry_s,
-        remedy="call again with its token" if has_token else "look at the shard before you go on",
+        remedy="call again with its token" if has_token else "look at the shard before you continue",
         lapses=isinstance(command, LAPSING),
     )
+
+
+def send_for(
+    kind: type[_R], transport: Transport, name: str, command: c.Command, retry_s: float, caller: Caller = NOBODY
+) -> _R:
+    """As `send`, for a command whose result is of this kind."""
+    result = send(transport, name, command, retry_s, caller)
+    assert isinstance(result, kind)
+    return result
 
 
 def read_details(transport: OneShard, name: str, retry_s: float) -> ShardDetails:
     """The settings, tags and critical readers of a shard as of now. Raises what every call may."""
     request = ViewRequest(with_batches=False, with_details=True)
-    asked = RetriedCall(f"a view of shard {name!r}", name)
-    view = settled(lambda: transport.view(name, request), asked, transport, retry_s, remedy="repeat it", lapses=True)
+    call = RetriedCall(f"a view of shard {name!r}", name)
+    view = settled(lambda: transport.view(name, request), call, transport, retry_s, remedy="repeat it", lapses=True)
     assert view.details is not None
     return view.details
 
 
 def settled(
     ask: Callable[[], _T],
-    asked: RetriedCall,
+    call: RetriedCall,
     transport: Transport,
     retry_s: float,
     *,
     remedy: str,
     lapses: bool = False,
 ) -> _T:
-    """What `ask` returns, which is tried again for up to `retry_s` seconds. `asked` is for messages.
+    """What `ask` returns, which is retried for up to `retry_s` seconds. `call` is for messages.
 
     All tries are one request, with one id. Many in a row are one line of the log.
 
-    Raises Indeterminate where it may have happened, or may happen yet: the outcome of a try is unknown, and then the
-    deadline passed, or a later try was refused. A server that was stopped, or a proxy, may hold the request of that
-    try, and deliver it when what the refusal tells holds no more. Only a refusal that stays true is told as it is (see
-    `is_final`). Every other error, but for Corruption and the root of the tree, means that it did not happen and never
-    will. What changes no data, and lapses by itself (`lapses`), is never Indeterminate: it is asked again. Where the
-    call under way has a deadline, that counts if it is earlier, and what comes after it is not asked at all.
+    Raises Indeterminate if it may have happened, or may happen yet: the outcome of a try is unknown, and then the
+    deadline passed, or a later try was refused. A stopped server or a proxy may hold the request of that try, and
+    deliver it when the reason of the refusal has gone. Only a refusal that stays valid is raised as it is (see
+    `is_final`). Every other error, except Corruption and the root of the tree, means that it did not happen and never
+    will. What changes no data, and lapses (`lapses`), is never Indeterminate: it is retried. An earlier deadline of the
+    current call applies, too; after it nothing is started.
     """
-    with Requesting() as request:
-        return _settled(ask, asked, transport, retry_s, request, (remedy, lapses))
-
-
-def _settled(
-    ask: Callable[[], _T],
-    asked: RetriedCall,
-    transport: Transport,
-    retry_s: float,
-    request: Request,
-    how: tuple[str, bool],
-) -> _T:
-    (what, shard), (remedy, lapses) = asked, how
+    what, shard = call
     deadlines.check(what)
     deadline = transport.clock.monotonic() + deadlines.at_most(retry_s)
     unknown = False
     tries = 0
-    while True:
-        try:
-            return ask()
-        except (Unavailable, Overloaded, Indeterminate) as error:
-            if lapses and isinstance(error, Unavailable) and error.is_unwritable:
-                raise  # a full disk is not waited for: what only reads goes on without
-            unknown = unknown or (isinstance(error, Indeterminate) and not lapses)
-            tries += 1
-            wait = _wait_s(error, tries, transport)
-            if transport.clock.monotonic() + wait > deadline:
-                if lapses and isinstance(error, Indeterminate):
-                    raise Unavailable(f"{what}, which changes no data, was not answered; repeat it") from error
-                if unknown and not isinstance(error, Indeterminate):
-                    raise Indeterminate(f"{what} may have happened; {remedy} ({error})") from error
-                raise
-            transport.storms.again("client", shard, tries, error, request.id)
-            transport.clock.sleep(wait)
-        except PersistError as error:
-            if not request.id:  # else a server has told it, under this id
-                transport.storms.corrupted(shard, error, what)
-            if not unknown or type(error) in CLAIM_NOTHING or is_final(error):
-                raise
-            raise Indeterminate(
-                f"{what} may have happened, or may yet: one try was not answered, and the next was refused ({error}); "
-                f"{remedy}",
-                refused=error.kind,
-                **error.details,
-            ) from error
+    with Requesting() as request:
+        while True:
+            try:
+                return ask()
+            except (Unavailable, Overloaded, Indeterminate) as error:
+                if lapses and isinstance(error, Unavailable) and error.is_unwritable:
+                    raise  # do not wait for a full disk: reads continue without it
+                unknown = unknown or (isinstance(error, Indeterminate) and not lapses)
+                tries += 1
+                wait = _wait_s(error, tries, transport)
+                if transport.clock.monotonic() + wait > deadline:
+                    if lapses and isinstance(error, Indeterminate):
+                        raise Unavailable(f"{what}, which changes no data, was not answered; repeat it") from error
+                    if unknown and not isinstance(error, Indeterminate):
+                        raise Indeterminate(f"{what} may have happened; {remedy} ({error})") from error
+                    raise
+                transport.storms.again("client", shard, tries, error, request.id)
+                transport.clock.sleep(wait)
+            except PersistError as error:
+                if not request.id:  # otherwise a server has logged it, under this id
+                    transport.storms.corrupted(shard, error, what)
+                if not unknown or type(error) in CLAIM_NOTHING or is_final(error):
+                    raise
+                raise Indeterminate(
+                    f"{what} may have happened, or may yet: one try was not answered, and the next was refused "
+                    f"({error}); {remedy}",
+                    refused=error.kind,
+                    **error.details,
+                ) from error
 
 
 @contextmanager
 def after_commit(what: str) -> Iterator[None]:
-    """For looks at what a committed change came to: Unavailable and Overloaded would say that nothing has happened.
+    """For reads after a committed change: Unavailable and Overloaded would say that nothing has happened.
 
-    Raises Indeterminate in their place. Repeating the change, with its token if it has one, is safe.
+    Raises Indeterminate instead. Repeating the change, with its token if it has one, is safe.
     """
     try:
         yield
     except (Unavailable, Overloaded) as error:
         raise Indeterminate(
-            f"{what} is committed, and what came of it is not known now ({error.message}); repeat it to see it, with "
+            f"{what} is committed, and its result is not known now ({error.message}); repeat it to see it, with "
             "its token if it has one"
         ) from error
 
@@ -186,58 +185,54 @@ def after_commit(what: str) -> Iterator[None]:
 def is_final(error: PersistError) -> bool:
     """Whether the refusal proves that no try of the same command has landed, and that none ever will.
 
-    That is so of an upper beyond the one that is needed, since it never moves back, and a token is looked up first.
-    Attributes and readers may come back to what they were, and rights may be given again. A refusal says itself where
-    it may not stay (`stays`).
+    That holds for an upper beyond the expected one, since it never moves back, and a token is looked up first.
+    Attributes and readers may return to their old state, and permissions may be granted again. A refusal that may not
+    stay valid says so (`stays`).
     """
     if not isinstance(error, UpperMismatch) or error.details.get("stays") is False:
         return False
     try:
-        expected = error.details["expected"]  # None: an insert, which is refused only where no time is left
+        expected = error.details["expected"]  # None: an insert, which is refused only if no time is left
         return expected is None or Antichain.from_json(error.details["actual"]) > Antichain.from_json(expected)
-    except (KeyError, InvalidUsage):  # not a server of persist
+    except (KeyError, InvalidUsage):  # not from a server of persist
         return False
 
 
 def _wait_s(error: Exception, tries: int, transport: Transport) -> float:
     if isinstance(error, Overloaded):
-        asked = error.details.get("retry_after_s")
-        if isinstance(asked, (int, float)) and asked > 0:
-            return float(asked)
+        retry_after_s = error.details.get("retry_after_s")
+        if isinstance(retry_after_s, (int, float)) and retry_after_s > 0:
+            return float(retry_after_s)
     return jittered(transport.ids, min(BACKOFF_FIRST_S * 2 ** min(tries, DOUBLINGS_MAX), BACKOFF_MAX_S))
 
 
 # What a token stands for: a digest of the verb, the frontiers, the attributes and the rows of a command.
 #
-# Keys of parts do not count: an honest retry stages its rows anew. A field that a later build adds to a command must
-# not count either while it has its default, so that a retry by that build is known. The rows count by the sum of the
-# digests of the parts, so it does not matter how they were cut into parts, nor whether they were staged before the
-# command.
+# Keys of parts do not count: an honest retry stages its rows anew. A field that a later version adds to a command must
+# not count either while it has its default, so that a retry by that version is recognised. The rows count by the sum of
+# the digests of the parts, so it does not matter how they were cut into parts, or whether they were staged before.
 
 
-def digest_of(command: c.WriterCommand, rows: int | None = None) -> bytes:
-    """The digest of a command. Raises InvalidUsage where a part does not tell the digest of its rows.
-
-    `rows`: the digest of those that a command without parts would have, if their times are their own.
-    """
+def digest_of(command: c.WriterCommand) -> bytes:
+    """The digest of a command. Raises InvalidUsage if a part lacks the digest of its rows."""
     if isinstance(command, c.Rewrite):
-        return _digest(_asked(command))
-    said: list[object] = [type(command).__name__]
+        return _digest(_rewrite_question(command))
+    question: list[object] = [type(command).__name__]
     assert isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.UpdateAttributes))
     if isinstance(command, c.CompareAndAppend):
-        said += [command.expected_upper.to_json(), command.new_upper.to_json()]
+        question += [command.expected_upper.to_json(), command.new_upper.to_json()]
     elif isinstance(command, c.Append):
-        said += [command.lower.to_json(), command.upper.to_json()]
-    said.append(_attributes(command.attributes))
+        question += [command.lower.to_json(), command.upper.to_json()]
+    question.append(_attributes(command.attributes))
     if not isinstance(command, c.UpdateAttributes):
-        said.append(_rows(command) if rows is None else [("None", rows)] if rows else [])
-    return _digest(said)
+        question.append(_rows(command))
+    return _digest(question)
 
 
-def _asked(command: c.Rewrite) -> list[object]:
-    """The operation, its target and its question, whatever was there by then: a retry finds other rows.
+def _rewrite_question(command: c.Rewrite) -> list[object]:
+    """The operation, its target and its question, but not its rows: a retry computes other rows.
 
-    The first word is what each operation was called when it was a command of its own.
+    The first word is the former name of the command of each operation.
     """
     if command.operation in c.EDITS:
         return ["Edit" if command.schema is None else "Reshape", command.operation, command.question.hex()]
@@ -253,7 +248,7 @@ def _attributes(changes: tuple[AttributeUpdate, ...]) -> list[tuple[object, ...]
 
 
 def standing_for_themselves(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """The runs, whose parts a token does not know again where their rows come in other parts."""
+    """The runs, with parts that a token recognises by their ids only, not by their rows."""
     return tuple(Run(tuple(replace(part, rows_digest=_by_id(part)) for part in run.parts)) for run in runs)
 
 
@@ -261,18 +256,18 @@ def _by_id(part: Part) -> int:
     return int.from_bytes(hashlib.blake2b(part.id.encode(), digest_size=8).digest()) % MODULUS
 
 
-def _digest(said: list[object]) -> bytes:
-    return hashlib.blake2b(json.dumps(said).encode(), digest_size=DIGEST_BYTES).digest()
+def _digest(question: list[object]) -> bytes:
+    return hashlib.blake2b(json.dumps(question).encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def _rows(command: c.Insert | c.CompareAndAppend | c.Append) -> list[tuple[str, int]]:
-    """The digests of the rows by the time that was chosen for them after they were staged (None: none was)."""
+    """The digests of the rows by the time that was chosen for them after they were staged (None: no time was)."""
     sums: dict[str, int] = {}
     for part in (part for run in command.runs for part in run.parts):
         if part.rows_digest is None:
             raise InvalidUsage(
-                f"part {part.id} does not tell the digest of its rows, which a token needs; stage its rows again"
+                f"part {part.id} lacks the digest of its rows, which a token needs; stage its rows again"
             )
         time = str(part.time)
         sums[time] = (sums.get(time, 0) + part.rows_digest) % MODULUS
-    return sorted((time, found) for time, found in sums.items() if found)
+    return sorted((time, total) for time, total in sums.items() if total)

@@ -1,9 +1,9 @@
-"""Holds that the reads of one process share, so that a read costs the shard no commit.
+"""Leases that the reads of one process share, so that a read costs the shard no commit.
 
 A process that reads a shard keeps a leased reader there for each purpose. It holds the earliest time that is read or
-was read a moment ago, and later times with it. Times that the shard keeps alone, such as those of tags, have leased
-readers of their own. A read joins one where a view of the shard shows that it is there and covers the read, so nothing
-is written for it; a reader that nobody has used for a while is given back (docs/design/0005-leases-and-clocks.md).
+was read recently, and later times with it. Times that are kept separately, such as those of tags, have leased readers
+of their own. A read joins one if a view of the shard shows that it exists and covers the read, so nothing is written
+for it; a reader that has been unused for a while is released (docs/design/0005-leases-and-clocks.md).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from persist.core.errors import Expired
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId
 
-KEPT_S = 60.0  # a shared lease is given back so long after its last read
-PARTS_OF_LEASE = 4  # it moves forward, or is renewed, once in such a part of the lease, and is kept for no longer
-COMMITS_HELD_MAX = 256  # or sooner, once a State was read that is so many commits beyond those that it holds
-PERIODS = 6  # into which the time that it is kept is divided, to forget the times that were read before
-PLANS_S = 60.0  # a lease of plans takes more of them for so long, or a fifteenth of itself: nobody gives it back
+KEPT_S = 60.0  # how long after its last read a shared lease is released
+PARTS_OF_LEASE = 4  # it is moved or renewed once in such a part of its length, and kept unused for no longer
+COMMITS_HELD_MAX = 256  # or sooner, once a State was read that is so many commits beyond the one that it holds
+PERIODS = 6  # the parts of the time that it is kept, for forgetting the times that were read before
+PLANS_S = 60.0  # a lease of plans takes new ones for so long, or a fifteenth of its length: it is never released
 PLAN_PARTS_OF_LEASE = 15
 POINTS_MAX = 64  # leases of one kind that hold a single time
-KINDS_MAX = 20_000  # kinds of reads that share at the same time; what comes on top has leases of its own
-OPENING_S = 1.0  # how long a read waits while another one takes the lease; then it takes one of its own
-LOOK_S = 5.0  # how often the leases are looked at
-CLOSE_S = 5.0  # how long closing the client may take to give leases back; the others lapse
-EXIT_S = 1.0  # the same, of the end of the process
+KINDS_MAX = 20_000  # kinds of reads that share at the same time; further ones have their own leases
+OPENING_S = 1.0  # how long a read waits while another one takes the lease; then it takes its own
+LOOK_S = 5.0  # how often the leases are checked
+CLOSE_S = 5.0  # how long closing the client may take to release leases; the others lapse
+EXIT_S = 1.0  # the same, at the end of the process
 
 
 class Lease(Protocol):
-    """A leased reader, as `persist.client.snapshot.ReadLease` is."""
+    """A leased reader, such as `persist.client.snapshot.ReadLease`."""
 
     reader: ReaderId
     seqno: SeqNo
@@ -64,7 +64,7 @@ class Kind:
     shard: ShardId
     purpose: str
     lease_ms: int
-    is_plan: bool = False  # what is read elsewhere: nobody tells when it ends
+    is_plan: bool = False  # read by other processes: the end of the reads is not known
 
     @property
     def moves_s(self) -> float:
@@ -81,7 +81,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A single time that is read: that of a tag, or one that something keeps."""
+    """A single time that is read: that of a tag, or one that is kept separately."""
 
     time: int
     tag: str = ""
@@ -89,7 +89,7 @@ class Point:
 
 @dataclass(eq=False)
 class Shared:
-    """A lease that several reads use. It holds `since` and later times, or its `point` alone, from `lease.seqno` on."""
+    """A lease that several reads use. It holds `since` and later times, or only its `point`, from `lease.seqno` on."""
 
     kind: Kind
     lease: Lease
@@ -97,17 +97,17 @@ class Shared:
     point: Point | None
     opened_s: float
     moved_s: float
-    active_s: float  # when something was read by it, at last
+    active_s: float  # when something was last read by it
     seen: SeqNo  # the newest State from which a read was planned
     latest: int  # the latest time that was read
     uses: set[Use] = field(default_factory=set)
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PERIODS + 1))  # period, earliest time
-    is_left: bool = False  # to those who use it: it takes no more, and the last of them closes it
+    is_left: bool = False  # it takes no more uses, and the last of them closes it
 
 
 @dataclass(eq=False)
 class Use:
-    """One read by a shared lease: of a time, planned from the State `seqno`. Where it pauses for a lease it lapses."""
+    """One read by a shared lease: of a time, planned from the State `seqno`. It lapses if it pauses for a lease."""
 
     shared: Shared
     as_of: int
@@ -118,7 +118,7 @@ class Use:
 
 @dataclass(eq=False)
 class _Known:
-    """The leases of one kind that take readers."""
+    """The leases of one kind that take new reads."""
 
     shared: list[Shared] = field(default_factory=list)
     opening: threading.Lock = field(default_factory=threading.Lock)
@@ -132,38 +132,38 @@ class LeasePool:
         self._process = OwnProcess("this client")
         self._changed = threading.Condition()
         self._known: dict[Kind, _Known] = {}
-        self._released: deque[Use] = deque()  # by garbage collections, which may run where a thread has the lock
+        self._released: deque[Use] = deque()  # by garbage collections, which may run while a thread holds the lock
         self._tends = False
         self._closed = False
-        # Not by `atexit`: that is not run at the end of processes which `multiprocessing` has started.
+        # Not by `atexit`, which does not run at the end of processes that `multiprocessing` has started.
         self._at_exit = Finalize(self, _close_at_exit, (weakref.ref(self),), exitpriority=0)
 
     def take(self, kind: Kind, as_of: int | str | None) -> Use | None:
         """A use of the lease that may cover this time, this tag, or the latest time (None); None: there is none.
 
-        Until `joined` says what is read, it holds all that may be. A view that is asked for from now on is no older
-        than the States of which reads were planned before, and its latest time no earlier than theirs. A tag may be at
-        any time.
+        Until `joined` is called with what is read, it holds everything that may be read. A view that is requested from
+        now on is no older than the States of which reads were planned before, and its latest time no earlier than
+        theirs. A tag may be at any time.
         """
         if self._process.is_left:
             return None
         self._give_back_released()
         with self._changed:
             known = self._known.get(kind)
-            fit = [one for one in known.shared if self._fits(one, as_of)] if known is not None else []
-            if not fit:
+            usable = [shared for shared in known.shared if self._fits(shared, as_of)] if known is not None else []
+            if not usable:
                 return None
-            found = next((one for one in fit if one.point is not None), fit[0])
-            earliest = found.latest if as_of is None else found.since if isinstance(as_of, str) else as_of
-            use = Use(found, earliest, found.seen, self._clock.monotonic())
-            found.uses.add(use)
+            shared = next((lease for lease in usable if lease.point is not None), usable[0])
+            earliest = shared.latest if as_of is None else shared.since if isinstance(as_of, str) else as_of
+            use = Use(shared, earliest, shared.seen, self._clock.monotonic())
+            shared.uses.add(use)
             return use
 
     def joined(self, use: Use, as_of: int, seqno: SeqNo, *, was_named: bool) -> None:
-        """What the read has come to: this time, planned from this State.
+        """Set what the read has come to: this time, planned from this State.
 
         A time that `was_named` may be named again, so it stays held for a while. The next read of the latest time is
-        one of a later time.
+        of a later time.
         """
         with self._changed:
             use.as_of, use.seqno = as_of, seqno
@@ -174,12 +174,12 @@ class LeasePool:
                 self._changed.notify_all()
 
     def open(
-        self, kind: Kind, as_of: int, point: Point | None, instead: Shared | None, opened: Callable[[], Lease]
+        self, kind: Kind, as_of: int, point: Point | None, instead: Shared | None, open_lease: Callable[[], Lease]
     ) -> Use | None:
-        """A use of a new lease, which `opened` takes; `instead` was there and did not cover the time.
+        """A use of a new lease, which `open_lease` takes; `instead` exists and does not cover the time.
 
-        None: another read is taking one at this moment, or has taken one, or there are too many. Raises what `opened`
-        does.
+        None: another read is taking one at this moment, or has taken one, or there are too many. Raises what
+        `open_lease` does.
         """
         if self._process.is_left or self._closed:
             return None
@@ -191,41 +191,41 @@ class LeasePool:
             return None
         try:
             with self._changed:
-                there = [one for one in self._known.setdefault(kind, _Known()).shared if one is not instead]
+                others = [shared for shared in self._known.setdefault(kind, _Known()).shared if shared is not instead]
                 wanted = point.tag if point is not None and point.tag else as_of
-                if any(self._fits(one, wanted) and (one.point is None) == (point is None) for one in there):
+                if any(self._fits(one, wanted) and (one.point is None) == (point is None) for one in others):
                     return None
-                if point is not None and sum(one.point is not None for one in there) >= POINTS_MAX:
+                if point is not None and sum(one.point is not None for one in others) >= POINTS_MAX:
                     return None
             now = self._clock.monotonic()
-            lease = opened()
-            made = Shared(kind, lease, as_of, point, now, now, now, lease.seqno, as_of)
-            use = Use(made, as_of, lease.seqno, now)
-            made.uses.add(use)
+            lease = open_lease()
+            shared = Shared(kind, lease, as_of, point, now, now, now, lease.seqno, as_of)
+            use = Use(shared, as_of, lease.seqno, now)
+            shared.uses.add(use)
             with self._changed:
-                made.is_left = self._closed
+                shared.is_left = self._closed
                 if not self._closed:
-                    self._known.setdefault(kind, _Known()).shared.append(made)
+                    self._known.setdefault(kind, _Known()).shared.append(shared)
                     self._read(use)
-                    self._begin_to_tend()
+                    self._start_thread()
         finally:
             with self._changed:
-                self._forget_empty(kind)  # where none was taken
+                self._forget_empty(kind)  # if no lease was taken
             opening.release()
-        # What the new one covers, the others need not.
-        self._end(lambda one: one is not made and (one is instead or (one.point, point) == (None, None)), kind)
+        # The other leases need not cover what the new one covers.
+        self._end(lambda one: one is not shared and (one is instead or (one.point, point) == (None, None)), kind)
         return use
 
     def leave(self, shared: Shared) -> None:
-        """It takes no more readers, is neither moved nor renewed here, and stays as it is for those who use it.
+        """It takes no more reads, is neither moved nor renewed here, and stays as it is for its current uses.
 
-        It is gone, or goes on elsewhere, where it is renewed.
+        It has lapsed, or another process renews it.
         """
         with self._changed:
             self._left(shared.kind, lambda one: one is shared)
 
     def give_back(self, use: Use) -> None:
-        """The read is over. The lease stays for the next one, for a while."""
+        """The read is over. The lease is kept for the next one for a while."""
         if self._process.is_left:
             return
         shared = use.shared
@@ -237,22 +237,22 @@ class LeasePool:
             shared.lease.close()
 
     def release(self, use: Use) -> None:
-        """As `give_back`, for a garbage collection: soon, and without waiting for anything."""
+        """As `give_back`, for a garbage collection: soon, and without waiting."""
         self._released.append(use)
-        if self._closed and not self._process.is_left:  # nobody else looks
+        if self._closed and not self._process.is_left:  # the thread of the pool has ended
             with suppress(RuntimeError):  # the interpreter ends: no thread can be started
                 closing = threading.Thread(target=self._give_back_released, name="persist-release", daemon=True)
                 closing.start()
                 closing.join(EXIT_S)
 
     def is_read(self, use: Use) -> None:
-        """Something is read, or goes on. Raises Expired: it has paused for so long that its hold has lapsed."""
+        """Called when a read starts or continues. Raises Expired: it has paused for so long that its hold lapsed."""
         if use.has_lapsed:
             raise Expired("the hold of this snapshot is gone: its lease lapsed while nothing was read; take it again")
         use.active_s = use.shared.active_s = self._clock.monotonic()
 
     def let_go(self, name: str) -> None:
-        """Give back what nobody uses of this shard now: something is asked that waits for holds."""
+        """Release the unused leases of this shard before a command whose outcome depends on holds."""
         if not self._process.is_left:
             self._give_back_released()
             with self._changed:
@@ -261,9 +261,9 @@ class LeasePool:
                 self._end(lambda shared: not shared.uses, kind)
 
     def tend(self) -> bool:
-        """Give back what nobody has used for a while, and move on or renew the others. Whether any lease is left.
+        """Release leases that have been unused for a while, and move or renew the others. Whether any lease is left.
 
-        What is used and not read, as an open snapshot that is forgotten, is not renewed, and lapses as any lease.
+        A use that is not read, such as a forgotten open snapshot, is not renewed, and lapses as any lease.
         """
         self._give_back_released()
         now = self._clock.monotonic()
@@ -284,17 +284,17 @@ class LeasePool:
         for shared, since, seqno in due:
             try:
                 shared.lease.move_alone(Antichain(since), seqno)
-            except Expired:  # this process was suspended; who uses it is told at the next renewal
+            except Expired:  # this process was suspended; its uses get the error at their next renewal
                 self.leave(shared)
             except Exception:
-                pass  # who uses it renews it too, and is told what is wrong
+                pass  # its uses renew it, too, and get the error
         with self._changed:
             return bool(self._known)
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """Give back what nobody uses, as far as that is possible within so many seconds; the rest lapses.
+        """Release the unused leases as far as possible within so many seconds; the rest lapses.
 
-        What somebody still uses is given back when they are done. Raises nothing.
+        Leases in use are released when their last use ends. Raises nothing.
         """
         if self._process.is_left:
             return
@@ -337,7 +337,7 @@ class LeasePool:
             shared.recent.append((period, use.as_of))
 
     def _moved(self, shared: Shared, now: float) -> tuple[int, SeqNo]:
-        """Where a lease moves to: what is read, or was read a moment ago, stays held. No read joins before it."""
+        """The new position of a lease: times that are read, or were read recently, stay held. No read joins before."""
         shared.moved_s = now
         begin = int(now * PERIODS / shared.kind.kept_s) - PERIODS
         wanted = [use.as_of for use in shared.uses] + [time for period, time in shared.recent if period >= begin]
@@ -345,15 +345,15 @@ class LeasePool:
         return shared.since, _needed_from(shared)
 
     def _end(self, is_over: Callable[[Shared], bool], kind: Kind) -> None:
-        """Leave these leases of a kind to those who use them, and give back what nobody uses."""
+        """Take no more uses of these leases of a kind, and release the unused ones."""
         with self._changed:
-            ended = [shared for shared in self._left(kind, is_over) if not shared.uses]  # of a plan nobody tells
+            ended = [shared for shared in self._left(kind, is_over) if not shared.uses]  # plans never end their use
         for shared in ended:
             if not deadlines.has_passed():
                 shared.lease.close()
 
     def _left(self, kind: Kind, is_over: Callable[[Shared], bool]) -> list[Shared]:
-        """Those of these leases of a kind that took readers up to now. The lock is held."""
+        """Mark these leases of a kind as left; those that took new reads up to now. The lock is held."""
         known = self._known.get(kind)
         over = [shared for shared in known.shared if is_over(shared)] if known is not None else []
         for shared in over:
@@ -364,19 +364,19 @@ class LeasePool:
         return over
 
     def _forget_empty(self, kind: Kind) -> None:
-        """Nothing is known of a kind without leases. The lock is held."""
+        """Forget a kind without leases. The lock is held."""
         known = self._known.get(kind)
         if known is not None and not known.shared:
             del self._known[kind]
 
-    def _begin_to_tend(self) -> None:
+    def _start_thread(self) -> None:
         if not self._tends:
             self._tends = True
             threading.Thread(target=partial(_tend_all, weakref.ref(self)), name="persist-leases", daemon=True).start()
 
 
 def _needed_from(shared: Shared) -> SeqNo:
-    """The first State that is needed still."""
+    """The first State that is still needed."""
     return min((use.seqno for use in shared.uses), default=shared.seen)
 
 
@@ -385,15 +385,15 @@ def _is_far(shared: Shared) -> bool:
 
 
 def _is_over(now: float, shared: Shared) -> bool:
-    """Whether it takes no more readers: it is given back then, or left to those who use it."""
+    """Whether it takes no more reads: it is released then, or left to its uses."""
     if shared.kind.is_plan:
         return now >= shared.opened_s + shared.kind.takes_s
     return not shared.uses and now >= shared.active_s + shared.kind.kept_s
 
 
-def _tend_all(found: weakref.ref[LeasePool]) -> None:
-    """Runs for as long as anything is shared."""
-    while (pool := found()) is not None:
+def _tend_all(pool_ref: weakref.ref[LeasePool]) -> None:
+    """Runs as long as any lease is shared."""
+    while (pool := pool_ref()) is not None:
         tends = True
         with suppress(Exception):  # the stores were closed meanwhile: the leases lapse
             tends = pool.tend()
@@ -405,8 +405,8 @@ def _tend_all(found: weakref.ref[LeasePool]) -> None:
         del pool
 
 
-def _close_at_exit(found: weakref.ref[LeasePool]) -> None:
-    pool = found()
+def _close_at_exit(pool_ref: weakref.ref[LeasePool]) -> None:
+    pool = pool_ref()
     if pool is not None:
         with suppress(Exception):
             pool.close(EXIT_S)

@@ -23,18 +23,18 @@ from persist.core.shard_view import SeenVersion, ShardView, ViewRequest
 from persist.core.truncation import RowDrop, clipped, drops_within, taken_away
 from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, ShardSchema, newest, valid_schemas
 
-# A listener moves its holds forward at most this often (a part of its lease): progress must not grow the log.
+# A listener moves its holds at most this often per lease, so that progress does not grow the log.
 DOWNGRADES_PER_LEASE = 30
-EVENT_ROWS = 100_000  # adjacent batches are taken together up to this many updates
+EVENT_ROWS = 100_000  # adjacent batches are combined up to this number of updates
 
 
 @dataclass(frozen=True, slots=True)
 class ListenEvent:
-    """Updates with times in `[lower, upper)`, complete: no more will come for these times.
+    """All updates with times in `[lower, upper)`: no more will come for these times.
 
     `updates` has the columns, `__time` and `__diff`, consolidated and ordered by time. A batch of more than
     EVENT_ROWS updates, or of more bytes than the reader's `memory_bytes`, comes as several events, one key range after
-    another, of which only the last moves the frontier: `lower == upper` says "more to come".
+    another, of which only the last moves the frontier: `lower == upper` means "more to come".
     """
 
     lower: Antichain
@@ -46,14 +46,14 @@ class ListenEvent:
 
 
 class Listen(Timeable):
-    """An iterator of events. Holds `since` at what it has delivered, so nothing it needs is forgotten or deleted.
+    """An iterator of events. It holds `since` at what it has delivered, so nothing it needs is forgotten or deleted.
 
-    `Shard.listen` gives one. Iterate it, or call `next_events`. The hold is given back when `until` is reached, when it
-    is closed, and when a `for` loop over it is left, but for Unavailable and Overloaded: then another loop goes on. A
-    listener that is only polled and then forgotten lapses.
+    `Shard.listen` returns one. Iterate it, or call `next_events`. The hold is released when `until` is reached, when it
+    is closed, and when a `for` loop over it is left, except by Unavailable and Overloaded: then another loop continues.
+    The hold of a listener that is only polled and then forgotten lapses.
     Both raise Expired (the lease lapsed: listen anew from `frontier`), UnknownShard (the shard was dropped) and
-    InvalidUsage (a column that it selects by was renamed or dropped: listen anew from `frontier`, with the names as
-    they are now), before they give anything that may be wrong, Unavailable (retrying is safe) and Corruption.
+    InvalidUsage (a selected column was renamed or dropped: listen anew from `frontier`, with the current names) before
+    they return wrong events, and Unavailable (retrying is safe) and Corruption.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Listen(Timeable):
         self._downgraded_s = transport.clock.monotonic()
         self._closed = False
         self._seen: SeenVersion | None = None
-        self.known: int | None = None  # the id of the schema by whose names it selects; None: that of the first view
-        self.schema: ShardSchema | None = None  # by which the updates of the last event are
+        self.known: int | None = None  # the id of the schema that names its columns; None: that of the first view
+        self.schema: ShardSchema | None = None  # of the updates of the last event
         self.frontier = frontier(0 if as_of is None else as_of + 1)
 
     def __repr__(self) -> str:
@@ -97,14 +97,14 @@ class Listen(Timeable):
             self._closed = True
             self._lease.release()
             raise
-        except (Unavailable, Overloaded):  # nothing is lost: another loop goes on from the frontier
+        except (Unavailable, Overloaded):  # nothing is lost: another loop continues from the frontier
             raise
         except BaseException:
             self.close()
             raise
 
     def next_events(self, timeout_s: float) -> Iterator[ListenEvent]:
-        """The events up to the shard's upper, waiting at most `timeout_s` for the first; none when nothing came.
+        """The events up to the shard's upper, waiting at most `timeout_s` for the first; none if nothing came.
 
         The frontier moves as they are taken. Raises InvalidUsage (the listener is closed and not done), and what the
         class says.
@@ -124,7 +124,7 @@ class Listen(Timeable):
         if view.seqno < self._lease.seqno:
             raise HistoryLost(
                 f"this listener has read v{self._lease.seqno} of shard {self._name!r}, and the log ends before it: the "
-                "consensus store has lost commits. What it was given last may be lost; listen anew to go on without it"
+                "consensus store has lost commits. Its last events may be lost; listen anew to continue without them"
             )
         self._seen = view.seen
         check_held(view, max(self.frontier.element - 1, 0))
@@ -139,9 +139,9 @@ class Listen(Timeable):
         self._downgrade(view.seqno)
 
     def _reader(self, view: ShardView) -> tuple[Selected, PartReader]:
-        """What is selected of the shard as it is in this view, and a reader for it.
+        """The selection by the schema of this view, and a reader for it.
 
-        Raises InvalidUsage where a name of the selection means no column by now, or another one than at first.
+        Raises InvalidUsage if a name of the selection means no column by now, or another one than at first.
         """
         schemas = valid_schemas(view.schemas)
         number, schema = newest(schemas)
@@ -159,23 +159,23 @@ class Listen(Timeable):
             yield from self._step(group, min(group[-1].desc.upper, upper), reader, wanted)
 
     def _dropped(self, view: ShardView, drop: RowDrop) -> Iterator[ListenEvent]:
-        """The events of a drop: what it took away, at its time, and what came in its place.
+        """The events of a drop: the rows that it removed, at its time, and the rows written at that time.
 
-        What it took away is worked out here, since nobody has written it.
+        The removed rows are computed here, since no retractions were written.
         """
         whole = whole_view(self._transport, self._name, view)
         check_held(whole, max(drop.at - 1, 0))
         wanted, reader = self._reader(whole)
         runs = taken_away(runs_of(whole), whole.drops, drop)
-        came = within(clipped(runs_of(whole), drop.cut), drop.at - 1, drop.at)
-        rows = sum(part.rows for run in (*runs, *came) for part in run.parts)
-        pieces = changes_at(reader, runs, came, drop, wanted.key_range, wanted.read)
+        written = within(clipped(runs_of(whole), drop.cut), drop.at - 1, drop.at)
+        rows = sum(part.rows for run in (*runs, *written) for part in run.parts)
+        pieces = changes_at(reader, runs, written, drop, wanted.key_range, wanted.read)
         yield from self._events(pieces, rows, Antichain(drop.at + 1), wanted)
 
     def _step(
         self, batches: Sequence[HollowBatch], upper: Antichain, reader: PartReader, wanted: Selected
     ) -> Iterator[ListenEvent]:
-        """The events of adjacent batches: one, ordered by time, unless the updates are too many for that."""
+        """The events of adjacent batches: one, ordered by time, unless it would be too large."""
         parts = [part for batch in batches for part in batch.parts()]
         pieces = reader.read_updates(parts, self.frontier, upper, key_range=wanted.key_range, columns=wanted.read)
         yield from self._events(pieces, sum(batch.rows for batch in batches), upper, wanted)
@@ -185,7 +185,7 @@ class Listen(Timeable):
     ) -> Iterator[ListenEvent]:
         """The updates up to `upper`, of which there are at most `rows`, as one event or several.
 
-        There is one also where none of them is wanted: it tells that the time has passed.
+        There is an event even without selected updates: it reports progress.
         """
         lower = self.frontier
         self.schema = wanted.schema
@@ -204,7 +204,7 @@ class Listen(Timeable):
         yield ListenEvent(lower, upper, last)
 
     def _downgrade(self, seqno: SeqNo) -> None:
-        """Its consumer came back for more: move the hold to the last time that was delivered, or give it back."""
+        """Called when the consumer asks for more: move the hold to the last delivered time, or release it."""
         if self.done:
             self.close()
             return
@@ -217,7 +217,7 @@ class Listen(Timeable):
         self._downgraded_s = now
 
     def close(self) -> None:
-        """Release the hold. Repeating it is safe. Raises nothing: without an answer, the hold lapses."""
+        """Release the hold. Repeating it is safe. Raises nothing: if no store answers, it lapses."""
         self._closed = True
         self._lease.close()
 
@@ -229,7 +229,7 @@ class Listen(Timeable):
 
 
 def _groups(batches: Sequence[HollowBatch], bytes_max: int) -> Iterator[list[HollowBatch]]:
-    """The batches in order, small ones taken together: up to EVENT_ROWS updates and `bytes_max` encoded bytes."""
+    """The batches in order, small ones combined: up to EVENT_ROWS updates and `bytes_max` encoded bytes."""
     group: list[HollowBatch] = []
     rows = size = 0
     for batch in batches:

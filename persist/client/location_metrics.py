@@ -69,21 +69,21 @@ def of_location(location: Location) -> Iterator[Family]:
 
 
 def own_pools(location: Location) -> dict[str, tuple[int, int]]:
-    """The pools of a location: what is in use, and the size."""
-    found = {"machines": (len(location.machines()), MACHINES_MAX)}
+    """The pools of a location: how much is in use, and the size."""
+    sizes = {"machines": (len(location.machines()), MACHINES_MAX)}
     if isinstance(location.background, ThreadBackground):
-        found["background"] = (location.background.taken, location.background.queue_max)
-    return found
+        sizes["background"] = (location.background.taken, location.background.queue_max)
+    return sizes
 
 
 def of_shards(location: Location, machines: Sequence[Machine]) -> Iterator[Family]:
-    """The figures of these shards, of which the caller bounds the number: their States, and what was done here."""
-    kept = [(machine.name, state) for machine in machines if (state := machine.cached) is not None]
+    """The metrics of these shards, whose number the caller bounds: of their States, and of the work done here."""
+    states = [(machine.name, state) for machine in machines if (state := machine.cached) is not None]
     now_ms = location.clock.now_ms()
     for name, (text, value) in STATES.items():
-        samples: list[Labelled] = [((shard,), value(state)) for shard, state in kept]
+        samples: list[Labelled] = [((shard,), value(state)) for shard, state in states]
         yield Family(f"persist_shard_{name}", GAUGE, text, ("shard",), samples)
-    lags: list[Labelled] = [((shard,), max(0.0, (now_ms - state.walltime_ms) / 1000)) for shard, state in kept]
+    lags: list[Labelled] = [((shard,), max(0.0, (now_ms - state.walltime_ms) / 1000)) for shard, state in states]
     yield Family("persist_shard_lag_seconds", GAUGE, "Seconds since the last commit", ("shard",), lags)
     queued: list[Labelled] = [((machine.name,), machine.queued) for machine in machines]
     yield Family(
@@ -96,9 +96,9 @@ def of_shards(location: Location, machines: Sequence[Machine]) -> Iterator[Famil
 
 
 def newest(machines: Sequence[Machine], most: int) -> list[Machine]:
-    """The `most` that were used last, of machines in the order in which they were used.
+    """The `most` that were used last, of machines in the order of their use.
 
-    Those of shards that are not there do not count: anybody may ask for any name.
+    Shards that do not exist do not count: clients may ask for any name.
     """
     existing = [machine for machine in machines if machine.cached is not None and not machine.cached.is_closed]
     return existing[-most:] if most > 0 else []
@@ -106,21 +106,19 @@ def newest(machines: Sequence[Machine], most: int) -> list[Machine]:
 
 def _caches(location: Location) -> Iterator[Family]:
     nodes = location.nodes
-    found: dict[str, tuple[int, int, int, int]] = {
-        "nodes": (nodes.hits, nodes.reads, nodes.bytes_held, nodes.bytes_max)
-    }
+    counts: dict[str, tuple[int, ...]] = {"nodes": (nodes.hits, nodes.reads, nodes.bytes_held, nodes.bytes_max)}
     if (blobs := location.blob_cache) is not None:
-        found["blobs"] = (blobs.hits, blobs.misses, blobs.cached_bytes, blobs.bytes_max)
-    hits: list[Labelled] = [((name,), counts[0]) for name, counts in found.items()]
-    misses: list[Labelled] = [((name,), counts[1]) for name, counts in found.items()]
-    hits.append((("states",), location.machines_found))
-    misses.append((("states",), location.machines_made))
-    held: list[Labelled] = [((name,), counts[2]) for name, counts in found.items()]
-    most: list[Labelled] = [((name,), counts[3]) for name, counts in found.items()]
-    yield Family("persist_cache_hits_total", COUNTER, "Reads that a cache answered", ("cache",), hits)
-    yield Family("persist_cache_misses_total", COUNTER, "Reads that it did not", ("cache",), misses)
-    yield Family("persist_cache_bytes", GAUGE, "Bytes that a cache holds", ("cache",), held)
-    yield Family("persist_cache_size_bytes", GAUGE, "Bytes that it may hold", ("cache",), most)
+        counts["blobs"] = (blobs.hits, blobs.misses, blobs.cached_bytes, blobs.bytes_max)
+    counts["states"] = (location.machines_found, location.machines_made)
+    families = (
+        ("hits_total", COUNTER, "Reads that a cache answered"),
+        ("misses_total", COUNTER, "Reads that it did not"),
+        ("bytes", GAUGE, "Bytes that a cache holds"),
+        ("size_bytes", GAUGE, "Bytes that it may hold"),
+    )
+    for index, (name, kind, text) in enumerate(families):
+        samples: list[Labelled] = [((cache,), of[index]) for cache, of in counts.items() if index < len(of)]
+        yield Family(f"persist_cache_{name}", kind, text, ("cache",), samples)
 
 
 def _time(frontier: Antichain) -> int:

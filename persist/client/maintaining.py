@@ -1,4 +1,4 @@
-"""Merging and collecting one shard now, because somebody asks for it. Maintenance does both anyway."""
+"""Merging and collecting one shard on request; maintenance does both anyway."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from persist.commit.location import Location
 OPTIMIZE, VACUUM = VERBS = ("optimize", "vacuum")
 PIECES_MAX: Final = 1_000  # of one call
 Maintain = Callable[[Location, str, str], dict[str, Any]]
-"""Does one piece of a verb on a shard of a location, as JSON; `more` says whether to ask again. It is injected, since
-what merges and collects is above. Raises InvalidUsage, UnknownShard, Unavailable."""
+"""Does one step of a verb on a shard of a location, as JSON; `more` says whether to call it again. It is injected,
+since the packages that merge and collect depend on this one. Raises InvalidUsage, UnknownShard, Unavailable."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Optimized:
-    """What `Shard.optimize` did. `complete`: no merge is due any more; False: other workers are at the rest."""
+    """The result of `Shard.optimize`. `complete`: no merge is due any more; False: other workers do the rest."""
 
     merges: int
     before: Size
@@ -38,7 +38,7 @@ class Optimized:
 
 @dataclass(frozen=True)
 class Vacuumed:
-    """What `Shard.vacuum` deleted: blobs, and entries of the log. `complete`: nothing more can go for now."""
+    """The result of `Shard.vacuum`: deleted blobs and log entries. `complete`: nothing else can be deleted now."""
 
     blobs: int
     entries: int
@@ -61,7 +61,7 @@ def vacuum(transport: OneShard, name: str) -> Vacuumed:
 
 
 def _pieces(transport: OneShard, name: str, verb: str) -> list[dict[str, Any]]:
-    found = [transport.maintain(name, verb)]
-    while found[-1]["more"] and len(found) < PIECES_MAX:
-        found.append(transport.maintain(name, verb))
-    return found
+    pieces = [transport.maintain(name, verb)]
+    while pieces[-1]["more"] and len(pieces) < PIECES_MAX:
+        pieces.append(transport.maintain(name, verb))
+    return pieces

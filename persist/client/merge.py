@@ -1,4 +1,4 @@
-"""Merge: a source is matched with the rows of a shard, and clauses say what becomes of which rows."""
+"""Merge: match the rows of a source with those of a shard, and apply clauses to them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from persist.parts.sort_words import Mask
 
 SIDES = "source", "target"
 SOURCE, TARGET = (f"{side}." for side in SIDES)
-ROW = "row number"  # the column that numbers rows of a join
+ROW = "row number"  # the column that numbers the rows of a join
 CLAUSES_MAX = 100
 
 MATCHED: Final = "matched"
@@ -75,14 +75,14 @@ def target(column: str) -> pc.Expression:
 
 @dataclass(frozen=True)
 class Clause:
-    """What becomes of the rows of one kind (`of`) for which the condition is true. `sets` None: they go."""
+    """What to do with the rows of one kind (`of`) for which the condition is true. `sets` None: delete them."""
 
     of: str
     condition: Condition
     sets: Mapping[str, Value] | None
 
     def told(self, schema: ShardSchema) -> list[object]:
-        """For a digest."""
+        """Its representation in a digest."""
         kinds = schema.arrow
         sets = None
         if self.sets is not None:
@@ -100,12 +100,12 @@ Runner: TypeAlias = "Callable[[Plan, int | None, Token | None, AttributeUpdates,
 
 @dataclass(frozen=True)
 class Merge:
-    """A merge under construction. Each method gives one with one more clause; `execute` runs it.
+    """A merge under construction. Each method returns one with another clause; `execute` runs it.
 
-    Of each kind of rows the first clause whose condition is true counts. Rows without one stay as they are. A condition
-    is a text as the Spark option `where` says, with `source.column` and `target.column`, which it may compare with one
-    another (`source.seq > target.seq`), or an expression of
-    `persist.source("column")` and `persist.target("column")`. Values are Python values, or such expressions.
+    For each kind of rows the first clause whose condition is true applies. Rows without one stay unchanged. A condition
+    is text as in the Spark option `where`, with `source.column` and `target.column`, which it may compare with each
+    other (`source.seq > target.seq`), or an expression of `persist.source("column")` and `persist.target("column")`.
+    Values are Python values, or such expressions.
     """
 
     _run: Runner
@@ -115,17 +115,17 @@ class Merge:
 
     @classmethod
     def of(cls, run: Runner, rows: Updates, on: Sequence[str] | None) -> Merge:
-        """`Shard.merge` makes one, which knows how to `run` it on `rows` by the columns `on`. Raises InvalidUsage."""
+        """`Shard.merge` makes one for `rows` and the columns `on`; `run` executes a plan. Raises InvalidUsage."""
         return cls(run, rows, None if on is None else checked_names("on", on))
 
     def when_matched_update(self, set: Mapping[str, Any] | None = None, condition: Condition = None) -> Merge:  # noqa: A002
-        """A row that has a match gets new values.
+        """Set new values in a row that has a match.
 
         Args:
             set: a value for each of these columns; None: those of the source, in all columns that both have. Key
                 columns keep theirs.
             condition: which of them; None is all.
-        Raises: InvalidUsage (what is given is none); `execute` where the shard has no such column, or it is of the key.
+        Raises: InvalidUsage (an argument is invalid); `execute` if the shard has no such column, or it is of the key.
         """
         return self._with(Clause(MATCHED, condition, {} if set is None else checked_sets("what a clause sets", set)))
 
@@ -139,7 +139,7 @@ class Merge:
         return self._with(Clause(MATCHED, condition, None))
 
     def when_not_matched_insert(self, values: Mapping[str, Any] | None = None, condition: Condition = None) -> Merge:
-        """A row of the source that has no match comes.
+        """Insert a row of the source that has no match.
 
         Args:
             values: a value for each of these columns, others are null; None: those of the source.
@@ -150,7 +150,7 @@ class Merge:
         return self._with(Clause(NOT_MATCHED, condition, sets))
 
     def when_not_matched_by_source_update(self, set: Mapping[str, Any], condition: Condition = None) -> Merge:  # noqa: A002
-        """A row of the shard that the source has no match for gets new values. The whole shard is read then.
+        """Set new values in a row of the shard that has no match in the source. The whole shard is read.
 
         Args:
             set: a value for each of these columns, by columns of the target.
@@ -160,7 +160,7 @@ class Merge:
         return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, checked_sets("what a clause sets", set)))
 
     def when_not_matched_by_source_delete(self, condition: Condition = None) -> Merge:
-        """Delete a row of the shard that has no match in the source. This reads the whole shard.
+        """Delete a row of the shard that has no match in the source. The whole shard is read.
 
         Args:
             condition: which of them; None is all.
@@ -176,7 +176,7 @@ class Merge:
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> Edited:
-        """Run it: one commit, or none where nothing changes.
+        """Run it in one commit, or none if nothing changes.
 
         Args:
             read_time: as `Shard.upsert` says.
@@ -189,19 +189,19 @@ class Merge:
         """
         if not self._clauses:
             raise InvalidUsage("a merge needs a clause, such as when_matched_update()")
-        plan = Merging(self._source, self._on, self._clauses)
+        plan = MergePlan(self._source, self._on, self._clauses)
         return self._run(plan, read_time, token, attributes, info)
 
     def _with(self, clause: Clause) -> Merge:
         if len(self._clauses) == CLAUSES_MAX:
             raise InvalidUsage(f"a merge has at most {CLAUSES_MAX} clauses")
         if clause.condition is not None and not isinstance(clause.condition, (str, pc.Expression)):
-            raise InvalidUsage(f"condition is {clause.condition!r:.100}; it must be a text or an expression")
+            raise InvalidUsage(f"condition is {clause.condition!r:.100}; it must be text or an expression")
         return replace(self, _clauses=(*self._clauses, clause))
 
 
 @dataclass(frozen=True)
-class Merging:
+class MergePlan:
     """The plan of a merge."""
 
     rows: Updates
@@ -212,28 +212,29 @@ class Merging:
 
     def bound(self, schema: ShardSchema) -> BoundVerb:
         keyed = key_schema(schema, self.on)
-        given = names_given(self.rows, schema)
+        columns = names_given(self.rows, schema)
         for name in keyed.key:
-            if name not in given:
+            if name not in columns:
                 raise InvalidUsage(f"column {name!r}, by which rows match, is absent from the source")
-        table = _table(self.rows, schema, given)
+        table = _table(self.rows, schema, columns)
         if any(clause.of != NOT_MATCHED and clause.sets == {} for clause in self.clauses):
             check_alike(self.rows, "a merge that updates rows without `set`")
         clauses = tuple(_completed(clause, table.schema.names, schema) for clause in self.clauses)
         is_whole = any(clause.of == NOT_MATCHED_BY_SOURCE for clause in clauses)
-        those = ALL if is_whole else with_keys(distinct_keys(table, keyed), keyed, schema)
-        said = [one.told(schema) for one in clauses]
-        question = [list(keyed.key), sorted(table.schema.names), _digest(table, schema), said]
-        found = _Merging(schema, those, question, keyed=keyed, source=table, clauses=clauses)
-        found.check()
-        return found
+        row_set = ALL if is_whole else with_keys(distinct_keys(table, keyed), keyed, schema)
+        clause_values = [clause.told(schema) for clause in clauses]
+        question = [list(keyed.key), sorted(table.schema.names), _digest(table, schema), clause_values]
+        names = table.schema.names
+        bound = _BoundMerge(schema, row_set, question, source_names=names, keyed=keyed, source=table, clauses=clauses)
+        bound.check()
+        return bound
 
 
 def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table:
-    """The source. Columns that the shard has too are read by its types where they come as Python values."""
+    """The source. Python values of columns that the shard also has are converted to its types."""
     for reserved in (TIME, DIFF):
         if reserved in given:
-            raise InvalidUsage(f"the source has a column {reserved!r}: its rows count once each; drop it")
+            raise InvalidUsage(f"the source has a column {reserved!r}: each of its rows counts once; drop it")
     if is_dicts(rows) and rows:
         names = [name for name in given if name in schema.arrow.names]
         names += [name for name in given if name not in schema.arrow.names]
@@ -248,7 +249,7 @@ def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table
     for table in tables:
         if odd := set(names) ^ set(table.schema.names):
             raise InvalidUsage(
-                f"only some batches of the source have column {min(odd)!r}; give all of them the same ones"
+                f"only some batches of the source have column {min(odd)!r}; use the same columns in all of them"
             )
     if any(table.schema != tables[0].schema for table in tables):
         tables = [_typed(table.select(names), schema) for table in tables]
@@ -259,18 +260,24 @@ def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table
 
 
 def _typed(table: pa.Table, schema: ShardSchema) -> pa.Table:
-    """The rows with the types of the shard in columns that it has too, if the values fit."""
+    """The rows with the types of the shard in columns that it also has, if the values fit."""
     columns = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
-        columns[name] = column
-        if name in schema.arrow.names:
-            with suppress(InvalidUsage):
-                columns[name] = conform_column(column, schema.arrow.field(name).with_nullable(True))
+        conformed = _as_in_shard(name, column, schema)
+        columns[name] = column if conformed is None else conformed
     return pa.table(columns)
 
 
+def _as_in_shard(name: str, column: pa.ChunkedArray, schema: ShardSchema) -> pa.ChunkedArray | None:
+    """The column with the type of the shard; None: the shard has no such column, or a value does not fit."""
+    if name in schema.arrow.names:
+        with suppress(InvalidUsage):
+            return conform_column(column, schema.arrow.field(name).with_nullable(True))
+    return None
+
+
 def _plain(table: pa.Table) -> pa.Table:
-    """The rows of a source without the types that only some frames have, such as dictionaries and views."""
+    """The rows of a source without types that only some frames have, such as dictionaries and views."""
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         if field.name in columns:
@@ -283,18 +290,16 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _digest(source: pa.Table, schema: ShardSchema) -> str:
-    """The digest of a source, which is the same in whichever types of the same values it comes."""
+    """The digest of a source, which is independent of the types of its values."""
     columns = {}
     for name, column in zip(source.schema.names, source.columns, strict=True):
-        columns[name] = column.cast(wide_type(column.type))
-        if name in schema.arrow.names:
-            with suppress(InvalidUsage):
-                columns[name] = conform_column(column, schema.arrow.field(name).with_nullable(True))
+        conformed = _as_in_shard(name, column, schema)
+        columns[name] = column.cast(wide_type(column.type)) if conformed is None else conformed
     return str(digest_of_rows(with_diffs(pa.table(columns))))
 
 
 def _column(name: str, values: list[Any], schema: ShardSchema) -> pa.Array:
-    """Values of a column: of the shard's type where it has the column, else of that which they have."""
+    """Values of a column, in the shard's type if it has the column, else in their own type."""
     if name in schema.arrow.names:
         return column_of(name, values, schema.arrow.field(name).type)
     try:
@@ -304,7 +309,7 @@ def _column(name: str, values: list[Any], schema: ShardSchema) -> pa.Array:
 
 
 def _completed(clause: Clause, given: Sequence[str], schema: ShardSchema) -> Clause:
-    """The clause with all columns that it sets. Raises InvalidUsage at one that the shard has not, or may not set."""
+    """The clause with all columns that it sets. Raises InvalidUsage if the shard has no such column, or it is a key."""
     if clause.sets is None:
         return clause
     sets = dict(clause.sets)
@@ -318,20 +323,15 @@ def _completed(clause: Clause, given: Sequence[str], schema: ShardSchema) -> Cla
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Merging(BoundVerb):
+class _BoundMerge(BoundVerb):
     """A merge into a shard, by the columns of `keyed`."""
 
     keyed: ShardSchema
     source: pa.Table
     clauses: tuple[Clause, ...]
 
-    @property
-    def source_names(self) -> Sequence[str]:
-        names: list[str] = self.source.schema.names
-        return names
-
     def check(self) -> None:
-        """Raise InvalidUsage where a clause fits no row, whether there are any or not."""
+        """Raise InvalidUsage if a clause fits no row, even if there are none."""
         ours, theirs = _prefixed(self.schema.arrow.empty_table(), TARGET), _prefixed(self.source.slice(0, 0), SOURCE)
         sides = {MATCHED: _beside(ours, theirs), NOT_MATCHED: theirs, NOT_MATCHED_BY_SOURCE: ours}
         for clause in self.clauses:
@@ -344,16 +344,16 @@ class _Merging(BoundVerb):
         is_met = np.zeros(int(groups.max()) + 1 if len(groups) else 0, np.bool_)
         is_twice = np.bincount(groups, minlength=len(is_met)) > 1
         prefixed = _prefixed(self.source, SOURCE)
-        for old in self.those.rows(contents):
-            found = match_keys(old, self.source, self.keyed)
-            is_hit = found != ABSENT
-            met = groups[found[is_hit]]
+        for old in self.row_set.rows(contents):
+            indexes = match_keys(old, self.source, self.keyed)
+            is_hit = indexes != ABSENT
+            met = groups[indexes[is_hit]]
             if self._of(MATCHED) and is_twice[met].any():
                 raise InvalidUsage("two rows of the source match one row of the shard; a merge takes one at most")
             is_met[met] = True
-            rows, theirs = old.filter(pa.array(is_hit)), prefixed.take(pa.array(found[is_hit]))
+            rows, theirs = old.filter(pa.array(is_hit)), prefixed.take(pa.array(indexes[is_hit]))
             yield from self._changed(rows, _beside(_prefixed(rows, TARGET), theirs), self._of(MATCHED))
-            rest = old.filter(pa.array(~is_hit))  # some only where those without a match are read too
+            rest = old.filter(pa.array(~is_hit))  # empty unless rows without a match are read, too
             yield from self._changed(rest, _prefixed(rest, TARGET), self._of(NOT_MATCHED_BY_SOURCE))
         yield from self._inserted(prefixed.filter(pa.array(~is_met[groups])))
 
@@ -361,41 +361,41 @@ class _Merging(BoundVerb):
         return tuple(clause for clause in self.clauses if clause.of == kind)
 
     def _changed(self, rows: pa.Table, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[pa.Table]:
-        """What the clauses make of rows of the shard; `both` has what their expressions name."""
-        for clause, is_meant in self._meant(both, clauses):
-            chosen = rows.filter(is_meant)
+        """The changes that the clauses make to rows of the shard; `both` has the columns of their expressions."""
+        for clause, is_chosen in self._chosen(both, clauses):
+            chosen = rows.filter(is_chosen)
             if clause.sets is None:
                 yield negated(chosen)
             else:
-                fresh = with_values(chosen, clause.sets, self.schema, both.filter(is_meant))
+                fresh = with_values(chosen, clause.sets, self.schema, both.filter(is_chosen))
                 yield from changed(chosen, fresh, self.schema)
 
     def _inserted(self, left: pa.Table) -> Iterator[pa.Table]:
-        for clause, is_meant in self._meant(left, self._of(NOT_MATCHED)):
-            rows, sets = left.filter(is_meant), clause.sets or {}
+        for clause, is_chosen in self._chosen(left, self._of(NOT_MATCHED)):
+            rows, sets = left.filter(is_chosen), clause.sets or {}
             columns = {
                 name: compute_column(name, sets[name], self.schema.arrow.field(name).type, rows) for name in sets
             }
             yield filled(pa.table(columns), self.schema)
 
-    def _meant(self, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[tuple[Clause, pa.Array]]:
-        """Each clause with the rows that it is the first one for, if any."""
+    def _chosen(self, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[tuple[Clause, pa.Array]]:
+        """Each clause with the rows for which it is the first match, if any."""
         is_left: Mask = np.ones(len(both), np.bool_)
         for clause in clauses:
-            is_meant = is_left & self._truths(clause.condition, both)
-            is_left &= ~is_meant
-            if is_meant.any():
-                yield clause, pa.array(is_meant)
+            is_chosen = is_left & self._truths(clause.condition, both)
+            is_left &= ~is_chosen
+            if is_chosen.any():
+                yield clause, pa.array(is_chosen)
 
     def _truths(self, condition: Condition, both: pa.Table) -> Mask:
         if condition is None:
             return np.ones(len(both), np.bool_)
         if isinstance(condition, str):
-            numbered = _looked_at(condition, both)
-            found: Mask = np.zeros(len(both), np.bool_)
+            numbered = _condition_columns(condition, both)
+            is_true: Mask = np.zeros(len(both), np.bool_)
             chosen = Filter.of(condition, ShardSchema(numbered.schema, (ROW,)), SIDES).apply(numbered)
-            found[chosen.column(ROW).to_numpy()] = True
-            return found
+            is_true[chosen.column(ROW).to_numpy()] = True
+            return is_true
         return np.asarray(evaluate_condition(condition, both).to_numpy(), np.bool_)
 
 
@@ -405,24 +405,24 @@ def _prefixed(rows: pa.Table, prefix: str) -> pa.Table:
     return rows.rename_columns([prefix + name for name in rows.schema.names])
 
 
-def _beside(one: pa.Table, other: pa.Table) -> pa.Table:
-    return pa.Table.from_arrays([*one.columns, *other.columns], names=[*one.schema.names, *other.schema.names])
+def _beside(left: pa.Table, right: pa.Table) -> pa.Table:
+    return pa.Table.from_arrays([*left.columns, *right.columns], names=[*left.schema.names, *right.schema.names])
 
 
-def _looked_at(condition: str, both: pa.Table) -> pa.Table:
+def _condition_columns(condition: str, both: pa.Table) -> pa.Table:
     """The number of each row, and the columns that the condition names.
 
-    One of which no value is known has the type of the column that it is compared with, or is text.
+    A column without any known value has the type of the column that it is compared with, or is text.
     """
     parsed = parse(condition, SIDES)
     kinds = {name: both.schema.field(name).type for name in columns_of(parsed) if name in both.schema.names}
     pairs = [(leaf.column, leaf.other) for leaf in leaves(parsed) if isinstance(leaf, CompareColumns)]
-    partners = dict([*pairs, *((other, one) for one, other in pairs)])
-    found = pa.table({ROW: pa.array(np.arange(len(both)))})
+    partners = dict([*pairs, *((right, left) for left, right in pairs)])
+    numbered = pa.table({ROW: pa.array(np.arange(len(both)))})
     for name, kind in kinds.items():
         column = both.column(name)
         if pa.types.is_null(kind):
             like = kinds.get(partners.get(name, name), kind)
             column = column.cast(pa.string() if pa.types.is_null(like) else like)
-        found = found.append_column(name, column)
-    return found
+        numbered = numbered.append_column(name, column)
+    return numbered

@@ -1,7 +1,7 @@
-"""Verbs that read before they write: what they change is worked out from the contents, and committed by one command.
+"""Edit verbs: updates computed from the contents, and committed by one command.
 
-Where others wrote meanwhile, the plan looks at what they changed: if none of that concerns it, what it has worked out
-is still exact. So every verb is as if it had run alone at the time of its commit.
+If others wrote meanwhile, the plan checks whether their changes concern it. If not, its updates are still exact. So
+every verb takes effect as if it had run alone at the time of its commit.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import pyarrow as pa
 
 from persist.client.contents_diff import may_replace_all, runs_of, unless_refused, within
 from persist.client.dml_plans import Contents, VerbBinding
-from persist.client.idempotency import send
+from persist.client.idempotency import send_for
 from persist.client.optimistic_loop import (
     Count,
-    Rewriting,
+    RewriteOperation,
     Step,
     check_open,
     check_readable,
+    landed_rewrite,
     latest_of,
     unless_overtaken,
 )
-from persist.client.small_reads import holding_together
+from persist.client.small_reads import holding_briefly
 from persist.client.snapshot import Held, kept, part_reader
+from persist.client.timestamps import record_json
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c
@@ -47,19 +49,19 @@ from persist.core.ids import Token, mint, writer_of
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.parts import current_schema
 
-RACES_MAX = 1_000  # lost, by one call; each means that another writer made progress
-REDONE_MAX = 100  # times that it is worked out anew
+RACES_MAX = 1_000  # lost by one call; each means that another writer made progress
+REDONE_MAX = 100  # times that the updates are computed anew
 
 
 @dataclass(frozen=True)
 class Edited:
-    """The result of a verb such as `upsert`.
+    """The result of an edit verb.
 
-    `lower` and `upper` are the interval that it took, as for an insert; they are equal where nothing changed, so that
-    nothing was committed. `as_of` is the time whose contents it has read; -1: nothing was there. `added` and `removed`
-    are how many rows it wrote and took away: a row that changes counts in both. They are None where it happened and
-    what it wrote cannot be read any more, and `removed` is None where all went without being read. `retries` is how
-    often it was worked out anew, since others had changed what it had read.
+    `lower` and `upper` are the interval that it took, as for an insert; they are equal if nothing changed, so that
+    nothing was committed. `as_of` is the time whose contents it read; -1: the shard was empty. `added` and `removed`
+    are how many rows it wrote and retracted: a changed row counts in both. They are None if it has landed and its rows
+    cannot be read any more; `removed` is None if all rows were removed without being read. `retries` is how often it
+    was computed anew because others had changed what it had read.
     """
 
     verb: str
@@ -77,26 +79,18 @@ class Edited:
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON. Raises nothing."""
-        return {
-            "verb": self.verb,
-            "as_of": self.as_of,
-            "lower": self.lower.to_json(),
-            "upper": self.upper.to_json(),
-            "added": self.added,
-            "removed": self.removed,
-            "retries": self.retries,
-        }
+        return record_json(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Editing(Rewriting):
-    """One verb on one shard. `to` is no time: it is about the latest one."""
+class EditOperation(RewriteOperation):
+    """One verb on one shard. `to` is the latest time."""
 
     what: ClassVar[str] = "edit"
     done: ClassVar[str] = "edited"
 
     plan: VerbBinding
-    expected: Antichain | None = None  # the upper that the shard must have; None: whatever it has
+    expected: Antichain | None = None  # the upper that the shard must have; None: any
     attributes: tuple[AttributeUpdate, ...] = ()
     question: bytes = b""
 
@@ -107,18 +101,17 @@ class Editing(Rewriting):
     def run(self, token: Token | None) -> Edited:
         """Raises what `Shard.upsert` says."""
         if token is None:
-            return self._tried(None)
+            return self._attempt(None)
         with unless_landed(self._writer(None), token):
             view = self.transport.last_view(self.name, ViewRequest(with_batches=False))
-            said: list[object] = [self.plan.verb, *self.plan.to(view).question]
-        said.append(None if self.expected is None else self.expected.to_json())
-        said.append([(one.key, one.verb, one.value, one.expected) for one in self.attributes])
-        digest = hashlib.blake2b(json.dumps(said).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
-        asked = replace(self, question=digest.digest())
+            question: list[object] = [self.plan.verb, *self.plan.to(view).question]
+        question.append(None if self.expected is None else self.expected.to_json())
+        question.append([(update.key, update.verb, update.value, update.expected) for update in self.attributes])
+        digest = hashlib.blake2b(json.dumps(question).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
+        digested = replace(self, question=digest.digest())
+        return digested._settled(token, lambda: digested._attempt(token), digested._landed_outcome)
 
-        return asked._settled(token, lambda: asked._tried(token), asked._told)
-
-    def _tried(self, token: Token | None) -> Edited:
+    def _attempt(self, token: Token | None) -> Edited:
         view = self.transport.view(self.name, ViewRequest())
         self._check_expected(view)
         rows = self.plan.to(view).replacement
@@ -127,19 +120,16 @@ class Editing(Rewriting):
         if view.upper == MINIMUM and (first := self._first(view, token)) is not None:
             return first
         check_readable(self.name, view)
-        with holding_together(self.transport, self.name, None, self.purpose, 0.0, self.read) as held:
-            try:
-                self._check_expected(held.view)
-                attempt = self._rewrite(held, token, RACES_MAX, REDONE_MAX)
-            finally:
-                held.lease.close()
+        with holding_briefly(self.transport, self.name, None, self.purpose, self.read) as held:
+            self._check_expected(held.view)
+            attempt = self._rewrite(held, token, RACES_MAX, REDONE_MAX)
         assert attempt.done is not None
         return self._outcome(attempt.done, attempt.draft.held.view, attempt.draft.count, attempt.replans)
 
     def _check_expected(self, view: ShardView) -> None:
         check_open(self.name, view, self.done)
         if self.expected is not None and view.upper != self.expected:
-            why = "somebody wrote since it was read" if self.expected < view.upper else "that time has not come yet"
+            why = "it was written to after that" if self.expected < view.upper else "that time has not come yet"
             raise UpperMismatch(
                 f"shard {self.name!r} has upper {view.upper}, not the expected {self.expected}: {why}; nothing was "
                 "changed: read it and decide anew",
@@ -148,7 +138,7 @@ class Editing(Rewriting):
             )
 
     def _first(self, view: ShardView, token: Token | None) -> Edited | None:
-        """The first write to a shard, which needs no hold on what is there; None: somebody else was quicker."""
+        """The first write to a shard, which needs no hold; None: another writer was first."""
         plan, count = self.plan.to(view), Count()
         runs = self._staged(view, count.of(self._writable(-1, plan.updates(Contents(plan.schema, None, -1)))))
         try:
@@ -162,7 +152,7 @@ class Editing(Rewriting):
     def _commit(self, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
         if token or runs or self.attributes:
             return super()._commit(runs, view, token)
-        return self._writer(view).commit_rewrite(runs, view.upper, **self._parts(view))  # nothing to be remembered
+        return self._writer(view).commit_rewrite(runs, view.upper, **self._parts(view))  # no outcome to remember
 
     def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
         return self.plan.to(held.view).updates(self._contents(held))
@@ -181,7 +171,7 @@ class Editing(Rewriting):
         return self.expected is not None
 
     def _dropped(self, rows: pa.Table, view: ShardView, token: Token | None) -> Edited | None:
-        """Everything goes by metadata, and the rows come; None: that is not possible here."""
+        """Remove all rows by a drop, and add the new ones; None: this shard does not allow it."""
         if not may_replace_all(view):
             return None
         count = Count()
@@ -195,51 +185,51 @@ class Editing(Rewriting):
         return Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
 
     def _contents(self, held: Held) -> Contents:
-        """As of the latest time of the view."""
+        """The contents as of the latest time of the view."""
         time = latest_of(held.view)
         return Contents(current_schema(held.view.schemas)[1], replace(held, as_of=time), time)
 
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
-        asked = asked_of(self.plan.verb, self.question)
+        parts = edit_parts(self.plan.verb, self.question)
         if view is None:
-            return asked
-        cut = {"cut": self.plan.cut} if "cut" in asked else {}
-        return {**asked, **cut, "attributes": self.attributes}
+            return parts
+        if "cut" in parts:
+            parts["cut"] = self.plan.cut
+        return {**parts, "attributes": self.attributes}
 
-    def _outcome(self, done: c.Appended, view: ShardView, count: Count, redone: int) -> Edited:
+    def _outcome(self, done: c.Appended, view: ShardView, count: Count, replans: int) -> Edited:
         if done.lower != done.upper and done.lower < view.upper:  # another try of the token
-            return self._told(done)
+            return self._landed_outcome(done)
         added, removed = (count.added, count.removed) if done.lower != done.upper else (0, 0)
         as_of = (done.lower.element or 0) - 1
-        return Edited(self.plan.verb, as_of, done.lower, done.upper, added, removed, redone)
+        return Edited(self.plan.verb, as_of, done.lower, done.upper, added, removed, replans)
 
-    def _told(self, done: c.Appended) -> Edited:
-        """What is told of one that has happened, with rows counted where they were written."""
-        plan, lower = self.plan.verb, done.lower
+    def _landed_outcome(self, done: c.Appended) -> Edited:
+        """The result of another try that has landed; its rows are read to count them."""
+        verb, lower = self.plan.verb, done.lower
+        as_of = (lower.element or 0) - 1
         if lower == done.upper:
-            return Edited(plan, (lower.element or 0) - 1, lower, done.upper, 0, 0)
+            return Edited(verb, as_of, lower, done.upper, 0, 0)
         try:
             drops = self.transport.last_view(self.name, ViewRequest(with_batches=False)).drops
-        except PersistError:  # it has happened, whatever cannot be told of it
+        except PersistError:  # it has landed, whether or not its rows can be read
             drops = ()
-        if any(drop.at == lower.element for drop in drops):  # all went, and nobody has counted
-            count = self._came(lower.element or 0)
-            return Edited(plan, None, lower, done.upper, None if count is None else count.added, None)
+        if any(drop.at == lower.element for drop in drops):  # all rows were removed by a drop, which counts nothing
+            count = self._written_at(as_of + 1)
+            return Edited(verb, None, lower, done.upper, None if count is None else count.added, None)
         count = self._counted(done)
         added, removed = (None, None) if count is None else (count.added, count.removed)
-        return Edited(plan, (lower.element or 0) - 1, lower, done.upper, added, removed)
+        return Edited(verb, as_of, lower, done.upper, added, removed)
 
-    def _came(self, time: int) -> Count | None:
-        """The rows that were written at this time, whatever went. None: they cannot be read any more."""
+    def _written_at(self, time: int) -> Count | None:
+        """Count the rows that were written at this time, without drops. None: they cannot be read any more."""
         count = Count()
         try:
-            with holding_together(self.transport, self.name, time, self.purpose, 0.0, self.read) as held:
+            with holding_briefly(self.transport, self.name, time, self.purpose, self.read) as held:
                 _, reader = part_reader(held.transport, held.view, held.settings)
-                came = reader.read_changes(within(runs_of(held.view), time - 1, time), time - 1, time)
-                for _ in count.of(kept(came, held.lease)):
-                    pass
-            held.lease.close()
-        except PersistError:  # it has happened, whatever cannot be told of it
+                written = reader.read_changes(within(runs_of(held.view), time - 1, time), time - 1, time)
+                count.read(kept(written, held.lease))
+        except PersistError:  # it has landed, whether or not its rows can be read
             return None
         return count
 
@@ -253,9 +243,9 @@ class Editing(Rewriting):
 
 @contextmanager
 def unless_landed(handle: WriteHandle, token: Token | None) -> Iterator[None]:
-    """Raise TokenReused in the place of a refusal of rows, where a write with the token has landed.
+    """Raise TokenReused in place of a refusal of rows if a write with the token has landed.
 
-    It may be the same write: by other columns than it had, its rows are not known again.
+    It may be the same write: if the columns have changed since, its rows are not recognised.
     """
     try:
         yield
@@ -267,31 +257,20 @@ def unless_landed(handle: WriteHandle, token: Token | None) -> Iterator[None]:
         raise
 
 
-def edit_landed(handle: WriteHandle, verb: str, token: Token, question: bytes = b"") -> c.Appended | None:
-    """Where the edit of this token has landed already, the interval that it took. Asking changes nothing.
-
-    No contents are those of before the first time. Raises what every write may.
-    """
-    return unless_overtaken(
-        lambda: handle.commit_rewrite((), MINIMUM, c.NEVER, token=token, **asked_of(verb, question))
-    )
+def edit_landed(handle: WriteHandle, verb: str, token: Token) -> c.Appended | None:
+    """The interval of the edit of this token, if it has landed. Changes nothing. Raises what every write may."""
+    return landed_rewrite(handle, token, **edit_parts(verb))
 
 
-def asked_of(verb: str, question: bytes = b"") -> dict[str, Any]:
-    """The parts that tell what a verb was asked for."""
+def edit_parts(verb: str, question: bytes = b"") -> dict[str, Any]:
+    """The parts of the command that identify an edit."""
     return {"operation": verb, "question": question, **({"cut": 0} if verb == c.INSERT else {})}
 
 
 def landed(transport: OneShard, name: str, token: Token, retry_s: float) -> c.Appended | None:
-    """Where a write of this token has landed, whatever it wrote, the interval that it took. Asking changes nothing.
+    """The interval of the write of this token, whatever it wrote, if it has landed. Changes nothing.
 
-    A command without a digest is answered as any other one of its token was. Raises what every write may.
+    A command without a digest matches every command of its token. Raises what every write may.
     """
-    asked = c.Rewrite(writer_of(token), token, MINIMUM, c.NEVER, c.INSERT, cut=0)
-
-    def ask() -> c.Appended:
-        found = send(transport, name, asked, retry_s)
-        assert isinstance(found, c.Appended)
-        return found
-
-    return unless_overtaken(ask)
+    command = c.Rewrite(writer_of(token), token, MINIMUM, c.NEVER, c.INSERT, cut=0)
+    return unless_overtaken(lambda: send_for(c.Appended, transport, name, command, retry_s))

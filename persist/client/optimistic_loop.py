@@ -1,8 +1,8 @@
-"""One optimistic loop: rows are worked out from the contents of a shard, and committed if nothing changed that matters.
+"""The optimistic loop: compute rows from the contents of a shard, and commit them if nothing relevant has changed.
 
-A plan says what it makes of the contents as of the latest time. The commit asks for the upper that was looked at. Where
-others wrote meanwhile, the plan says what becomes of the rows (`Step`): so each lost race costs a commit, and only
-what concerns the plan costs more than that.
+An operation computes its rows from the contents as of the latest time. The commit expects the upper that was read. If
+others have written meanwhile, the operation decides what to do with the rows (`Step`): a lost race costs one commit,
+and more only if the new writes concern the operation.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import pyarrow.compute as pc
 
 from persist.client.contents_diff import DiffRequest, Named, between
 from persist.client.dml_plans import GainedKeys
-from persist.client.idempotency import send
+from persist.client.idempotency import send_for
+from persist.client.read_leases import HandleSettings
 from persist.client.snapshot import Held, ReadSettings, check_lease
 from persist.client.timestamps import instant_of
-from persist.client.transport import OneShard
+from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteHandle, WriteSettings
 from persist.core import commands as c
 from persist.core.audit_log import Caller
@@ -44,23 +45,24 @@ from persist.core.transitions.part_admission import DIFF_MAX
 from persist.parts import DIFF, ShardSchema, current_schema
 
 RETRIES_MAX = 1_000
-READ_BYTES = 64 * 1024 * 1024  # memory of the reads: it writes at the same time
+READ_BYTES = 64 * 1024 * 1024  # memory of the reads: the operation writes at the same time
 BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
 
-# These tell that nothing was changed, and are not told where another try of the token has landed.
+# Refusals, which say that nothing was changed. They are not raised if another try of the token has landed.
 REFUSED = (Expired, InvalidUsage, NotReadable, UpperMismatch)
-_Told = TypeVar("_Told")
+LATEST = Named(None)
+_T = TypeVar("_T")
 
 
 class Count:
-    """How many rows are added and removed, and, where they are looked at, the keys that get some."""
+    """How many rows are added and removed, and, for shards with unique keys, the keys that gain rows."""
 
     def __init__(self, gained: GainedKeys | None = None) -> None:
         self.added = self.removed = 0
         self.gained = gained
 
     def of(self, tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-        """The rows, which are counted as they pass."""
+        """Pass the rows on, and count them."""
         for table in tables:
             diffs = table.column(DIFF)
             added = pc.sum(pc.max_element_wise(diffs, 0)).as_py() or 0
@@ -68,18 +70,23 @@ class Count:
             self.removed += added - (pc.sum(diffs).as_py() or 0)
             yield from table.to_batches()
 
+    def read(self, tables: Iterator[pa.Table]) -> None:
+        """Count all rows, without passing them on."""
+        for _ in self.of(tables):
+            pass
+
 
 class Step(Enum):
-    """What becomes of rows that were worked out, where others wrote before they were committed."""
+    """What to do with computed rows if others have written before their commit."""
 
-    KEEP = "keep"  # nothing that concerns them: the same rows are committed at the new time
-    EXTEND = "extend"  # what the changes add is staged, too
-    REPLAN = "replan"
+    KEEP = "keep"  # the writes do not concern them: the same rows are committed at the new time
+    EXTEND = "extend"  # stage the rows that the new writes add
+    REPLAN = "replan"  # compute all rows anew
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Rows that were worked out as of the latest time of `held`, and staged. `is_extended`: by several looks."""
+    """Staged rows, computed as of the latest time of `held`. `is_extended`: after several reads."""
 
     held: Held
     runs: tuple[Run, ...]
@@ -89,7 +96,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a loop came to: the commit, if there was one, the draft, and how often that was worked out anew."""
+    """The result of the loop: the commit, if there was one, the draft, and how often it was computed anew."""
 
     done: c.Appended | None
     draft: Draft
@@ -102,8 +109,8 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Rewriting(ABC):
-    """A plan. `to` is the time that it is about."""
+class RewriteOperation(ABC):
+    """An operation that rewrites rows. `to` is the time that it is about."""
 
     what: ClassVar[str]  # "restore to 7"
     done: ClassVar[str]  # "restored to 7"
@@ -113,70 +120,68 @@ class Rewriting(ABC):
     to: Named
     write: WriteSettings
     read: ReadSettings
-    info: bytes = b""  # what the commit history is to tell of it
-    passes: c.PassedCut | None = None  # the cut of a policy
+    info: bytes = b""  # for the commit history
+    passes: c.PassedCut | None = None  # the cut of a retention policy
 
     @classmethod
-    def of(
-        cls, transport: OneShard, name: str, to: Named, write: WriteSettings, read: ReadSettings, **more: Any
-    ) -> Self:
-        """With settings by which it holds a bounded amount of memory, and with `more` fields."""
-        buffered = replace(write, part_bytes_target=min(BUFFER_BYTES, write.part_bytes_target))
-        bounded = replace(read, memory_bytes=min(READ_BYTES, read.memory_bytes))
-        return cls(transport, name, to, buffered, bounded, **more)
+    def of(cls, transport: OneShard, name: str, settings: HandleSettings, to: Named = LATEST, **more: Any) -> Self:
+        """With settings that bound its memory, and with `more` fields."""
+        write = replace(settings.write, part_bytes_target=min(BUFFER_BYTES, settings.write.part_bytes_target))
+        read = replace(settings.read, memory_bytes=min(READ_BYTES, settings.read.memory_bytes))
+        return cls(transport, name, to, write, read, **more)
 
     @property
     def purpose(self) -> str:
-        """What lists of readers and the commit history tell of it."""
+        """What lists of readers and the commit history show for it."""
         return f"{self.what} {self.to.time}"
 
     @abstractmethod
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
-        """The operation, and the parts of the command that make it what it is. None: it asks for an outcome alone."""
+        """The operation, and the parts of the command that are specific to it. None: only to look up an outcome."""
 
     def _begin(self, view: ShardView) -> Count:
-        """What is counted and noted while rows are worked out."""
+        """The counter for one computation of the rows."""
         return Count()
 
     def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
         """The rows to write, as of the latest time of the view. With `low`: what to add to those as of that time."""
-        raise AssertionError(f"{self.what} works out no rows")
+        raise AssertionError(f"{self.what} computes no rows")
 
     def _step(self, before: Held, now: Held) -> Step:
-        """What becomes of the rows that were worked out before, where others have written."""
+        """What to do with the rows that were computed before, if others have written."""
         return Step.EXTEND
 
     def _is_cancelled(self, count: Count, added: int) -> bool:
-        """Whether an extension, before which `added` rows were added, takes back what is staged.
+        """Whether an extension, before which `added` rows were added, cancels staged rows.
 
-        Rows that cancel out would be written once more, maybe after all that shows them was rewritten for an erasure.
+        Such rows would be written once more, possibly after an erasure has rewritten everything that shows them.
         """
         return count.added > added
 
     @property
     def _commits_nothing(self) -> bool:
-        """Whether the command is sent where there is no row to write."""
+        """Whether the command is sent if there is no row to write."""
         return True
 
     @property
     def _is_conditional(self) -> bool:
-        """Whether the caller expects an upper, so that no lost race is tried again."""
+        """Whether the caller expects an upper, so that a lost race is not retried."""
         return False
 
     @contextmanager
     def _held(self, start: int, settings: ReadSettings | None = None) -> Iterator[Held]:
         """A lease on all times from `start` on, for the block."""
-        asked = DiffRequest(wait_s=0.0, purpose=self.purpose)
-        with between(self.transport, self.name, start, None, asked, settings or self.read) as found:
+        request = DiffRequest(wait_s=0.0, purpose=self.purpose)
+        with between(self.transport, self.name, start, None, request, settings or self.read) as interval:
             try:
-                yield found.held
+                yield interval.held
             finally:
-                found.held.lease.close()
+                interval.held.lease.close()
 
     def _rewrite(self, held: Held, token: Token | None, tries: int, replans_max: int = RETRIES_MAX) -> Attempt:
-        """Work out the rows and commit them, in at most `tries` commits.
+        """Compute the rows and commit them, in at most `tries` commits.
 
-        Raises UpperMismatch: others wrote before each of them, or the plan was worked out anew `replans_max` times.
+        Raises UpperMismatch: others wrote before each of them, or the rows were computed anew `replans_max` times.
         """
         draft, lost, replans = self._drafted(held, None), 0, 0
         while draft.runs or self._commits_nothing:
@@ -204,7 +209,7 @@ class Rewriting(ABC):
         return Attempt(None, draft, replans)
 
     def _drafted(self, held: Held, before: Draft | None) -> Draft:
-        """The rows as of the latest time of the view; where there is a draft before, its rows and what came since."""
+        """The rows as of the latest time of the view; after an earlier draft, its rows and what was written since."""
         low = None if before is None else latest_of(before.held.view)
         count, runs = (self._begin(held.view), ()) if before is None else (before.count, before.runs)
         added = count.added
@@ -215,7 +220,7 @@ class Rewriting(ABC):
         return Draft(held, (*runs, *more), count, is_extended=before is not None)
 
     def _refreshed(self, held: Held) -> Held:
-        """The shard as it is now. Raises what refuses to go on: UpperMismatch, and Expired where the lease is gone."""
+        """The shard as of now. Raises UpperMismatch or Expired if the operation cannot continue."""
         view = self.transport.view(self.name, ViewRequest())
         check_open(self.name, view, self.done.split()[0])
         check_lease(view, held.as_of, held.lease)
@@ -223,7 +228,7 @@ class Rewriting(ABC):
         return replace(held, view=view)
 
     def _commit(self, runs: tuple[Run, ...], view: ShardView, token: Token | None) -> c.Appended:
-        """Commit the staged rows, which were worked out from the view. Without a token it has its own.
+        """Commit the staged rows, which were computed from the view. Without a token it mints one.
 
         A token is remembered without a writer, which would have to be registered and retired.
         """
@@ -231,23 +236,26 @@ class Rewriting(ABC):
         return self._writer(view).commit_rewrite(runs, view.upper, token=own, **self._parts(view))
 
     def _writable(self, as_of: int, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """The rows. Raises InvalidUsage where one commit cannot write a multiplicity."""
+        """The rows. Raises InvalidUsage if one commit cannot write a multiplicity."""
         for table in tables:
-            found = pc.min_max(table.column(DIFF)).as_py()
-            if len(table) and (most := max(-found["min"], found["max"])) > DIFF_MAX:
+            diffs = pc.min_max(table.column(DIFF)).as_py()
+            if len(table) and (most := max(-diffs["min"], diffs["max"])) > DIFF_MAX:
                 raise InvalidUsage(self._too_often(as_of, most))
             yield table
 
     def _too_often(self, as_of: int, most: int) -> str:
-        """Why a row that is there so often cannot be written by one commit."""
+        """The error for a row that exists so often that one commit cannot write it."""
         return (
             f"a row of shard {self.name!r} is there {most} times at time {as_of}, and one commit can change at most "
-            f"{DIFF_MAX} of it; take some away by inserts with a negative __diff first"
+            f"{DIFF_MAX} of it; remove some by inserts with a negative __diff first"
         )
 
+    def _view(self) -> ShardView:
+        return self.transport.view(self.name, ViewRequest(with_batches=False))
+
     def _writable_upper(self) -> Antichain:
-        """Raises UpperMismatch where nothing can be written."""
-        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        """The upper. Raises UpperMismatch if nothing can be written."""
+        view = self._view()
         check_open(self.name, view, self.done.split()[0])
         return view.upper
 
@@ -255,44 +263,39 @@ class Rewriting(ABC):
         return self._writer(view).stage_for_one_commit(batches, None)
 
     def _writer(self, view: ShardView | None) -> WriteHandle:
-        """A writer of rows as the view has them; None: of no rows."""
+        """A writer of rows by the schema of the view; None: of no rows."""
 
         def schema() -> tuple[int, ShardSchema]:
-            return current_schema((view or self.transport.view(self.name, ViewRequest(with_batches=False))).schemas)
+            return current_schema((view or self._view()).schemas)
 
         caller = Caller(purpose=self.purpose, info=self.info)
         return WriteHandle(self.transport, self.name, schema, self.write, caller=caller)
 
-    def _settled(self, token: Token | None, tried: Callable[[], _Told], told: Callable[[c.Appended], _Told]) -> _Told:
-        """What a try comes to, or what is told of the commit of another try of the token."""
+    def _settled(self, token: Token | None, attempt: Callable[[], _T], outcome: Callable[[c.Appended], _T]) -> _T:
+        """The result of `attempt`, or the `outcome` of the commit of another try of the token."""
         if token is None:
-            return tried()
+            return attempt()
         if (landed := self._landed(token)) is not None:
-            return told(landed)
+            return outcome(landed)
         try:
-            return tried()
+            return attempt()
         except REFUSED:
             if (landed := self._landed(token)) is None:  # another try of the token may have landed meanwhile
                 raise
-            return told(landed)
+            return outcome(landed)
 
     def _landed(self, token: Token) -> c.Appended | None:
-        """Where it has happened already, the interval that it took. A dropped shard tells it too.
-
-        It asks for a time that precedes no upper: so this changes nothing.
-        """
-        handle, parts = self._writer(None), self._parts(None)
-        return unless_overtaken(lambda: handle.commit_rewrite((), MINIMUM, c.NEVER, token=token, **parts))
+        """The interval that it took, if it has landed already; also for a dropped shard."""
+        return landed_rewrite(self._writer(None), token, **self._parts(None))
 
     def _counted(self, done: c.Appended) -> Count | None:
-        """The rows of the commit that it was, where that was written. None: they cannot be read any more."""
+        """Count the rows of the commit that took this interval. None: they cannot be read any more."""
         count, time = Count(), done.lower.element or 0
         try:
-            with between(self.transport, self.name, time - 1, time, DiffRequest(wait_s=0.0), self.read) as found:
-                for _ in count.of(found.splits(1, None)[0].read(self.transport)):
-                    pass
-            found.held.lease.close()
-        except PersistError:  # it has happened, whatever cannot be told of it
+            with between(self.transport, self.name, time - 1, time, DiffRequest(wait_s=0.0), self.read) as interval:
+                count.read(interval.splits(1, None)[0].read(self.transport))
+            interval.held.lease.close()
+        except PersistError:  # it has landed, whether or not its rows can be read
             return None
         return count
 
@@ -301,25 +304,33 @@ class Rewriting(ABC):
             return self.to.timestamp
         try:
             return instant_of(self.transport, self.name, as_of, self.read.retry_s)
-        except PersistError:  # it has happened, whatever cannot be told of it
+        except PersistError:  # it has landed, whether or not its wall clock is known
             return None
 
     def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
-        """What is raised where the last try was refused."""
+        """The error if the last try was refused."""
         return UpperMismatch(
-            f"somebody else wrote to shard {self.name!r} while it was {self.done} {self.to.time}; nothing was changed: "
-            f"look at the shard, then {self.what.split()[0]} it again, or give retries",
+            f"others wrote to shard {self.name!r} while it was {self.done} {self.to.time}; nothing was changed: look "
+            f"at the shard, then {self.what.split()[0]} it again, or give retries",
             **error.details,
         )
 
 
+def landed_rewrite(handle: WriteHandle, token: Token, **parts: Any) -> c.Appended | None:
+    """The interval of the rewrite of this token, if it has landed; `parts` are those of `Rewrite`. Changes nothing.
+
+    The command expects a time that precedes every upper, so it can never land. Raises what every write may.
+    """
+    return unless_overtaken(lambda: handle.commit_rewrite((), MINIMUM, c.NEVER, token=token, **parts))
+
+
 def unless_overtaken(ask: Callable[[], c.Appended]) -> c.Appended | None:
-    """What a write that can never land is answered where its token has landed; None: it has not."""
+    """The answer to a write that can never land: the interval if its token has landed; None: it has not."""
     try:
         return ask()
     except UpperMismatch:
         return None
-    except Indeterminate as error:  # of a try that was not answered, which changes nothing either
+    except Indeterminate as error:  # from a try without an answer, which changes nothing either
         if error.details.get("refused") != UpperMismatch.kind:
             raise
         return None
@@ -331,16 +342,16 @@ def latest_of(view: ShardView) -> int:
 
 
 def is_recast(before: ShardView, now: ShardView) -> bool:
-    """Whether something came between that no change of rows shows, or these were forgotten.
+    """Whether the shard changed in a way that no change of rows shows, or the changes between were forgotten.
 
-    That is a drop, or an erasure that is or was pending. A lease on a tag holds one time alone.
+    That is a drop, or an erasure that is or was pending. A lease on a tag holds only one time.
     """
     is_other = (before.drops, before.erasing, before.retracting) != (now.drops, now.erasing, now.retracting)
     return is_other or not now.since.less_equal(latest_of(before))
 
 
 def check_complete(name: str, as_of: int | None, view: ShardView, done: str = "restored") -> int:
-    """The upper of a shard in which that can be `done` of a time. Raises UpperMismatch, InvalidUsage."""
+    """The upper of a shard in which the time can be `done`, such as "restored". Raises UpperMismatch, InvalidUsage."""
     if as_of is None:
         raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
     upper = check_open(name, view, done)
@@ -352,7 +363,7 @@ def check_complete(name: str, as_of: int | None, view: ShardView, done: str = "r
 
 
 def check_open(name: str, view: ShardView, done: str) -> int:
-    """The upper of a shard in which something can be `done`. Raises UpperMismatch where no time is left."""
+    """The upper of a shard in which something can be `done`. Raises UpperMismatch if no time is left."""
     if view.upper.element is None:
         raise UpperMismatch(f"shard {name!r} is closed: nothing can be {done} in it", expected=None, actual=[])
     if view.upper.element > TIME_MAX:
@@ -363,19 +374,17 @@ def check_open(name: str, view: ShardView, done: str) -> int:
 
 
 def check_readable(name: str, view: ShardView) -> None:
-    """Raise NotReadable where the contents as of the latest complete time were forgotten: nothing follows from them."""
+    """Raise NotReadable if the contents as of the latest complete time were forgotten: no edit can read them."""
     last = (view.upper.element or 0) - 1
     if last >= 0 and not view.since.less_equal(last):
         raise NotReadable(
             f"shard {name!r} has forgotten the contents as of {last}, its latest complete time: its since is "
-            f"{view.since}; nothing was changed: it can be read again once somebody has written",
+            f"{view.since}; nothing was changed: it can be read again after the next write",
             as_of=last,
             since=view.since.to_json(),
         )
 
 
-def read_facts(transport: OneShard, name: str, retry_s: float, tried: c.ReadRetention | None = None) -> c.RetentionIs:
-    """The policy of a shard and what it goes by. Raises what every call may."""
-    found = send(transport, name, tried or c.ReadRetention(), retry_s)
-    assert isinstance(found, c.RetentionIs)
-    return found
+def read_facts(transport: Transport, name: str, retry_s: float, trial: c.ReadRetention | None = None) -> c.RetentionIs:
+    """The retention policy of a shard and the facts that it depends on. Raises what every call may."""
+    return send_for(c.RetentionIs, transport, name, trial or c.ReadRetention(), retry_s)

@@ -1,12 +1,12 @@
-"""Pipelined writers: small appends without waiting for answers, each landing exactly once and in order.
+"""Pipelined writers: small appends that do not wait for answers, and land exactly once and in order.
 
 The shard keeps a number for every such writer: that of its last append. A command carries all appends that wait when
-the one before it is answered, and is conditional on the number before its first; it moves the number to its last,
-together with the rows or not at all. So a command that is sent again after any error lands once, whatever became of the
-earlier tries and over whichever server: when the number is there already, it had landed.
+the previous one is answered, and is conditional on the number before its first; it moves the number to its last,
+atomically with the rows. So a command that is sent again after any error lands once, whatever became of the earlier
+tries and over any server: if the number is there already, it had landed.
 
-A second attribute counts how often the writer was opened, and every command is conditional on that too. So what an
-earlier instance still has under way cannot land once a new one has read the number from which it goes on.
+A second attribute counts how often the writer was opened, and every command is conditional on that, too. So commands
+that an earlier instance still has under way cannot land once a new one has read the number at which it continues.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ BACKOFF_S = 0.05
 class PipelineSettings:
     """At most `window_appends_max` appends and about 64 MiB are unacknowledged: then `append` waits.
 
-    A command carries at most half as many appends and about 4 MiB. It is sent again for up to
-    `retry_s`; then the writer stops, and a new one of the same id goes on from the number that the shard holds.
+    A command carries at most half as many appends and about 4 MiB. It is retried for up to `retry_s`; then the writer
+    stops, and a new one of the same name continues from the number that the shard holds.
     """
 
     window_appends_max: int = 2_000
@@ -69,17 +69,17 @@ class PipelineSettings:
 
 
 class _Append(NamedTuple):
-    """The rows of one call, without times. No multiplicity of equal rows among them is beyond `weight`."""
+    """The rows of one call, without times. No multiplicity of equal rows among them exceeds `weight`."""
 
     rows: pa.Table
     weight: int
 
 
 class PipelinedWriter(Timeable):
-    """One writer by its id; numbers its appends from 1 on. Thread-safe. Opened by `Shard.pipelined_writer`.
+    """One writer by its name; numbers its appends from 1. Thread-safe. Opened by `Shard.pipelined_writer`.
 
-    One instance of an id writes at a time: opening another stops this one. After an error every call raises it; what
-    was not acknowledged may have landed, and a new instance of the id knows by its `acknowledged` how much has.
+    Only one instance of a name writes at a time: opening another stops this one. After an error every call raises it;
+    unacknowledged appends may have landed, and the `acknowledged` of a new instance shows how many have.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class PipelinedWriter(Timeable):
         self._process = OwnProcess(f"the pipelined writer {name!r}")
         self._epoch = self._take_over()
         held = attributes.get(self._number_key)
-        self._held = held  # by the shard, as far as answers tell; None: nothing yet
+        self._held = held  # the number in the shard, as far as answers show; None: none yet
         self._last = held or 0
         self._changed = threading.Condition()
         self._waiting: deque[_Append] = deque()  # numbers from `acknowledged + under way + 1` on
@@ -116,7 +116,7 @@ class PipelinedWriter(Timeable):
 
     @property
     def acknowledged(self) -> int:
-        """Appends up to this number are durable; 0 when there is none. After opening: where to continue."""
+        """Appends up to this number are durable; 0 if there is none. When just opened: where to continue."""
         return self._held or 0
 
     def append(self, updates: Updates) -> int:
@@ -149,7 +149,8 @@ class PipelinedWriter(Timeable):
     def flush(self) -> None:
         """Wait until every append is acknowledged.
 
-        Raises: the error that stopped the writer; with a time-out also Indeterminate (the writer goes on: flush again).
+        Raises: the error that stopped the writer; with a time-out also Indeterminate (the writer continues: flush
+            again).
         """
         self._process.check()
         with self._changed:
@@ -158,7 +159,7 @@ class PipelinedWriter(Timeable):
                 if deadlines.has_passed():
                     raise Indeterminate(
                         f"of the pipelined writer {self.name!r} appends up to {self.acknowledged} are acknowledged, "
-                        f"those up to {last} not yet; it goes on with them: flush again"
+                        f"those up to {last} not yet; it continues to send them: flush again"
                     )
                 self._changed.wait(_left_s())
             self._check()
@@ -171,7 +172,7 @@ class PipelinedWriter(Timeable):
             self.abandon()
 
     def abandon(self) -> None:
-        """End without waiting for what has not been sent; what is under way may still land. Raises nothing."""
+        """End without waiting for unsent appends; those under way may still land. Raises nothing."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -197,7 +198,7 @@ class PipelinedWriter(Timeable):
             raise self._error
 
     def _take_over(self) -> int:
-        """Make this the one instance of the id; the count by which its commands are known."""
+        """Make this the only instance of the name; returns the count that identifies its commands."""
         for _ in range(OPEN_TRIES_MAX):
             before = self._attributes.get(self._epoch_key)
             epoch = (before or 0) + 1
@@ -205,27 +206,27 @@ class PipelinedWriter(Timeable):
                 self._attributes.update(AttributeUpdate.replace_if_equals(self._epoch_key, epoch, before))
             except AttributeMismatch:
                 continue
-            except Indeterminate as error:  # what comes late is fenced by the next number, as another instance is
+            except Indeterminate as error:  # a late command is fenced by the next number, as another instance is
                 if error.details.get("refused") != AttributeMismatch.kind:
                     raise
                 continue
             return epoch
         raise Unavailable(f"pipelined writer {self.name!r} is being opened by many at once; retry")
 
-    # --- sending, on a thread of its own
+    # --- sending, on its own thread
 
     def _run(self) -> None:
         try:
             while (batch := self._next()) is not None:
                 self._send(batch)
-            if self._waiting:  # for those who wait for them, or ever will
+            if self._waiting:  # for callers that wait for them
                 raise InvalidUsage(
                     f"the pipelined writer {self.name!r} was abandoned with {len(self._waiting)} appends not sent; "
                     "open it anew and append them again"
                 )
         except PersistError as error:
             self._stop(error)
-        except BaseException as error:  # a bug: nobody may be left waiting
+        except BaseException as error:  # a bug: no caller may wait for ever
             self._stop(PersistError(f"the pipelined writer {self.name!r} failed: {error!r}"))
             raise
 
@@ -235,7 +236,7 @@ class PipelinedWriter(Timeable):
             self._changed.notify_all()
 
     def _next(self) -> list[pa.Table] | None:
-        """The appends of the next command, in order; None when the writer ends."""
+        """The appends of the next command, in order; None if the writer ends."""
         settings = self._settings
         with self._changed:
             while not self._waiting and not self._closing:
@@ -248,7 +249,7 @@ class PipelinedWriter(Timeable):
                 self._waiting
                 and len(batch) < settings.command_appends_max
                 and size + self._waiting[0].rows.nbytes <= COMMAND_BYTES_TARGET
-                and weight + self._waiting[0].weight <= DIFF_MAX  # else equal rows might come to more in one part
+                and weight + self._waiting[0].weight <= DIFF_MAX  # otherwise equal rows might exceed it in one part
                 and self._waiting[0].rows.schema == first.rows.schema  # it changes when the shard's schema evolves
             ):
                 rows, more = self._waiting.popleft()
@@ -286,25 +287,25 @@ class PipelinedWriter(Timeable):
             self._changed.notify_all()
 
     def _landed(self, error: AttributeMismatch, number: int) -> bool:
-        """Whether an earlier try of this command has landed: nobody else moves the number while the epoch is ours."""
+        """Whether an earlier try of this command has landed: no other writer moves the number in this epoch."""
         actual = error.details.get("actual", {})
         return self._epoch_key not in actual and actual.get(self._number_key) == number
 
     def _fenced(self, error: AttributeMismatch) -> AttributeMismatch:
         return AttributeMismatch(
-            f"pipelined writer {self.name!r} was opened elsewhere, which ends this instance; open it anew to go on",
+            f"pipelined writer {self.name!r} was opened elsewhere, which ends this instance; open it anew to continue",
             **error.details,
         )
 
 
 def _left_s() -> float | None:
-    """How long the call under way may wait; None: for ever."""
+    """How long the current call may wait; None: for ever."""
     left_s = deadlines.at_most(math.inf)
     return None if left_s == math.inf else left_s
 
 
 def _conformed(updates: Updates, schema: ShardSchema) -> _Append:
-    """One table with the shard's columns, without times: the service chooses them."""
+    """One table with the shard's columns, without times, which the service chooses."""
     rows = conformed(updates, schema, None)
     return _Append(rows.drop_columns([TIME]), _weight(rows, schema))
 
@@ -315,10 +316,10 @@ def _weight(rows: pa.Table, schema: ShardSchema) -> int:
         return bound
     if _largest(consolidate([rows], schema)) > DIFF_MAX:
         raise InvalidUsage(f"equal rows of one append come to a multiplicity beyond {DIFF_MAX}, the most at once")
-    return DIFF_MAX  # it is sent alone
+    return DIFF_MAX  # the append is sent alone
 
 
 def _largest(rows: pa.Table) -> int:
-    """The largest multiplicity, without its sign; 0 without rows."""
-    found: dict[str, int | None] = pc.min_max(rows.column(DIFF)).as_py()
-    return max(-(found["min"] or 0), found["max"] or 0)
+    """The largest absolute multiplicity; 0 without rows."""
+    diffs: dict[str, int | None] = pc.min_max(rows.column(DIFF)).as_py()
+    return max(-(diffs["min"] or 0), diffs["max"] or 0)

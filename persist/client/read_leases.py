@@ -6,7 +6,7 @@ import math
 import threading
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from persist.client import deadlines
@@ -14,7 +14,7 @@ from persist.client.arguments import check_numbers, checked
 from persist.client.deadlines import Timeable
 from persist.client.idempotency import send
 from persist.client.transport import Transport
-from persist.client.write import Time
+from persist.client.write import Time, WriteSettings
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable
@@ -27,8 +27,8 @@ from persist.parts.part_files import DecodeLimit
 
 
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
-UNHELD = ReaderId("")  # the reader of a lease that holds nothing: the store can be read and not written
-CLOSE_RETRY_S = 5.0  # how long giving a hold back is tried
+UNHELD = ReaderId("")  # the reader of a lease without a hold: the store can be read but not written
+CLOSE_RETRY_S = 5.0  # how long releasing a hold is retried
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ReadSettings:
     """`memory_bytes` bounds what one split holds while it consolidates, and what a listener takes for one event.
 
     `bound`: a read of row groups that take more is refused (InvalidUsage). It is for servers, which read parts that
-    anybody may have made.
+    any client may have written.
     """
 
     lease_ms: int = 900_000
@@ -47,11 +47,23 @@ class ReadSettings:
     def __post_init__(self) -> None:
         check_numbers(self)
 
+    def shared_by(self, reads: int) -> ReadSettings:
+        """The settings of each of several reads that share the memory."""
+        return replace(self, memory_bytes=max(1, self.memory_bytes // reads))
+
+
+@dataclass(frozen=True, slots=True)
+class HandleSettings:
+    """Settings of the readers and writers of a client."""
+
+    write: WriteSettings = field(default_factory=WriteSettings)
+    read: ReadSettings = field(default_factory=ReadSettings)
+
 
 class ReadLease(Timeable):
     """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: `Shard.open_reader` anew.
 
-    `seqno`: its holder counts on the States from there on. A later hold of this reader is not the holder's.
+    `seqno`: its holder relies on the States from there on. A later hold of this reader is not the holder's.
 
     When another process took the lease is not known here, so then the first `keep` renews it.
     """
@@ -83,23 +95,23 @@ class ReadLease(Timeable):
     ) -> ReadLease:
         """Take a hold on the shard `name` at `since` (None: the shard's own); lists of readers show its `purpose`.
 
-        Users call `Shard.open_reader`, which knows `transport` and `settings`. `must_hold`: as `taken`. Raises
+        Users call `Shard.open_reader`, which provides `transport` and `settings`. `must_hold`: as in `taken`. Raises
         NotReadable (the shard's since is beyond `since`).
         """
 
-        def opened() -> ReadLease:
+        def register() -> ReadLease:
             reader = mint(ReaderId, transport.ids)
             command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
             return taken(transport, name, command, settings, must_hold=must_hold)
 
         try:
-            return opened()
+            return register()
         except Expired:  # the answer came so late that the lease had lapsed
-            return opened()
+            return register()
 
     @property
     def is_held(self) -> bool:
-        """Whether it holds anything. Without a hold a read is exact, and ends by Expired where a blob has gone."""
+        """Whether it holds anything. A read without a hold is exact, and ends by Expired if a blob is gone."""
         return self.reader != UNHELD
 
     def keep(self) -> None:
@@ -111,7 +123,7 @@ class ReadLease(Timeable):
         self.renew()
 
     def renew(self) -> None:
-        """Renew the lease now, where there is one and the store can be written. Raises Expired when it is gone."""
+        """Renew the lease now, if there is one and the store can be written. Raises Expired if it is gone."""
         if not self.is_held:
             return
         now = self._transport.clock.monotonic()
@@ -120,41 +132,42 @@ class ReadLease(Timeable):
         except Unavailable as error:
             if not error.is_unwritable:
                 raise
-            self._renewed_s = now  # the read goes on; where the lease lapses and a blob goes, it is told so
+            self._renewed_s = now  # the read continues; if the lease lapses and a blob is deleted, it gets Expired
 
     def check(self) -> None:
-        """Renew the lease now. Raises Expired when it is gone, and Unavailable where it holds nothing."""
+        """Renew the lease now. Raises Expired if it is gone, and Unavailable if it holds nothing."""
         if not self.is_held:
-            said = f"no hold on shard {self._name!r} can be taken: its store cannot be written"
-            raise Unavailable(said, writable=False)
+            message = f"no hold on shard {self._name!r} can be taken: its store cannot be written"
+            raise Unavailable(message, writable=False)
         now = self._transport.clock.monotonic()
         self._send(c.DowngradeSince(self.reader, None, self.seqno, moves_since=False))
         self._renewed_s = now
 
     def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
         """Give up reads before `since`, and States before `seqno`. The shard's since follows, but never beyond the
+        latest complete time.
 
-        latest complete time. `[]` holds nothing: since then goes by the other readers, and stays where there are none.
-        Raises Expired (the lease is gone), InvalidUsage (`since` lies beyond the upper).
+        `[]` holds nothing: since then depends on the other readers, and stays if there are none. Raises Expired (the
+        lease is gone), InvalidUsage (`since` is beyond the upper).
         """
-        if (shared := self._transport.leases) is not None:  # nobody may hear of a reader that has ended
+        if (shared := self._transport.leases) is not None:  # unused readers must not hold since back
             shared.let_go(self._name)
         self._give_up(since, seqno, moves_since=True)
 
     def move(self, since: Antichain, seqno: SeqNo) -> None:
-        """As `downgrade` to `since` and `seqno`, for listeners: the shard's since follows where the transport lets it.
+        """As `downgrade` to `since` and `seqno`, for listeners: the shard's since follows if the transport allows it.
 
         Raises Expired: the lease is gone.
         """
         self._give_up(since, seqno, moves_since=self._transport.listening_moves_since)
 
     def move_alone(self, since: Antichain, seqno: SeqNo) -> None:
-        """As `move` to `since` and `seqno`, but the shard's since stays: nobody loses history by it. Raises Expired."""
+        """As `move` to `since` and `seqno`, but the shard's since stays: no history is forgotten. Raises Expired."""
         self._give_up(since, seqno, moves_since=False)
 
     def _give_up(self, since: Antichain, seqno: SeqNo, *, moves_since: bool) -> None:
         now = self._transport.clock.monotonic()
-        # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
+        # Given up from now on, even if the answer is lost: a State before `seqno` may name blobs that are deleted.
         self.since, self.seqno = max(self.since, since), max(self.seqno, seqno)
         moved = self._send(c.DowngradeSince(self.reader, self.since, self.seqno, moves_since))
         assert isinstance(moved, c.SinceDowngraded)
@@ -165,22 +178,22 @@ class ReadLease(Timeable):
         self._renewed_s = now
 
     def close(self) -> None:
-        """Release the hold. Repeating it is safe. Raises nothing: without an answer, the hold lapses."""
+        """Release the hold. Repeating it is safe. Raises nothing: if no store answers, it lapses."""
         if self._closed:
             return
         self._closed = True
-        if deadlines.has_passed():  # its caller waits no longer, and the hold must not stay
+        if deadlines.has_passed():  # the caller does not wait, but the hold must still be released
             with suppress(RuntimeError):
                 threading.Thread(target=self._expire, name="persist-release", daemon=True).start()
         else:
             self._expire()
 
     def _expire(self) -> None:
-        with suppress(PersistError):  # also in a forked child, where it belongs to the parent
+        with suppress(PersistError):  # also in a forked child, where the lease belongs to the parent
             self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
 
     def release(self) -> None:
-        """As `close`, for a garbage collection, which may run where this thread holds a lock: so another one closes.
+        """As `close`, for a garbage collection, which may run while this thread holds a lock: another thread closes.
 
         Raises nothing.
         """
@@ -192,11 +205,11 @@ class ReadLease(Timeable):
             closing.join(CLOSE_RETRY_S)
 
     def outlive(self) -> None:
-        """Keep the hold beyond this process: another one reads on, and renews the lease by its id. Raises nothing."""
+        """The reads continue in another process, which renews the lease by its id. Raises nothing."""
 
     def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
-        longest = self._settings.retry_s
-        return send(self._transport, self._name, command, longest if retry_s is None else min(retry_s, longest))
+        bound_s = self._settings.retry_s
+        return send(self._transport, self._name, command, bound_s if retry_s is None else min(retry_s, bound_s))
 
 
 def taken(
@@ -207,12 +220,12 @@ def taken(
     *,
     must_hold: bool = True,
 ) -> ReadLease:
-    """The hold that a command takes. Where it is not answered in time it may land yet: then it is given back.
+    """The hold that a command takes. If it is not answered in time, it may still land: then it is released.
 
-    Unless it `must_hold`, it holds nothing where the store can be read and not written. Raises what the command does.
+    Unless it `must_hold`, the lease holds nothing if the store can be read but not written. Raises as the command.
     """
     lease = ReadLease(transport, name, command.reader, settings, SeqNo(0))
-    asked_s = transport.clock.monotonic()  # the first try may have landed long before a later one is answered
+    requested_s = transport.clock.monotonic()  # the first try may have landed long before a later one is answered
     result: c.Result | None
     try:
         result = send(transport, name, command, settings.retry_s)
@@ -223,14 +236,14 @@ def taken(
             raise
         lease.reader, lease._closed = UNHELD, True
     assert isinstance(result, c.ReaderRegistered)
-    lease.seqno, lease.since, lease._renewed_s = result.seqno, result.since, asked_s
+    lease.seqno, lease.since, lease._renewed_s = result.seqno, result.since, requested_s
     lease.is_point = command.point
     lease.keep()
     return lease
 
 
 def _would_hold(error: PersistError) -> c.ReaderRegistered | None:
-    """What a hold would have, were the store to be written; None: the error does not say so."""
+    """The hold as it would be if the store could be written; None: the error is another one."""
     if not isinstance(error, Unavailable) or not error.is_unwritable:
         return None
     try:
@@ -240,7 +253,7 @@ def _would_hold(error: PersistError) -> c.ReaderRegistered | None:
         return None
 
 
-# A hold for as long as something refers to it: it is given back when nothing does any more.
+# A hold for as long as something refers to it: it is released when the last reference is gone.
 
 
 class RenewedLease(Protocol):
@@ -258,18 +271,18 @@ class RenewedLease(Protocol):
 class Hold:
     """A lease until `close`, or until nothing refers to this object. Thread-safe.
 
-    With `lease_ms` a thread renews it; without, reading renews it. In a fork nothing is renewed and nothing is given
-    back: the lease belongs to the parent.
+    With `lease_ms` a thread renews it; without, reading renews it. In a fork nothing is renewed or released: the lease
+    belongs to the parent.
     """
 
     def __init__(self, lease: RenewedLease, lease_ms: int | None = None) -> None:
         self.lease = lease
         self._ended = threading.Event()
         self._process = OwnProcess("a hold")
-        self._finish = weakref.finalize(self, _let_go, lease, self._ended, self._process)
+        self._finish = weakref.finalize(self, _release, lease, self._ended, self._process)
         if lease_ms is not None:
             pause_s = lease_ms / 1000 / (2 * LEASE_RENEWED_AFTER)
-            # Neither the thread nor what runs at the end may refer to this object: it would never end.
+            # Neither the thread nor the finalizer may refer to this object: it would never be collected.
             threading.Thread(
                 target=_renew, args=(lease, self._ended, pause_s), name="persist-hold", daemon=True
             ).start()
@@ -284,21 +297,21 @@ class Hold:
         return self._process.is_left
 
     def keep(self) -> None:
-        """Renew the lease if a part of it has passed. Raises Expired: it is gone."""
+        """Renew the lease if a third of it has passed. Raises Expired: it is gone."""
         self.lease.keep()
 
     def close(self) -> None:
-        """Give the lease back. Repeating it is safe. Raises nothing: if no store answers, the lease lapses."""
+        """Release the lease. Repeating it is safe. Raises nothing: if no store answers, the lease lapses."""
         self._finish.detach()
         self._ended.set()
         self.lease.close()
 
     def release(self) -> None:
-        """As `close`, for a generator that is left, which a garbage collection may do. Raises nothing."""
+        """As `close`, for an abandoned generator, which a garbage collection may close. Raises nothing."""
         self._finish()
 
     def outlive(self) -> None:
-        """Keep the lease when nothing refers to this object: another process uses it. `close` still gives it back."""
+        """Keep the lease when nothing refers to this object: another process uses it. `close` still releases it."""
         self._finish.detach()
         self.lease.outlive()
 
@@ -307,14 +320,14 @@ def _renew(lease: RenewedLease, ended: threading.Event, pause_s: float) -> None:
     while not ended.wait(pause_s):
         try:
             lease.keep()
-        except Expired:  # the next read is told
+        except Expired:  # the next read gets the error
             return
         except PersistError:  # the lease has most of its time left: the next round tries again
             pass
 
 
-def _let_go(lease: RenewedLease, ended: threading.Event, process: OwnProcess) -> None:
-    """When nothing refers to the hold any more, or the process ends. This runs wherever that happens to be noticed."""
+def _release(lease: RenewedLease, ended: threading.Event, process: OwnProcess) -> None:
+    """Runs when nothing refers to the hold any more, or the process ends, on any thread."""
     if not process.is_left:
         ended.set()
         lease.release()
@@ -322,11 +335,11 @@ def _let_go(lease: RenewedLease, ended: threading.Event, process: OwnProcess) ->
 
 # Critical readers: holds on since that never expire.
 
-REGISTER_TRIES_MAX = 100  # each means that somebody gave up a critical reader meanwhile
+REGISTER_TRIES_MAX = 100  # each means that another critical reader was given up meanwhile
 
 
 class HeldShard(Protocol):
-    """What a hold needs of its shard; `persist.client.shard.Shard` is one."""
+    """The shard of a hold; `persist.client.shard.Shard` is one."""
 
     @property
     def name(self) -> str: ...
@@ -337,24 +350,24 @@ class HeldShard(Protocol):
 
 
 class CriticalReaderHandle:
-    """A hold on since that never expires, fenced by an opaque token: who changes the token fences all others."""
+    """A hold on since that never expires, fenced by an opaque token: changing the token fences all other holders."""
 
-    def __init__(self, shard: HeldShard, cursor: str, reader: CriticalReaderId, found: c.CriticalReaderState) -> None:
+    def __init__(self, shard: HeldShard, cursor: str, reader: CriticalReaderId, state: c.CriticalReaderState) -> None:
         self._shard = shard
         self._reader = reader
         self.cursor = cursor
-        self.opaque = found.opaque
-        self.since = found.since
-        self._registered = found.registered
+        self.opaque = state.opaque
+        self.since = state.since
+        self._registered = state.registered
 
     @classmethod
     def take(
         cls, shard: HeldShard, cursor: str, opaque: str = "", *, since: Antichain | None = None, force: bool = False
     ) -> CriticalReaderHandle:
-        """The hold called `cursor` of `shard`; users call `Shard.critical_reader`, which tells of `opaque`.
+        """The hold called `cursor` of `shard`; users call `Shard.critical_reader`, which documents `opaque`.
 
-        A new hold begins at `since` (None: the shard's own), also beyond the upper with `force`. So one that may not be
-        there is refused before it holds anything. Raises InvalidUsage (as `downgrade_since`).
+        A new hold begins at `since` (None: the shard's own), also beyond the upper with `force`. An invalid one is
+        refused before it holds anything. Raises InvalidUsage (as `downgrade_since`).
         """
         checked("cursor", cursor, str)
         checked("opaque", opaque, str)
@@ -362,11 +375,11 @@ class CriticalReaderHandle:
         reader = critical_reader_id_of(cursor)
         seen = SeqNo(0)
         for _ in range(REGISTER_TRIES_MAX):
-            found = shard._send(c.RegisterCriticalReader(reader, opaque, cursor, since, force, seen))
-            if isinstance(found, c.CriticalReaderState):
-                return cls(shard, cursor, reader, found)
-            assert isinstance(found, c.HoldGivenUp)
-            seen = found.seqno
+            answer = shard._send(c.RegisterCriticalReader(reader, opaque, cursor, since, force, seen))
+            if isinstance(answer, c.CriticalReaderState):
+                return cls(shard, cursor, reader, answer)
+            assert isinstance(answer, c.HoldGivenUp)
+            seen = answer.seqno
         raise Unavailable(f"critical readers of shard {shard.name!r} are given up all the time; retry")
 
     @classmethod
@@ -389,10 +402,10 @@ class CriticalReaderHandle:
         """Move the hold to `since`, and perhaps its token.
 
         Args:
-            since: the earliest time to keep; None closes the shard to reads for ever, whatever its history says.
+            since: the earliest time to keep; None closes the shard to reads for ever, whatever its history setting.
             expected: the token that the hold must have; None is the one that this handle knows.
-            opaque: the token that it has afterwards, which fences everybody else; None leaves it.
-            force: also beyond the shard's upper, so that nothing can be read until somebody writes that far.
+            opaque: the token that it has afterwards, which fences all other holders; None keeps it.
+            force: also beyond the shard's upper, so that nothing can be read until a write reaches it.
         Returns: the shard's since afterwards.
         Raises: InvalidUsage (no such time, or beyond the upper), OpaqueMismatch (another holder has changed the token),
             Expired (the hold was given up), Indeterminate (it may have happened: open the hold anew and look).
@@ -409,7 +422,7 @@ class CriticalReaderHandle:
         return result.shard_since
 
     def expire(self) -> None:
-        """Give the hold up for good. Repeating it is safe: a hold of this name that is taken later stays.
+        """Give the hold up for good. Repeating it is safe: a later hold of this name stays.
 
         Raises: OpaqueMismatch (another holder has changed the token), Indeterminate (it may have happened: repeat it).
         """

@@ -20,7 +20,7 @@ from persist.parts import PartReader, ShardSchema, newest, valid_schemas
 from persist.parts.column_types import without_half_floats
 from persist.parts.part_files import DecodeLimit, RowGroupFilter
 
-# Rows in splits, held by a lease: what a snapshot and the changes between two times have in common.
+# Rows in splits, held by a lease: the common part of snapshots and of changes between two times.
 
 
 class Split(Protocol):
@@ -33,20 +33,20 @@ class Split(Protocol):
 
 
 class Rows(Timeable):
-    """The base of those who hold rows."""
+    """The base of results that hold rows."""
 
     schema: ShardSchema
     splits: Sequence[Split]
     _transport: Transport
     _lease: Hold
     _closed: bool
-    _is_entered = False  # as a context manager, whose end closes it
+    _is_entered = False  # used in a `with` block, whose end closes it
 
     def batches(self) -> Iterator[pa.Table]:
-        """All rows, split by split, in key order: the columns, and `__diff`, how often each row comes.
+        """All rows, split by split, in key order: the columns, and `__diff`, the multiplicity of each row.
 
-        After the last one it is closed, and so it is when the loop is left, unless that is within a `with` of it.
-        Raises what reading may; see the class.
+        It is closed after the last one, and when the loop is left, unless that is inside a `with` block of it. Raises
+        what reading may; see the class.
         """
         try:
             yield from self._tables()
@@ -67,10 +67,10 @@ class Rows(Timeable):
         return pa.schema([*fields, pa.field("__diff", pa.int64(), nullable=False)]).empty_table()
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame: of a snapshot, with each row as often as it is there; of changes, with `__diff`.
+        """A pandas DataFrame: of a snapshot, with rows repeated by their multiplicity; of changes, with `__diff`.
 
         Its types are Arrow's (`pandas.ArrowDtype`), so that nothing is lost: inserted again, it is the same rows.
-        Raises what `to_arrow` does, for a snapshot that with `expand=True`, and InvalidUsage without pandas.
+        Raises what `to_arrow` does, for a snapshot with `expand=True`, and InvalidUsage without pandas.
         """
         pandas = optional("pandas", "to_pandas()", "pandas", InvalidUsage)
         return self._shown().to_pandas(types_mapper=pandas.ArrowDtype)
@@ -100,11 +100,11 @@ class Rows(Timeable):
         return pa.concat_tables(pieces) if pieces else self.empty()
 
     def keep(self) -> None:
-        """Renew the lease; reading renews it too. Raises Expired: it is gone."""
+        """Renew the lease; reading renews it automatically. Raises Expired: it is gone."""
         self._lease.keep()
 
     def close(self) -> None:
-        """Release the lease. Repeating it is safe. Raises nothing: without an answer, the lease lapses."""
+        """Release the lease. Repeating it is safe. Raises nothing: if no store answers, it lapses."""
         if not self._closed:
             self._closed = True
             self._lease.close()
@@ -117,7 +117,7 @@ class Rows(Timeable):
         self.close()
 
 
-# Rows repeated as often as they are there, in pieces that are bounded whatever a `__diff` says.
+# Rows repeated by their multiplicity, in pieces that are bounded whatever a `__diff` says.
 
 
 EXPANDED_ROWS_MAX = 2**31 - 1  # rows that one table may become
@@ -126,21 +126,21 @@ PIECE_BYTES = 16 * 1024 * 1024  # of a piece, unless one row has more
 
 
 def multiplicities(table: pa.Table) -> npt.NDArray[np.int64]:
-    """`__diff` for NumPy, which looks through a small batch ten times faster than a call of Arrow's."""
-    found: npt.NDArray[np.int64] = table.column("__diff").to_numpy()
-    return found
+    """`__diff` as a NumPy array, which scans a small batch ten times faster than a call of Arrow's."""
+    diffs: npt.NDArray[np.int64] = table.column("__diff").to_numpy()
+    return diffs
 
 
 def first_negative(table: pa.Table) -> int | None:
-    """The index of the first row that was taken away more often than it was added."""
+    """The index of the first row that was retracted more often than added."""
     negative = multiplicities(table) < 0
     return int(negative.argmax()) if negative.any() else None
 
 
 def expanded(table: pa.Table, rows_max: int = PIECE_ROWS) -> Iterator[pa.Table]:
-    """Each row as often as its `__diff` says, without that column: one table after another, at least one.
+    """Each row repeated `__diff` times, without that column: one table after another, at least one.
 
-    Pieces have at most `rows_max` rows, unless all rows are there once. Raises NegativeMultiplicity, and InvalidUsage
+    Pieces have at most `rows_max` rows, unless all multiplicities are 1. Raises NegativeMultiplicity, and InvalidUsage
     beyond EXPANDED_ROWS_MAX rows.
     """
     counts = multiplicities(table)
@@ -156,7 +156,7 @@ def expanded(table: pa.Table, rows_max: int = PIECE_ROWS) -> Iterator[pa.Table]:
 
 
 def _pieces(rows: pa.Table, counts: npt.NDArray[np.int64], rows_max: int) -> Iterator[pa.Table]:
-    """The repeated rows. Where rows are large they are told apart, so that no piece is larger than it may be."""
+    """The repeated rows. Large rows are split, so that no piece exceeds its bound."""
     total = int(counts.sum())
     if not total:
         return
@@ -174,10 +174,10 @@ def _pieces(rows: pa.Table, counts: npt.NDArray[np.int64], rows_max: int) -> Ite
 
 
 def limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
-    """The first rows, together as many as `limit` says (None: all), each counted as often as `__diff` says.
+    """The first rows, at most `limit` of them (None: all), counted with their multiplicity.
 
-    Of the last row only so many are given. A row that was taken away more often than added counts as often as it is
-    missing. No more tables are taken than these rows need.
+    The multiplicity of the last row is reduced to fit. A negative multiplicity counts by its absolute value. No more
+    tables are read than these rows need.
     """
     if limit is None:
         yield from tables
@@ -193,20 +193,20 @@ def limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]
             yield table
             continue
         over = int(ends[last]) - left
-        found, kept = table.slice(0, last + 1), counts[: last + 1].copy()
+        first, kept = table.slice(0, last + 1), counts[: last + 1].copy()
         kept[last] = np.sign(kept[last]) * (min(abs(int(kept[last])), left) - over)
-        place = found.column_names.index("__diff")
-        yield found.set_column(place, found.schema.field(place), pa.array(kept))
+        place = first.column_names.index("__diff")
+        yield first.set_column(place, first.schema.field(place), pa.array(kept))
         return
 
 
 def _check(table: pa.Table, rows: pa.Table, counts: npt.NDArray[np.int64]) -> None:
-    """The sum of the counts is taken in floating point, where it cannot wrap around."""
+    """Raise unless the rows can be repeated. Counts are summed in floating point, which cannot wrap around."""
     negative = first_negative(table)
     if negative is not None:
         missing = int((counts < 0).sum())
         raise NegativeMultiplicity(
-            f"{missing} of {len(counts)} rows, taken away more often than added, cannot be shown: "
+            f"{missing} of {len(counts)} rows, retracted more often than added, cannot be shown: "
             f"{'it' if missing == 1 else 'the first'} is there {counts[negative]} times; insert what is missing, or "
             "read with to_arrow(), or expand=false over HTTP, which give each row its __diff",
             rows=missing,
@@ -219,7 +219,7 @@ def _check(table: pa.Table, rows: pa.Table, counts: npt.NDArray[np.int64]) -> No
         )
 
 
-# Readers of parts, for whoever has a view of a shard, or a split of one.
+# Readers of parts for a view of a shard, or a split of one.
 
 
 class _Schemas(Protocol):

@@ -1,9 +1,9 @@
-"""Retention policies of rows: how callers set them, what they do, the tag ladder, and who runs them."""
+"""Row retention policies: how callers set them, what they do, the tag ladder, and the loop that runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -11,16 +11,17 @@ from persist.client.arguments import checked, names
 from persist.client.commit_info import info_bytes
 from persist.client.contents_diff import Named
 from persist.client.embedded import EmbeddedTransport
-from persist.client.history_api import HandleSettings, Past
-from persist.client.idempotency import after_commit, read_details, send
+from persist.client.history_api import HistoryMethods
+from persist.client.idempotency import after_commit, read_details, send, send_for
 from persist.client.lease_pool import LeasePool
 from persist.client.maintaining import Maintain
 from persist.client.optimistic_loop import read_facts
+from persist.client.read_leases import HandleSettings
 from persist.client.retention_kinds import (
     COLUMN,
+    ColumnRetention,
     ColumnRun,
     RetentionOutcome,
-    TakingAged,
     check_column,
     count_dropped,
     dropped,
@@ -30,15 +31,14 @@ from persist.client.retention_kinds import (
     refused_drop,
     run_by_column,
 )
-from persist.client.rewrites import Truncated, Truncating
-from persist.client.timestamps import datetime_text, instant_ms, period_ms, shown_instant
+from persist.client.rewrites import Truncated, TruncateOperation
+from persist.client.timestamps import instant_ms, period_ms, record_json, shown_instant
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core import record
 from persist.core.clock_index import point_at
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, shown
-from persist.core.named_holds import Tag
 from persist.core.retention_plan import (
     Due,
     Facts,
@@ -55,12 +55,12 @@ from persist.core.retention_plan import (
 )
 from persist.core.shard_settings import DROP, RETRACT, Ladder, RowPolicy, Rung, bytes_of, cut_every_of, history_text
 
-# A ladder of tags: the last so many hours, days and months, in UTC. Pure.
+# The tag ladder: tags for the last so many hours, days and months, in UTC. Pure.
 #
-# `hourly-2026-11-23T04Z` is what was there by 04:00. An hour in which nothing came has no tag of its own.
+# `hourly-2026-11-23T04Z` is the state at 04:00. An hour in which nothing was written has no tag of its own.
 
 
-# Of each rung: how its tags are named, and the begin of the period that an instant lies in.
+# Of each rung: the format of its tags, and the start of the period that contains an instant.
 _RUNGS: Mapping[str, tuple[str, Callable[[datetime], datetime]]] = {
     "hourly": ("%Y-%m-%dT%HZ", lambda at: at.replace(minute=0, second=0, microsecond=0)),
     "daily": ("%Y-%m-%d", lambda at: at.replace(hour=0, minute=0, second=0, microsecond=0)),
@@ -69,37 +69,35 @@ _RUNGS: Mapping[str, tuple[str, Callable[[datetime], datetime]]] = {
 
 
 def due_rungs(facts: Facts, now_ms: int) -> tuple[Rung, ...]:
-    """The tags that are to be set at this instant: where something came since the newest one of that rung."""
-    return tuple(rung for rung in _now(facts, now_ms) if rung.tag not in facts.tags)
+    """The tags to set at this instant: of each rung, if something was written since its newest tag."""
+    return tuple(rung for rung in _current_rungs(facts, now_ms) if rung.tag not in facts.tags)
 
 
 def next_rung_ms(facts: Facts, now_ms: int) -> int | None:
-    """When the next tag may be due, if nothing moves the shard; None: nothing came since the newest ones."""
-    hour_ms = 3_600_000
-    return (now_ms // hour_ms + 1) * hour_ms if any(_now(facts, now_ms)) else None
+    """When the next tag may be due, if nothing moves the shard; None: nothing was written since the newest ones."""
+    return (now_ms // HOUR_MS + 1) * HOUR_MS if any(_current_rungs(facts, now_ms)) else None
 
 
-def _now(facts: Facts, now_ms: int) -> Iterator[Rung]:
+def _current_rungs(facts: Facts, now_ms: int) -> Iterator[Rung]:
     ladder = Ladder() if facts.policy is None else facts.policy.tags
     latest = (facts.upper.element or 0) - 1
-    for rung, (form, begin) in _RUNGS.items():
+    for rung, (form, period_start) in _RUNGS.items():
         if not getattr(ladder, rung) or latest < 0 or facts.since.is_empty or _newest(facts, rung) == latest:
             continue
-        at = begin(shown_instant(now_ms))
+        at = period_start(shown_instant(now_ms))
         yield Rung(f"{rung}-{at.strftime(form)}", instant_ms("now", at))
 
 
 def _newest(facts: Facts, rung: str) -> int | None:
     """The time of the newest tag of a rung."""
     own = own_rungs(facts.tags, rung)
-    found: Tag | None = facts.tags[own[-1]] if own else None
-    return None if found is None else found.time
+    return facts.tags[own[-1]].time if own else None
 
 
-# Row policies as callers set them, and what runs them: maintenance, and whoever asks for it now.
+# Row policies as callers set them, and runs of them.
 
 
-TRIES = 5  # of a truncation to which others write meanwhile, before the next turn
+TRIES = 5  # of a truncation if others write meanwhile, before the next turn
 FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode")
 OF_COLUMN = ("column", "column_age", "column_unit")
 RUNGS = ("hourly", "daily", "monthly")
@@ -108,15 +106,15 @@ NO_CLOCK = "the clocks of the server and of the blob store do not agree, or cann
 
 @dataclass(frozen=True)
 class RowRetention:
-    """The policy of rows of a shard (None: it keeps all), and what became of it. `Shard.retention` gives it.
+    """The row policy of a shard (None: it keeps all rows) and its progress. `Shard.retention` returns it.
 
-    `policy` is a dict as `Shard.retain` takes it. `version` is that of the settings. `cuts` is how many instants the
-    policy can cut at. `done_before` is the time before which it has done all that it asks for, `done_at` when that was,
-    `removed` how many rows went then (None: not known). `overran` counts truncations that passed a consumer. `due` says
-    before which time it truncates next, now (None: nothing is due), `next` when there may be something to do (None: not
-    before the shard moves). `held_by` has a sentence for everything that holds it back. `rows` are there now (None: not
-    known), `bytes` are stored, with all history. By its column the policy last looked at `column_at`, and took
-    `column_removed` rows away then; `column_due`: it looks again at the next turn.
+    `policy` is a dict as `Shard.retain` takes it. `version` is that of the settings. `cuts` is the number of instants
+    at which the policy can cut. `done_before` is the time before which it has done all that it asks for, `done_at` when
+    that was, `removed` how many rows were removed then (None: not known). `overran` counts truncations that passed a
+    consumer. `due` is the time before which it truncates next, now (None: nothing is due), `next` when there may be
+    something to do (None: not before the shard moves). `held_by` has a sentence for everything that holds it back.
+    `rows` exist now (None: not known), `bytes` are stored, with all history. The policy last checked its column at
+    `column_at`, and removed `column_removed` rows then; `column_due`: it checks again at the next turn.
     """
 
     policy: dict[str, Any] | None
@@ -137,20 +135,17 @@ class RowRetention:
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON; wall clocks in RFC 3339."""
-        told = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("done_at", "next", "column_at"):
-            told[name] = datetime_text(told[name])
-        return {**told, "held_by": list(self.held_by)}
+        return record_json(self)
 
 
 @dataclass(frozen=True)
 class RetentionRun:
-    """The result of one run of a retention policy. `Shard.run_retention` gives it.
+    """The result of one run of a policy. `Shard.run_retention` returns it.
 
-    `truncated` is what went, or would go (None: nothing was due); `why` which limits asked for it; `passed` which
-    consumers it has passed, as they were behind for too long; `held_by` what holds back the rest. `cuts` were taken.
-    `at` is the clock by which it went (None: the shard has no policy). `by_column` is what went by the policy's column,
-    in a commit of its own (None: that was not due).
+    `truncated` is what was removed, or would be (None: nothing was due); `why` the limits that asked for it; `passed`
+    the consumers that it has passed, as they were behind for too long; `held_by` what holds back the rest. `cuts` is
+    how many were taken. `at` is the clock that decided (None: the shard has no policy). `by_column` is what was removed
+    by the policy's column, in a commit of its own (None: that was not due).
     """
 
     truncated: Truncated | None
@@ -163,40 +158,32 @@ class RetentionRun:
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON; the clock in RFC 3339."""
-        return {
-            "truncated": None if self.truncated is None else self.truncated.to_json(),
-            "why": list(self.why),
-            "passed": list(self.passed),
-            "held_by": list(self.held_by),
-            "cuts": self.cuts,
-            "at": datetime_text(self.at),
-            "by_column": None if self.by_column is None else self.by_column.to_json(),
-        }
+        return record_json(self)
 
 
-# --- policies as they are written
+# --- the format of policies
 
 
 def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
-    """The policy that a dict tells, such as `{"age": "90d", "consumers": ["billing"]}`. Raises InvalidUsage."""
+    """Parse a policy, such as `{"age": "90d", "consumers": ["billing"]}`. Raises InvalidUsage."""
     if unknown := sorted(str(name) for name in wanted.keys() - {*FIELDS, *OF_COLUMN}):
         raise InvalidUsage(f"a policy of rows has no {unknown[0]!r:.100}; it has {', '.join((*FIELDS, *OF_COLUMN))}")
-    given = {name: value for name, value in wanted.items() if value is not None}
-    age_ms, rows = _age("age", given.get("age")), given.get("rows")
-    column, column_age_ms = given.get("column"), _age("column_age", given.get("column_age"))
+    limits = {name: value for name, value in wanted.items() if value is not None}
+    age_ms, rows = _age("age", limits.get("age")), limits.get("rows")
+    column, column_age_ms = limits.get("column"), _age("column_age", limits.get("column_age"))
     checked("rows", rows, int, type(None))
     checked("column", column, str, type(None))
-    checked("mode", mode := given.get("mode", RETRACT), str)
-    checked("column_unit", unit := given.get("column_unit", ""), str)
-    consumers_max_age_ms = _age("consumers_max_age", given.get("consumers_max_age"))
+    checked("mode", mode := limits.get("mode", RETRACT), str)
+    checked("column_unit", unit := limits.get("column_unit", ""), str)
+    consumers_max_age_ms = _age("consumers_max_age", limits.get("consumers_max_age"))
     policy = RowPolicy(
         age_ms,
-        None if "bytes" not in given else bytes_of(given["bytes"]),
+        None if "bytes" not in limits else bytes_of(limits["bytes"]),
         rows,
-        _age("cut_every", given.get("cut_every")) or cut_every_of(age_ms or column_age_ms, consumers_max_age_ms),
-        names("consumers", given.get("consumers", ())),
+        _age("cut_every", limits.get("cut_every")) or cut_every_of(age_ms or column_age_ms, consumers_max_age_ms),
+        names("consumers", limits.get("consumers", ())),
         consumers_max_age_ms,
-        _ladder(given.get("tags", {})),
+        _ladder(limits.get("tags", {})),
         column,
         column_age_ms,
         unit,
@@ -208,7 +195,7 @@ def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
 
 def policy_json(policy: RowPolicy) -> dict[str, Any]:
     """The policy as `read_policy` reads it; limits that it does not have are left out."""
-    told = {
+    limits = {
         "age": None if policy.age_ms is None else history_text(policy.age_ms),
         "bytes": policy.bytes_max,
         "rows": policy.rows_max,
@@ -221,37 +208,37 @@ def policy_json(policy: RowPolicy) -> dict[str, Any]:
         "column_unit": policy.column_unit or None,
         "mode": policy.mode if policy.mode == DROP else None,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
-def _ladder(given: object) -> Ladder:
-    if not isinstance(given, Mapping) or set(given) - set(RUNGS):
-        raise InvalidUsage(f"tags is {shown(given)}; it must be a dict such as {{'hourly': 24}}, of {', '.join(RUNGS)}")
-    for rung in given:
-        checked(rung, given[rung], int)
-    return Ladder(**given)
+def _ladder(tags: object) -> Ladder:
+    if not isinstance(tags, Mapping) or set(tags) - set(RUNGS):
+        raise InvalidUsage(f"tags is {shown(tags)}; it must be a dict such as {{'hourly': 24}}, of {', '.join(RUNGS)}")
+    for rung in tags:
+        checked(rung, tags[rung], int)
+    return Ladder(**tags)
 
 
-def _age(what: str, given: object) -> int | None:
-    return None if given is None else period_ms(given, what)
+def _age(what: str, age: object) -> int | None:
+    return None if age is None else period_ms(age, what)
 
 
-# --- what a policy is and does
+# --- the state and the effect of a policy
 
 
 def next_turn_ms(facts: Facts, now_ms: int) -> int | None:
     """When there may be something to do for a policy, if nothing moves the shard; None: not before it moves."""
-    found = (next_ms(facts, now_ms), next_rung_ms(facts, now_ms), next_look_ms(facts, now_ms))
-    return min((at_ms for at_ms in found if at_ms is not None), default=None)
+    instants = (next_ms(facts, now_ms), next_rung_ms(facts, now_ms), next_look_ms(facts, now_ms))
+    return min((at_ms for at_ms in instants if at_ms is not None), default=None)
 
 
 def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetention:
     """The policy, and what holds it back. Raises what every call may."""
-    found = read_facts(transport, name, retry_s)
-    facts, done = found.facts, found.facts.done
-    now_ms = transport.clock.now_ms() if found.checked_ms is None else found.checked_ms
+    answer = read_facts(transport, name, retry_s)
+    facts, done = answer.facts, answer.facts.done
+    now_ms = transport.clock.now_ms() if answer.checked_ms is None else answer.checked_ms
     planned, looked, following = plan(facts, now_ms), done.looked, next_turn_ms(facts, now_ms)
-    held_by = (*no_clock_of(found), *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
+    held_by = (*no_clock_of(answer), *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
     due = planned.due
     if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
         due, held_by = None, (*held_by, reason)
@@ -266,7 +253,7 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
         None if due is None else due.cut.upper,
         None if following is None else shown_instant(following),
         tuple(dict.fromkeys(held_by)),
-        found.rows,
+        answer.rows,
         facts.stored_bytes,
         shown_instant(looked.at_ms) if looked.at_ms else None,
         looked.removed if looked.at_ms else None,
@@ -275,20 +262,20 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
 
 
 def _waits(facts: Facts, now_ms: int) -> tuple[str, ...]:
-    """What is said of a policy of a shard that is fed by `append`, from the moment when it is set."""
+    """The notes on a policy of a shard that is fed by `append`, from the moment when it is set."""
     if facts.erasing_ms:
         minutes = max(0, now_ms - facts.erasing_ms) // 60_000
-        return (f"an erasure, asked for {minutes} minutes ago, waits for the next commit of the writer who appends",)
+        return (f"an erasure, asked for {minutes} minutes ago, waits for the next commit of the appending writer",)
     if facts.pending:
-        return (f"rows from before {facts.pending} go with the next commit of the writer who appends",)
+        return (f"rows from before {facts.pending} go with the next commit of the appending writer",)
     if facts.policy is not None and facts.policy.cuts and facts.done.appended:
         return ("the shard is fed by append: rows go by drops, each with the next commit of the writer",)
     return ()
 
 
-def no_clock_of(found: c.RetentionIs) -> tuple[str, ...]:
-    """What is said where the policy cannot go by any clock."""
-    return () if found.checked_ms is not None or found.facts.policy is None else (NO_CLOCK,)
+def no_clock_of(answer: c.RetentionIs) -> tuple[str, ...]:
+    """The note if the policy cannot trust any clock."""
+    return () if answer.checked_ms is not None or answer.facts.policy is None else (NO_CLOCK,)
 
 
 def run_retention(
@@ -300,47 +287,45 @@ def run_retention(
     retries: int = TRIES,
     by_hand: bool = True,
 ) -> RetentionRun:
-    """Take the cuts that are due, and take the rows away that the policy says now. Repeating it is safe.
+    """Take the cuts that are due, and remove the rows that the policy selects now. Repeating it is safe.
 
-    It goes by the clock of who commits, where the blob store agrees with it: by one clock alone nothing goes.
-    `by_hand`: rows are looked for by the column also where that was done less than `cut_every` ago. Raises
-    UpperMismatch (others wrote meanwhile each time), Conflict (the policy was changed meanwhile), Unavailable (also: no
-    clock can be trusted), and what every call may.
+    It uses the clock of the committer if the blob store agrees with it: a single clock never removes rows. `by_hand`:
+    the column is checked even if that was done less than `cut_every` ago. Raises UpperMismatch (others wrote meanwhile
+    each time), Conflict (the policy was changed meanwhile), Unavailable (also: no clock can be trusted), and what every
+    call may.
     """
     retry_s, cuts = settings.write.retry_s, 0
-    found = read_facts(transport, name, retry_s)
-    if found.facts.policy is None:
+    answer = read_facts(transport, name, retry_s)
+    if answer.facts.policy is None:
         return RetentionRun(None, (), (), (), 0, None)
-    now_ms = _checked_ms(name, found)
+    now_ms = _checked_ms(name, answer)
     if dry_run:
-        found = _first_run(transport, name, found.facts, now_ms, retry_s)
+        answer = _first_run(transport, name, answer.facts, now_ms, retry_s)
     else:
-        wanted, rungs = tuple(wanted_cuts(found.facts, now_ms)), due_rungs(found.facts, now_ms)
-        if wanted or rungs or outlived_rungs(found.facts.policy, found.facts.tags):
-            taken = send(transport, name, c.TakeCuts(wanted, rungs), retry_s)
-            assert isinstance(taken, c.CutsTaken)
-            cuts = taken.count
+        wanted, rungs = tuple(wanted_cuts(answer.facts, now_ms)), due_rungs(answer.facts, now_ms)
+        if wanted or rungs or outlived_rungs(answer.facts.policy, answer.facts.tags):
+            cuts = send_for(c.CutsTaken, transport, name, c.TakeCuts(wanted, rungs), retry_s).count
     if cuts:
-        found = read_facts(transport, name, retry_s)
-        now_ms = _checked_ms(name, found)
-    planned, done = plan(found.facts, now_ms), None
+        answer = read_facts(transport, name, retry_s)
+        now_ms = _checked_ms(name, answer)
+    planned, done = plan(answer.facts, now_ms), None
     due = planned.due
     if due is not None:
-        tried = _truncated(transport, name, due, settings, _How(found.facts.drops, retries, dry_run, now_ms))
-        if isinstance(tried, tuple):
-            held_by = tuple(dict.fromkeys((*planned.held_by, *tried)))
+        truncation = _truncated(transport, name, due, settings, _How(answer.facts.drops, retries, dry_run, now_ms))
+        if isinstance(truncation, tuple):
+            held_by = tuple(dict.fromkeys((*planned.held_by, *truncation)))
             return RetentionRun(None, (), (), held_by, cuts, shown_instant(now_ms))
-        done = tried
+        done = truncation
         if done.changed:
-            found = read_facts(transport, name, retry_s)
-            _checked_ms(name, found)
-    by_column = run_by_column(transport, name, settings, found, dry_run=dry_run, by_hand=by_hand)
-    return _ran(done, due, planned.held_by, by_column, cuts, now_ms)
+            answer = read_facts(transport, name, retry_s)
+            _checked_ms(name, answer)
+    by_column = run_by_column(transport, name, settings, answer, dry_run=dry_run, by_hand=by_hand)
+    return _run_result(done, due, planned.held_by, by_column, cuts, now_ms)
 
 
 @dataclass(frozen=True)
 class _How:
-    """How a policy truncates: by drops or not, how often where others write, whether it only tells, and when."""
+    """How a policy truncates: by drops or not, how often if others write, whether it is a dry run, and when."""
 
     drops: bool
     retries: int
@@ -351,26 +336,23 @@ class _How:
 def _truncated(
     transport: OneShard, name: str, due: Due, settings: HandleSettings, how: _How
 ) -> Truncated | tuple[str, ...]:
-    """What went by the cut that is due, which the policy is done with then; or what holds it back."""
-    said = info_bytes("info", {"retention": list(due.why)})
+    """The truncation at the due cut, after which the policy is done with it; or what holds it back."""
+    info = info_bytes("info", {"retention": list(due.why)})
     try:
         if how.drops:
-            made = dropped(transport, name, due, settings, said, dry_run=how.dry_run)
-            if isinstance(made, str):
-                return (made,)
-            done = made
-        else:
-            truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
-            done = replace(truncating, info=said, passes=passed_cut(due)).run(None, how.retries, dry_run=how.dry_run)
-    except (InvalidUsage, NotReadable):  # somebody appends since then, or another run has come that far
+            done = dropped(transport, name, due, settings, info, dry_run=how.dry_run)
+            return (done,) if isinstance(done, str) else done
+        to = Named(due.cut.upper)
+        truncation = TruncateOperation.of(transport, name, settings, to, info=info, passes=passed_cut(due))
+        return truncation.run(None, how.retries, dry_run=how.dry_run)
+    except (InvalidUsage, NotReadable):  # the shard is fed by append by now, or another run has come that far
         planned = plan(read_facts(transport, name, settings.write.retry_s).facts, how.now_ms)
         if planned.due == due:
             raise
         return planned.held_by
-    return done
 
 
-def _ran(
+def _run_result(
     done: Truncated | None,
     due: Due | None,
     held_by: tuple[str, ...],
@@ -393,15 +375,15 @@ def _ran(
 
 
 def set_policy(
-    transport: OneShard, name: str, policy: RowPolicy | None, settings: HandleSettings, asked: RetentionRequest
+    transport: OneShard, name: str, policy: RowPolicy | None, settings: HandleSettings, request: RetentionRequest
 ) -> RowRetention:
     """Change the policy. Raises what `Shard.retain` says."""
     retry_s = settings.write.retry_s
     now = read_details(transport, name, retry_s).settings
     if not now.version:
         raise InvalidUsage(f"shard {name!r} has no settings yet: say how much history it is to keep first")
-    version = now.version if asked.expected_version is None else asked.expected_version
-    if (now.version, now.rows) == (version + 1, policy):  # a repetition of what landed, as for settings
+    version = now.version if request.expected_version is None else request.expected_version
+    if (now.version, now.rows) == (version + 1, policy):  # a repetition that has landed, as for settings
         return read_retention(transport, name, retry_s)
     if version != now.version:
         raise Conflict(
@@ -410,8 +392,8 @@ def set_policy(
             actual=now.version,
         )
     if policy is not None and policy.column is not None:
-        check_column(transport, name, policy.column, policy.column_unit, asked.known)
-    if policy is not None and not asked.confirm:
+        check_column(transport, name, policy.column, policy.column_unit, request.known)
+    if policy is not None and not request.confirm:
         _guard(transport, name, policy, settings)
     send(transport, name, c.SetSettings(version, now.history_ms, now.mark_every_ms, policy), retry_s)
     with after_commit(f"the policy of shard {name!r}"):
@@ -420,9 +402,9 @@ def set_policy(
 
 @dataclass(frozen=True)
 class RetentionRequest:
-    """`confirm`: also where more than half of the rows go at once. `expected_version` None: whichever it is.
+    """`confirm`: even if more than half of the rows would be removed at once. `expected_version` None: any.
 
-    `known` is the id of the schema by which the policy names its column; None: that of now.
+    `known` is the id of the schema that names the policy's column; None: the current one.
     """
 
     confirm: bool = False
@@ -431,96 +413,97 @@ class RetentionRequest:
 
 
 def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSettings) -> None:
-    """Raises InvalidUsage where the policy would take away more than half of the rows as soon as it is set.
+    """Raises InvalidUsage if the policy would remove more than half of the rows as soon as it is set.
 
-    A row that goes by a cut and by the column counts for both.
+    A row that is removed both by a cut and by the column counts twice.
     """
-    found = read_facts(transport, name, settings.write.retry_s)
-    now_ms, facts = _checked_ms(name, found), found.facts
+    answer = read_facts(transport, name, settings.write.retry_s)
+    now_ms, facts = _checked_ms(name, answer), answer.facts
     alone = record.replace(facts, policy=record.replace(policy, consumers=(), consumers_max_age_ms=None))
     removed = _cut_at_once(transport, name, alone, now_ms, settings)
     if policy.column is not None and facts.upper.element and blocked_by_column(facts) is None:
-        outcome = TakingAged.by(transport, name, settings, alone, now_ms).run(dry_run=True)
+        outcome = ColumnRetention.by(transport, name, settings, alone, now_ms).run(dry_run=True)
         removed += 0 if outcome.done is None else outcome.done.removed
-    rows = found.rows
+    rows = answer.rows
     if removed and (rows is None or 2 * removed > rows):
         raise InvalidUsage(
-            f"this policy would take away {removed} of the {'' if rows is None else f'{rows} '}rows of "
-            f"shard {name!r} at once; give confirm if that is meant",
+            f"this policy would remove {removed} of the {'' if rows is None else f'{rows} '}rows of "
+            f"shard {name!r} at once; give confirm if that is intended",
             removed=removed,
             rows=rows,
         )
 
 
 def _cut_at_once(transport: OneShard, name: str, facts: Facts, now_ms: int, settings: HandleSettings) -> int:
-    """How many rows the first run would take away by a cut."""
+    """How many rows the first run would remove by a cut."""
     due = plan(_first_run(transport, name, facts, now_ms, settings.write.retry_s).facts, now_ms).due
     if due is None or facts.rows == 0:
         return 0
     upper = due.cut.upper
     if facts.drops:
         return count_dropped(transport, name, upper, settings)
-    tried = Truncating.of(transport, name, Named(upper, None), settings.write, settings.read)
+    truncation = TruncateOperation.of(transport, name, settings, Named(upper))
     try:
-        return tried.run(None, 0, dry_run=True).removed or 0
+        return truncation.run(None, 0, dry_run=True).removed or 0
     except NotReadable:  # what was forgotten cannot be cut
         return 0
 
 
 def _first_run(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_s: float) -> c.RetentionIs:
-    """What a run would go by that has taken the cuts that are due now. Takes none."""
-    tried = c.ReadRetention(facts.policy, tuple(wanted_cuts(facts, now_ms)))
-    return read_facts(transport, name, retry_s, tried)
+    """The facts for a run that has taken the cuts that are due now. Takes none."""
+    trial = c.ReadRetention(facts.policy, tuple(wanted_cuts(facts, now_ms)))
+    return read_facts(transport, name, retry_s, trial)
 
 
-def _checked_ms(name: str, found: c.RetentionIs) -> int:
-    if found.checked_ms is None:
-        raise Unavailable(f"{NO_CLOCK}, so no rows of shard {name!r} go by age; set the clock, or retry")
-    return found.checked_ms
+def _checked_ms(name: str, answer: c.RetentionIs) -> int:
+    if answer.checked_ms is None:
+        raise Unavailable(f"{NO_CLOCK}, so no rows of shard {name!r} are removed by age; set the clock, or retry")
+    return answer.checked_ms
 
 
-class Retaining(Past):
-    """The policy of rows of a shard. `persist.client.shard.Shard` is one."""
+class RetentionMethods(HistoryMethods):
+    """The methods of `Shard` for its row policy."""
 
     def retention(self) -> RowRetention:
-        """The retention policy, its progress, and what holds it back. Raises what every call may."""
+        """The row policy of the shard, and what holds it back. Raises what every call may."""
         return read_retention(self._transport, self.name, self._settings.write.retry_s)
 
     def retain(
         self, policy: Mapping[str, Any] | None, *, confirm: bool = False, expected_version: int | None = None
     ) -> RowRetention:
-        """Say which rows the shard keeps. Maintenance takes the others away, by truncations. Needs the scope `manage`.
+        """Set which rows the shard keeps. Maintenance removes the others, by truncations. Needs the scope `manage`.
 
         Args:
-            policy: a dict with at least one of `age` (rows older than that go, as `90d`), `bytes` (about so many stay,
-                as `500GiB` or a number), `rows` (at least so many stay), `column` and `tags` (a ladder: so many of each
-                kind are kept, as `{"hourly": 24, "daily": 31, "monthly": 24}`). With `cut_every`: how finely (a
-                hundredth of the age, or an hour). With `consumers`, names of critical readers: nothing goes that one of
-                them has not passed; and `consumers_max_age`: but for what is older than that. `column` comes with
-                `column_age`: rows go whose wall clock in that column is older, whenever they came. Where it has whole
-                numbers, `column_unit` tells what they count: s, ms, us or ns. `mode` "drop" truncates without reading
-                what goes, as `truncate` does, and waits where a drop is refused. None: all rows are kept.
-            confirm: also if the policy takes away more than half of the rows as soon as it is set.
-            expected_version: that the settings must have now; None is the one that they have.
+            policy: a dict with at least one of `age` (older rows are removed, as `90d`), `bytes` (about so many are
+                kept, as `500GiB` or a number), `rows` (at least so many are kept), `column` and `tags` (a ladder: the
+                number of tags of each kind to keep, as `{"hourly": 24, "daily": 31, "monthly": 24}`). `cut_every` is
+                the granularity (a hundredth of the age, or an hour). With `consumers`, names of critical readers,
+                nothing is removed that one of them has not passed, except what is older than `consumers_max_age`.
+                `column` comes with `column_age`: rows whose wall clock in that column is older are removed, whenever
+                they were written. For a column of integers, `column_unit` is their unit: s, ms, us or ns. `mode` "drop"
+                truncates without reading the rows, as `truncate` does, and waits if a drop is refused. None: all rows
+                are kept.
+            confirm: also if the policy removes more than half of the rows as soon as it is set.
+            expected_version: the version that the settings must have now; None: any.
         Returns: the policy afterwards.
-        Raises: InvalidUsage (no such policy; or it would take away more than half at once), Conflict (somebody else
-            changed the settings), Unavailable (no clock can be trusted, to see what would go).
+        Raises: InvalidUsage (no such policy; or it would remove more than half at once), Conflict (others changed the
+            settings), Unavailable (no clock can be trusted, to see what would be removed).
         """
         checked("confirm", confirm, bool)
         checked("expected_version", expected_version, int, type(None))
         if policy is not None and not isinstance(policy, Mapping):
             raise InvalidUsage(f"policy is {shown(policy)}; it must be a dict such as {{'age': '90d'}}, or None")
-        wanted = None if policy is None else read_policy(policy)
-        asked = RetentionRequest(confirm, expected_version, self._current_schema()[0])
-        return set_policy(self._transport, self.name, wanted, self._settings, asked)
+        parsed = None if policy is None else read_policy(policy)
+        request = RetentionRequest(confirm, expected_version, self._current_schema()[0])
+        return set_policy(self._transport, self.name, parsed, self._settings, request)
 
     def run_retention(self, *, dry_run: bool = False) -> RetentionRun:
-        """Do now what the policy asks for. Maintenance does it anyway. Repeating it is safe.
+        """Run the policy now. Maintenance runs it anyway. Repeating it is safe.
 
         Needs the scope `manage` or `maintain`.
 
         Args:
-            dry_run: only tell what would go, by the cuts that were taken.
+            dry_run: only report what would be removed, by the cuts that were taken.
         Raises: UpperMismatch (others wrote meanwhile; repeat it), Conflict (the policy was changed meanwhile; repeat
             it), Unavailable (no clock can be trusted).
         """
@@ -528,19 +511,19 @@ class Retaining(Past):
         return run_retention(self._transport, self.name, self._settings, dry_run=dry_run)
 
 
-# Policies of rows that run by themselves: in maintenance, and in the upkeep of embedded programs.
+# Automatic runs of row policies: in maintenance, and in the background of embedded programs.
 
 
-AGAIN_S = 1.0  # the least after which a shard is looked at again
+AGAIN_S = 1.0  # the shortest pause between two checks of a shard
 HOUR_MS = 3_600_000
-KNOWN_MAX = 100_000  # shards of which it is remembered when they were last asked
+KNOWN_MAX = 100_000  # shards whose last run is remembered
 
 
 class RetentionKeeper:
-    """Does what policies of rows ask for, and tells when there is something to do again.
+    """Runs row policies, and reports when there may be something to do again.
 
-    Whether anything is due is told by the State that is known here, without a statement. A wrong clock of this process
-    only makes it ask too often: what goes is decided by a checked one.
+    Whether anything is due is decided by the cached State, without a request. A wrong clock of this process only makes
+    it ask too often: a checked clock decides what is removed.
     """
 
     def __init__(self, location: Location, transport: Transport) -> None:
@@ -548,10 +531,10 @@ class RetentionKeeper:
         self._transport = transport
         self._settings = HandleSettings()
         self._due: dict[str, float] = {}
-        self._cut: dict[str, int] = {}  # the last instant that was asked for: to ask for it again is in vain
+        self._cut: dict[str, int] = {}  # the last instant that was requested: requesting it again has no effect
 
     def run(self, name: str) -> tuple[RetentionRun | None, float | None]:
-        """What a run came to (None: nothing was due), and in how many seconds to look again though nothing moves.
+        """The result of a run (None: nothing was due), and the seconds until the next check if nothing moves.
 
         None: not before the shard moves. Raises what `run_retention` does.
         """
@@ -570,7 +553,7 @@ class RetentionKeeper:
             self._cut.clear()
         self._due[name] = now_s + step_ms(policy) / 1000
         run = run_retention(OneShard(self._transport, state.shard_id), name, self._settings, by_hand=False)
-        if run.at is not None:  # by that clock, which this process's own may be ahead of
+        if run.at is not None:  # by the checked clock, which this process's own clock may be ahead of
             self._cut[name] = point_at(instant_ms("at", run.at), min(policy.cut_every_ms, HOUR_MS))
         return run, step_ms(policy) / 1000
 
@@ -587,12 +570,11 @@ class RetentionKeeper:
 def kept_by_itself(location: Location, maintain: Maintain) -> EmbeddedTransport:
     """A transport of an embedded program whose small reads share leases.
 
-    Its upkeep runs the policies of the shards to which it commits.
-
-    That is where its location collects: then no other process may be there to do it.
+    Its background work runs the policies of the shards to which it commits, if its location collects: then there may
+    be no other process to do it.
     """
-    if location.settings.collects:  # by a transport of its own: nothing but its users keeps the other one alive
+    if location.settings.collects:  # by a separate transport: only its users may keep the returned one alive
         location.retain_with(RetentionKeeper(location, EmbeddedTransport(location)).run)
-    made = EmbeddedTransport(location, maintain)
-    made.leases = LeasePool(location.clock)
-    return made
+    transport = EmbeddedTransport(location, maintain)
+    transport.leases = LeasePool(location.clock)
+    return transport

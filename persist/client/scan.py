@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs
 
 from blob import optional
-from persist.client.arguments import checked
+from persist.client.arguments import NUMBER_MAX, check_int, checked
 from persist.client.read_leases import Hold
 from persist.client.row_reader import expanded, first_negative, part_reader
 from persist.client.snapshot import Held, kept, leased_blobs
@@ -40,16 +40,16 @@ from persist.parts.read_plan import classify
 from persist.parts.reader import Finish
 from persist.parts.scan_spec import resolve_selection
 
-# The rows of a time that is held, as scans of other engines ask for them: some columns, of rows that may match.
+# The rows of a held time, as scans of other engines request them: some columns, of rows that may match.
 
 
-FILES_MAX = 10_000  # that another engine is told to read by itself
-_GLOBS = frozenset("*?[]{}\\")  # a path that has one of these is a pattern to other engines
+FILES_MAX = 10_000  # that another engine reads itself
+_GLOBS = frozenset("*?[]{}\\")  # a path with one of these is a pattern to other engines
 
 
 @dataclass(frozen=True)
 class HeldRows:
-    """What is selected of a time that is held: rows in `runs`. Read it as often as wanted, on any thread."""
+    """The selected rows of a held time, in `runs`. They can be read repeatedly, on any thread."""
 
     held: Held
     hold: Hold
@@ -62,16 +62,16 @@ class HeldRows:
 
     @property
     def kinds(self) -> pa.Schema:
-        """The columns that are selected."""
+        """The selected columns."""
         schema = self.schema
         return pa.schema([schema.arrow.field(name) for name in schema.columns(self.selection.columns)])
 
     def tables(
         self, columns: Sequence[str], may: RowGroupFilter | None = None, finish: Finish | None = None
     ) -> Iterator[pa.Table]:
-        """The rows in key order, table by table: `columns` and `__diff`. `may`: which row groups are wanted at all.
+        """The rows in key order, table by table: `columns` and `__diff`. `may` selects row groups.
 
-        `finish` makes of each table what is given in its place. Raises Expired, and what reading may.
+        `finish` transforms each table. Raises Expired, and what reading may.
         """
         self.check()
         held, runs = self.held, self.runs
@@ -81,11 +81,13 @@ class HeldRows:
         if may is not None:
             runs = tuple(prune_runs(runs, schema, may))
 
-        def made(table: pa.Table) -> pa.Table:
-            found = wanted.apply(table)
-            return found if finish is None else finish(found)
+        def select(table: pa.Table) -> pa.Table:
+            selected_rows = wanted.apply(table)
+            return selected_rows if finish is None else finish(selected_rows)
 
-        pieces = reader.read_range(runs, as_of=held.as_of, key_range=wanted.key_range, columns=wanted.read, finish=made)
+        pieces = reader.read_range(
+            runs, as_of=held.as_of, key_range=wanted.key_range, columns=wanted.read, finish=select
+        )
         for piece in kept(pieces, held.lease):
             if len(piece):
                 yield piece
@@ -103,10 +105,10 @@ class HeldRows:
             )
 
     def apart(self) -> tuple[list[str], HeldRows]:
-        """The paths of files whose rows are these rows as they are, and the rows that are in none of them.
+        """The paths of files whose rows are exactly rows of the scan, and the rows that are in none of them.
 
-        A file is so where no row of it becomes one with another, each is there once, and it has the columns of now.
-        Raises what reading may.
+        In such a file no row consolidates with another one, each has multiplicity 1, and the columns are the current
+        ones. Raises what reading may.
         """
         self.check()
         held = self.held
@@ -122,16 +124,16 @@ class HeldRows:
             straight, _ = classify(runs, held.as_of, PartFiles(held.transport.blob, schemas, current=self.schema))
         plain = [part for part in straight if part.schema_id == newest_id and _is_plain(part, held.as_of)][:FILES_MAX]
         paths = {part.id: os.path.join(root, part.key or "") for part in plain}
-        there = {part.id: path for part in plain if _is_there(path := paths[part.id], part.size)}
-        rest = (tuple(part for part in run.parts if part.id not in there) for run in runs)
+        local = {part.id: path for part in plain if _is_local(path := paths[part.id], part.size)}
+        rest = (tuple(part for part in run.parts if part.id not in local) for run in runs)
         left = tuple(changed(run, parts=parts) for run, parts in zip(runs, rest, strict=True) if parts)
-        return list(there.values()), replace(self, runs=left)
+        return list(local.values()), replace(self, runs=left)
 
 
-def _both(one: RowGroupFilter | None, other: RowGroupFilter | None) -> RowGroupFilter | None:
-    if one is None or other is None:
-        return one or other
-    return lambda statistics: one(statistics) and other(statistics)
+def _both(first: RowGroupFilter | None, second: RowGroupFilter | None) -> RowGroupFilter | None:
+    if first is None or second is None:
+        return first or second
+    return lambda statistics: first(statistics) and second(statistics)
 
 
 def _is_plain(part: Part, as_of: int) -> bool:
@@ -140,31 +142,31 @@ def _is_plain(part: Part, as_of: int) -> bool:
 
 
 def _root_of(url: str) -> str | None:
-    """The directory of the blobs; None: they are in none of this machine."""
+    """The directory of the blobs; None: they are in no local directory."""
     parts = urlsplit(url)
     path = unquote(parts.path)
     return path if parts.scheme == "file" and not _GLOBS.intersection(path) else None
 
 
-def _is_there(path: str, size: int) -> bool:
-    """Whether it is seen here: a server may have a directory of the same name on another machine."""
+def _is_local(path: str, size: int) -> bool:
+    """Whether the file exists here: a server may have a directory of the same name on another machine."""
     try:
         return os.stat(path).st_size == size
     except OSError:
         return False
 
 
-# A scan as a relation of DuckDB: it reads files by itself where these have the rows as they are.
+# A scan as a relation of DuckDB, which reads files itself if they contain exactly rows of the scan.
 
 
 log = logging.getLogger("persist.client")
 
 
 def relation(whole: Any, rows: HeldRows | None, scan: Callable[[HeldRows], Any], connection: Any) -> Any:
-    """The rows of a scan, the `whole`, as a relation; `rows` None: only the scan can tell which rows it shows.
+    """The rows of a scan, the `whole`, as a relation; `rows` None: only the scan can select its rows.
 
-    `scan` makes a scan of some rows. Raises InvalidUsage (there is no DuckDB, or it has no such type), and what
-    reading may.
+    `scan` makes a scan of some rows. Raises InvalidUsage (DuckDB is not installed, or lacks a type), and what reading
+    may.
     """
     duckdb = optional("duckdb", "duckdb()", "duckdb", InvalidUsage)
     where = duckdb if connection is None else connection
@@ -177,26 +179,26 @@ def relation(whole: Any, rows: HeldRows | None, scan: Callable[[HeldRows], Any],
     if rows is None or not _is_read_alike(whole.schema):
         return where.from_arrow(whole)
     files, left = rows.apart()
-    # The scan of what is left is there also where nothing is: the relation refers to it, and it holds the files.
+    # The scan of the rest is used even if it is empty: the relation refers to it, and it holds the files.
     rest = where.from_arrow(scan(left))
     if not files:
         return rest
     try:
-        found = where.read_parquet(files, hive_partitioning=False).project(", ".join(map(_column, whole.schema)))
-        if found.types == rest.types:
-            return found.union(rest)
+        table = where.read_parquet(files, hive_partitioning=False).project(", ".join(map(_column, whole.schema)))
+        if table.types == rest.types:
+            return table.union(rest)
         why = "it would show other types than those of the shard"
     except duckdb.Error as error:
         why = str(error).partition("\n")[0]
-    log.info("persist: DuckDB does not read the files of shard %r by itself: %s", whole.shard, why)
+    log.info("persist: DuckDB does not read the files of shard %r itself: %s", whole.shard, why)
     return where.from_arrow(whole)
 
 
 def _is_read_alike(kinds: pa.Schema) -> bool:
     """Whether DuckDB's own reader can be kept from losing rows of these columns.
 
-    It goes by bounds in the files, which leave out NaN, and NaN is more than all numbers to it: `x > 5` would lose the
-    rows with NaN. Floats within structs cannot be hidden from it. And to it A and a are one name.
+    It uses bounds in the files, which exclude NaN, and treats NaN as greater than all numbers: `x > 5` would lose the
+    rows with NaN. Floats within structs cannot be hidden from it. And it treats A and a as one name.
     """
     lowered = {name.lower() for name in kinds.names}
     return len(lowered) == len(kinds) and not any(
@@ -205,7 +207,7 @@ def _is_read_alike(kinds: pa.Schema) -> bool:
 
 
 def _column(field: pa.Field) -> str:
-    """A column of a file; a float by an expression of which the file tells no bounds, and which changes no value."""
+    """A column of a file; a float by an expression for which the file has no bounds, and which changes no value."""
     name = _quoted(field.name)
     if not pa.types.is_floating(field.type):
         return name
@@ -216,26 +218,26 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-# A scan as a lazy frame of Polars, which leaves rows out by its own rules.
+# A scan as a lazy frame of Polars, which filters rows by its own rules.
 
 
 _IS_TRUE = "__is_true"
 
-# The rows, each as often as it is there: some columns, of row groups that may match, of tables that are finished first.
+# Reads some columns, of row groups that may match; tables are finished, then rows repeated by their multiplicity.
 Tables = Callable[[list[str], RowGroupFilter | None, Finish | None], Iterator[pa.Table]]
 
 
 def lazy_frame(kinds: pa.Schema, tables: Tables) -> Any:
-    """Rows with these columns, read anew whenever the frame is collected. Raises InvalidUsage: there is no Polars."""
+    """A frame with these columns, read anew whenever it is collected. Raises InvalidUsage: Polars is not installed."""
     polars = optional("polars", "polars()", "polars", InvalidUsage)
     plugins = optional("polars.io.plugins", "polars()", "polars", InvalidUsage)
     shown = polars.from_arrow(kinds.empty_table()).schema
 
     def source(columns: list[str] | None, predicate: Any, rows: int | None, batch_rows: int | None) -> Iterator[Any]:
-        """As Polars asks: of the first `rows` rows those for which the predicate is true."""
+        """As Polars requests it: of the first `rows` rows those for which the predicate is true."""
         names = kinds.names if columns is None else columns
-        looked_at = [] if predicate is None else predicate.meta.root_names()
-        read = list(dict.fromkeys([*names, *looked_at])) or kinds.names[:1]
+        used = [] if predicate is None else predicate.meta.root_names()
+        read = list(dict.fromkeys([*names, *used])) or kinds.names[:1]
         if rows is None and predicate is not None:
             for table in tables(read, _may_match(polars, predicate, kinds, shown), _finish(polars, predicate)):
                 yield polars.from_arrow(table).select(names)
@@ -253,14 +255,14 @@ def lazy_frame(kinds: pa.Schema, tables: Tables) -> Any:
 
 
 def _finish(polars: Any, predicate: Any) -> Finish:
-    """What leaves the rows of a table for which a predicate is true, before any is repeated.
+    """Filters a table by a predicate before rows are repeated.
 
-    Of the others not all updates may have been read: they may seem to be there less than no times.
+    Not all updates of the other rows may have been read, so their multiplicity may seem negative.
     """
 
     def finish(table: pa.Table) -> pa.Table:
-        found = polars.from_arrow(table).with_columns(predicate.alias(_IS_TRUE)).get_column(_IS_TRUE)
-        return table.filter(found.to_arrow())
+        matches = polars.from_arrow(table).with_columns(predicate.alias(_IS_TRUE)).get_column(_IS_TRUE)
+        return table.filter(matches.to_arrow())
 
     return finish
 
@@ -268,8 +270,8 @@ def _finish(polars: Any, predicate: Any) -> Finish:
 def _may_match(polars: Any, predicate: Any, kinds: pa.Schema, shown: Any) -> RowGroupFilter | None:
     """Which row groups may have rows for which a predicate of Polars is true; None: any may.
 
-    Polars tells by what it calls a skip predicate, which it has for its own readers and promises to nobody: where it
-    is not there, or not as it was, all row groups are read.
+    It uses the "skip predicate" that Polars has for its own readers, which is no public interface: if it is missing or
+    has changed, all row groups are read.
     """
     try:
         skips = predicate._skip_batch_predicate(shown)
@@ -277,17 +279,17 @@ def _may_match(polars: Any, predicate: Any, kinds: pa.Schema, shown: Any) -> Row
         return None
     if skips is None:
         return None
-    looked_at = [name for name in predicate.meta.root_names() if name in shown]
+    used = [name for name in predicate.meta.root_names() if name in shown]
 
     def keeps(statistics: dict[str, Any]) -> bool:
         row: dict[str, Any] = {"len": [None]}
         types: dict[str, Any] = {"len": polars.UInt32}
-        for name in looked_at:
+        for name in used:
             known = statistics.get(name) if has_exact_statistics(kinds.field(name).type) else None
             types |= {f"{name}_min": shown[name], f"{name}_max": shown[name], f"{name}_nc": polars.UInt32}
             try:
-                least, most, nulls = _told(known)
-            except (ValueError, OverflowError):  # a time that Python cannot tell
+                least, most, nulls = _bounds(known)
+            except (ValueError, OverflowError):  # a time outside Python's range
                 return True
             row |= {f"{name}_min": [least], f"{name}_max": [most], f"{name}_nc": [nulls]}
         try:
@@ -298,28 +300,30 @@ def _may_match(polars: Any, predicate: Any, kinds: pa.Schema, shown: Any) -> Row
     return keeps
 
 
-def _told(statistics: Any) -> tuple[Any, Any, int | None]:
-    """The least and the greatest value, and how many nulls there are; None: it is not known."""
+def _bounds(statistics: Any) -> tuple[Any, Any, int | None]:
+    """The least and the greatest value, and the number of nulls; None: not known."""
     if statistics is None or not statistics.has_null_count:
         return None, None, None
     if not statistics.has_min_max:
         return None, None, statistics.null_count
-    least, most = (one.as_py() if isinstance(one, pa.Scalar) else one for one in (statistics.min, statistics.max))
+    least, most = (
+        value.as_py() if isinstance(value, pa.Scalar) else value for value in (statistics.min, statistics.max)
+    )
     return least, most, statistics.null_count
 
 
-# Scans: a shard as of a time for other engines, which read of it what a query needs, as often as they like.
+# Scans: a shard as of a time for other engines, which read what a query needs, repeatedly.
 
 
 BATCH_ROWS = 131_072  # of a batch that an engine is given, at most
 INSTEAD = "a scan is read by scanner(), to_table() or to_reader()"
-_HOW = frozenset(  # of pyarrow's own datasets: how files are read, which is for the shard to say
+_HOW = frozenset(  # options of pyarrow's own datasets for reading files, which do not apply here
     ("batch_readahead", "fragment_readahead", "fragment_scan_options", "use_threads", "cache_metadata", "memory_pool")
 )
 
 
 def scanned(held: Held, selection: Selection, timestamp: datetime | None) -> Scan:
-    """What is selected of a time that is held, which the scan holds from here on. Raises InvalidUsage."""
+    """A scan of a selection of a held time, which it holds from now on. Raises InvalidUsage."""
     wanted = resolve_selection(valid_schemas(held.view.schemas), selection)
     if wanted.columns == ():
         raise InvalidUsage("columns is empty; a scan shows at least one column, or None for all")
@@ -327,21 +331,21 @@ def scanned(held: Held, selection: Selection, timestamp: datetime | None) -> Sca
     return Scan(HeldRows(held, Hold(held.lease, held.settings.lease_ms), selection, runs), timestamp)
 
 
-class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a dataset of pyarrow for some rows and columns
-    """The contents of a shard as of a time for another engine; `Shard.scan` gives one.
+class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filters only into datasets of pyarrow
+    """The contents of a shard as of a time for another engine; `Shard.scan` returns one.
 
     It is a dataset of pyarrow: DuckDB and Polars read only the columns that a query needs, and only row groups that may
-    have rows that match. Each row comes as often as it is there. However often it is read, and whatever is written
-    meanwhile, the rows are the same, in bounded memory.
+    have matching rows. Rows are repeated by their multiplicity. Repeated reads return the same rows, in bounded memory,
+    whatever is written meanwhile.
 
-    Its time is held until it is closed, or nobody refers to it any more. Reading may raise Expired (it is closed, or
-    the hold was lost), NegativeMultiplicity (a row was taken away more often than added), Unavailable (retrying is
-    safe) and Corruption. An engine may show them as errors of its own, with the same message.
+    Its time is held until it is closed, or nothing refers to it any more. Reading may raise Expired (it is closed, or
+    the hold was lost), NegativeMultiplicity (a row was retracted more often than added), Unavailable (retrying is safe)
+    and Corruption. An engine may show them as errors of its own, with the same message.
     """
 
     def __init__(self, rows: HeldRows, timestamp: datetime | None = None, matched: Any = None) -> None:
-        # What asks pyarrow's own code for rows, behind the methods below, finds a file that is never there. Without it
-        # there would be no rows, and nobody would be told.
+        # If pyarrow's own code bypasses the methods below, it finds a file that does not exist, and raises. Otherwise
+        # it would silently return no rows.
         files, kind = pyarrow.fs.LocalFileSystem(), ds.ParquetFileFormat()
         super().__init__([kind.make_fragment(INSTEAD, files)], rows.kinds, kind, files)
         self._rows = rows
@@ -365,25 +369,23 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
     # --- reading
 
     def scanner(self, columns: Projection = None, filter: Any = None, batch_size: int = BATCH_ROWS, **how: Any) -> Any:
-        """A scanner of pyarrow, as engines ask for it. It is read once; the scan gives as many as are wanted.
+        """A scanner of pyarrow, as engines request it. It can be read once; the scan makes any number of them.
 
         Args:
             columns: names, or expressions by names; None is all.
-            filter: a `pyarrow.compute.Expression`: only rows for which it is true. Floats are compared as Arrow does:
-                NaN is equal to nothing, nor less or more than a number.
+            filter: a `pyarrow.compute.Expression`: only rows for which it is true. Floats are compared as in Arrow: NaN
+                is neither equal to, less than, nor greater than anything.
             batch_size: the most rows of a batch.
-            how: what a dataset of pyarrow takes beside them; it changes nothing here.
+            how: further options of pyarrow's datasets, which have no effect here.
         Raises: InvalidUsage (no such column, an expression that does not fit, or an unknown argument).
         """
-        checked("batch_size", batch_size, int)
         unknown = sorted(how.keys() - _HOW)
         if unknown:
             raise InvalidUsage(f"a scan takes no argument {unknown[0]!r}; it takes columns, filter and batch_size")
-        if batch_size < 1:
-            raise InvalidUsage(f"batch_size is {batch_size}; it must be at least 1")
+        check_int("batch_size", batch_size, 1, NUMBER_MAX)
         wanted = self._and(filter)
         shown, read = required_columns(self.schema, columns, wanted)
-        if not shown:  # rows without columns have no number: one column is read, and left out at the end
+        if not shown:  # rows without columns cannot be counted: one column is read, and left out at the end
             shown = self.schema.names[:1]
             read = [name for name in self.schema.names if name in (*shown, *read)]
         kinds = pa.schema([self.schema.field(name) for name in shown])
@@ -404,13 +406,13 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
         return self.scanner(columns, filter, **how).to_reader().read_all()
 
     def count_rows(self, filter: Any = None, **how: Any) -> int:
-        """How many rows there are for which the filter is true. Arguments and errors are those of `scanner`."""
+        """The number of rows for which the filter is true. Arguments and errors are those of `scanner`."""
         wanted = self._and(filter)
         _, read = required_columns(self.schema, (), wanted)
         total = 0
         for table in self._tables([], read, wanted):
             if first_negative(table) is not None:
-                next(expanded(table))  # which says so
+                next(expanded(table))  # raises NegativeMultiplicity
             total += pc.sum(table.column(DIFF)).as_py()
         return total
 
@@ -423,12 +425,12 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
     def duckdb(self, connection: Any = None) -> Any:
         """The rows as a DuckDB relation, read when it is asked for its result.
 
-        DuckDB reads by itself the files that have their rows as they are, where they lie on this machine; all other
-        rows come from here. So does everything after `filter`, or where the scan has `where` or bounds of keys.
+        DuckDB itself reads the files that contain exactly rows of the scan, if they are on this machine; all other rows
+        come from here. So does everything after `filter`, or if the scan has `where` or bounds of keys.
 
         Args:
             connection: a connection of DuckDB's; None is its default one.
-        Raises: InvalidUsage (there is no DuckDB, or a column has half floats), and what reading may.
+        Raises: InvalidUsage (DuckDB is not installed, or a column has half floats), and what reading may.
         """
         rows = self._rows if self._matched is None else None
         return relation(self, rows, lambda left: Scan(left, self.timestamp), connection)
@@ -436,8 +438,8 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
     def polars(self) -> Any:
         """The rows as a Polars LazyFrame, which reads what it needs whenever it is collected.
 
-        Rows are left out by the rules of Polars, to which NaN is more than all numbers.
-        Raises: InvalidUsage (there is no Polars).
+        Rows are filtered by the rules of Polars, in which NaN is greater than all numbers.
+        Raises: InvalidUsage (Polars is not installed).
         """
         return lazy_frame(self.schema, self._tables_for)
 
@@ -450,11 +452,11 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
     # --- its time
 
     def keep(self) -> None:
-        """Renew the hold, which also renews itself. Raises Expired: it is gone."""
+        """Renew the hold; a thread does so automatically. Raises Expired: it is gone."""
         self._rows.check()
 
     def close(self) -> None:
-        """Release the hold: neither the scan nor scans derived from it can be read afterwards. Repeating it is safe."""
+        """Release the time: the scan, and those made from it, can no longer be read. Repeating it is safe."""
         self._rows.hold.close()
 
     def __enter__(self) -> Self:
@@ -463,7 +465,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    # --- what other datasets can
+    # --- unsupported methods of datasets
 
     def get_fragments(self, filter: Any = None) -> NoReturn:
         """A scan has no files of its own. Raises InvalidUsage."""
@@ -491,7 +493,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
     def __reduce__(self) -> NoReturn:
         raise InvalidUsage("a scan lives in its process; call shard.scan(as_of=...) in the other one")
 
-    # --- how
+    # --- implementation
 
     def _and(self, filter: Any) -> Any:
         checked("filter", filter, pc.Expression, type(None))
@@ -500,7 +502,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
         return self._matched & filter
 
     def _tables(self, shown: list[str], read: list[str], wanted: Any) -> Iterator[pa.Table]:
-        """What is shown of rows that match, each with its `__diff`."""
+        """The shown columns of matching rows, with `__diff`."""
 
         def finish(table: pa.Table) -> pa.Table:
             return filter_rows(table, wanted).select([*shown, DIFF])
@@ -515,16 +517,16 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars ask only what is a datase
                 yield from piece.to_batches(rows)
 
     def _tables_for(self, names: list[str], may: RowGroupFilter | None, finish: Finish | None) -> Iterator[pa.Table]:
-        """For an engine that tells by itself which row groups it wants, and which of their rows."""
+        """For an engine that selects row groups and their rows itself."""
         read, wanted = names, self._matched
 
-        def both(table: pa.Table) -> pa.Table:
-            found = filter_rows(table, wanted).select([*names, DIFF])
-            return found if finish is None else finish(found)
+        def finish_matching(table: pa.Table) -> pa.Table:
+            rows = filter_rows(table, wanted).select([*names, DIFF])
+            return rows if finish is None else finish(rows)
 
         if wanted is not None:
             _, read = required_columns(self.schema, names, wanted)
-        for table in self._rows.tables(read, may, finish if wanted is None else both):
+        for table in self._rows.tables(read, may, finish if wanted is None else finish_matching):
             yield from expanded(table)
 
 

@@ -1,8 +1,7 @@
-"""Changes of a shard's columns and constraints, including those that must check the contents first."""
+"""The methods of `Shard` that change columns and constraints, including changes that must check the contents first."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.dml_plans import Contents, with_keys
-from persist.client.history_api import HandleSettings
-from persist.client.idempotency import after_commit, send
+from persist.client.idempotency import after_commit, send_for
 from persist.client.optimistic_loop import check_readable
-from persist.client.small_reads import holding_together
+from persist.client.shard_base import ShardBase
+from persist.client.small_reads import holding_briefly
 from persist.client.snapshot import Held, ReadSettings, check_lease, leased_blobs, part_reader
 from persist.client.transport import OneShard
 from persist.core import commands as c
@@ -49,14 +48,14 @@ from persist.parts.schema_changes import (
 )
 from persist.parts.schema_evolution import follow_by_name, widened_days
 
-# One change of a schema. Where the new schema may not fit what the shard holds, that is looked at first, and the change
-# lands only if nobody has written since.
+# One change of a schema. If the contents may violate the new schema, they are checked first, and the change lands only
+# if nothing was written since.
 #
-# Whoever stages rows looks at them by the schema that he knows. So such a change also ends what was staged before it:
-# these rows are refused at their commit, and staged anew.
+# Writers check the rows that they stage by the schema that they know. So such a change also invalidates staged rows:
+# their commit is refused, and they are staged anew.
 
 
-RACES_MAX = 1_000  # lost, by one change; each means that somebody else wrote
+RACES_MAX = 1_000  # lost by one change; each means that another writer made progress
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,10 @@ class SchemaEvolution:
     retry_s: float
 
     def run(self, before: ShardSchema, after: ShardSchema) -> int:
-        """The id of the schema that comes of it.
+        """The id of the new schema.
 
         Raises InvalidUsage (a day has no room), ConstraintViolated, SchemaMismatch, UpperMismatch (others write all the
-        time), and what reading may. Nothing was changed then.
+        time), and what reading may. In these cases nothing was changed.
         """
         look: SchemaLook | DaysLook
         if are_stricter(after, before):
@@ -84,22 +83,19 @@ class SchemaEvolution:
             return self.send(after)
         view = self.transport.view(self.name, ViewRequest(with_batches=False))
         if view.upper == MINIMUM and (number := self._landed(after, view.upper)) is not None:
-            return number  # nothing was there
+            return number  # the shard was empty
         check_readable(self.name, view)
-        with holding_together(self.transport, self.name, None, look.purpose, 0.0, self.read) as held:
-            try:
-                for _ in range(RACES_MAX):
-                    if held.view.schema_id != self.expected_id:  # it has landed before, or raises SchemaMismatch
-                        return self.send(after)
-                    look.check(held)
-                    if (number := self._landed(after, held.view.upper)) is not None:
-                        return number
-                    view = self.transport.view(self.name, ViewRequest())
-                    check_lease(view, held.as_of, held.lease)
-                    held.lease.keep()
-                    held = replace(held, view=view)
-            finally:
-                held.lease.close()
+        with holding_briefly(self.transport, self.name, None, look.purpose, self.read) as held:
+            for _ in range(RACES_MAX):
+                if held.view.schema_id != self.expected_id:  # it has landed before, or this raises SchemaMismatch
+                    return self.send(after)
+                look.check(held)
+                if (number := self._landed(after, held.view.upper)) is not None:
+                    return number
+                view = self.transport.view(self.name, ViewRequest())
+                check_lease(view, held.as_of, held.lease)
+                held.lease.keep()
+                held = replace(held, view=view)
         raise UpperMismatch(
             f"others wrote to shard {self.name!r} before each of {RACES_MAX} tries to {look.purpose}; nothing was "
             "changed: try again",
@@ -109,14 +105,12 @@ class SchemaEvolution:
         )
 
     def send(self, after: ShardSchema, upper: Antichain | None = None) -> int:
-        """The id of the schema. Raises SchemaMismatch where others changed it, UpperMismatch where they wrote since."""
+        """The id of the schema. Raises SchemaMismatch if others changed it, UpperMismatch if they wrote since."""
         command = c.EvolveSchema(self.expected_id, after.to_record(), upper)
-        found = send(self.transport, self.name, command, self.retry_s)
-        assert isinstance(found, c.SchemaRegistered)
-        return found.schema_id
+        return send_for(c.SchemaRegistered, self.transport, self.name, command, self.retry_s).schema_id
 
     def _landed(self, after: ShardSchema, upper: Antichain) -> int | None:
-        """The id of the schema; None: somebody wrote."""
+        """The id of the schema; None: others wrote."""
         try:
             return self.send(after, upper)
         except UpperMismatch:
@@ -124,10 +118,10 @@ class SchemaEvolution:
 
 
 class DaysLook:
-    """Whether all days have room in columns that become moments in microseconds, which far days have not.
+    """Checks that all dates fit into columns that become timestamps in microseconds, which have a smaller range.
 
-    All times are looked at, and what nobody can read any more too: merges still read it. `columns` are the names before
-    with those in the schema `after`.
+    All times are checked, including rows that can no longer be read: merges still read them. `columns` maps the old
+    names to those in the schema `after`.
     """
 
     purpose = "widen columns"
@@ -135,10 +129,10 @@ class DaysLook:
     def __init__(self, columns: Mapping[str, str], after: ShardSchema, name: str) -> None:
         self._kinds = {before: after.arrow.field(widened).type for before, widened in columns.items()}
         self._name = name
-        self._seen: frozenset[str] = frozenset()  # the ids of parts
+        self._seen: frozenset[str] = frozenset()  # ids of parts that were checked
 
     def check(self, held: Held) -> None:
-        """Raise InvalidUsage where a part that was not looked at before has such a day."""
+        """Raise InvalidUsage if a part that was not checked before has such a date."""
         _, reader = part_reader(held.transport, held.view, held.settings)
         with leased_blobs(held.lease):
             runs = reader.expanded(run for batch in held.view.batches for run in batch.runs)
@@ -160,26 +154,22 @@ def _check_room(days: pa.ChunkedArray, column: str, kind: pa.DataType, shard: st
         ) from error
 
 
-# What a shard handle has for changing the columns and the constraints of its shard.
+# The methods of shard handles that change columns and constraints.
 
 
-ALTER_TRIES = 16  # while others change the columns meanwhile
+ALTER_TRIES = 16  # if others change the columns meanwhile
 
 
-class SchemaMethods(ABC):
-    """The base of shard handles that change columns and constraints. Every verb gives the schema as of then."""
-
-    name: str
-    _transport: OneShard
-    _settings: HandleSettings
+class SchemaMethods(ShardBase):
+    """The methods of `Shard` that change columns and constraints. Every method returns the schema afterwards."""
 
     def evolve_schema(self, schema: ShardSchema | pa.Schema) -> ShardSchema:
         """Add columns to the shard, all columns given by their names. Repeating it is safe.
 
         Args:
-            schema: all columns: those that there are, unchanged and in their order, and new ones that may be null.
+            schema: all columns: the existing ones, unchanged and in their order, and new nullable ones.
         Returns: the schema afterwards.
-        Raises: InvalidUsage (the shard cannot evolve so), SchemaMismatch (somebody else evolved it: refresh, retry).
+        Raises: InvalidUsage (the shard cannot evolve so), SchemaMismatch (others evolved it: refresh, retry).
         """
         newest, known = self._newest_schema()
         new = follow_by_name(known, schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key))
@@ -188,23 +178,23 @@ class SchemaMethods(ABC):
     def alter(self, *changes: Change) -> ShardSchema:
         """Change columns, all in one commit or not at all. `persist.parts.schema_changes` has the changes.
 
-        Readers see old rows by the new columns at once; no row is rewritten. Writers that know the columns as they were
-        go on: their rows are read by the new ones too. Where others change columns meanwhile, the changes are made on
-        top of theirs, unless a name that this handle knows means another column by now.
+        Readers see old rows by the new columns at once; no row is rewritten. Writers that know the old columns can
+        continue: their rows are read by the new ones. If others change columns meanwhile, the changes are applied to
+        theirs, unless a name that this handle knows means another column by now.
 
         Args:
-            changes: made one after the other.
-        Returns: the schema afterwards, which this handle uses from here on.
+            changes: they are applied in order.
+        Returns: the schema afterwards, which this handle uses from then on.
         Raises: InvalidUsage (a change cannot be made, or a name that this handle knows means another column by now:
             nothing was changed), SchemaMismatch (others changed columns all the time).
         """
         for left in range(ALTER_TRIES, 0, -1):
-            newest, found = self._changing()
-            new = apply_changes(found[1], changes)
-            if new == found[1]:
-                return self._changed(newest, found)
+            newest, (number, schema) = self._changing()
+            new = apply_changes(schema, changes)
+            if new == schema:
+                return self._changed(newest, (number, schema))
             try:
-                return self._evolve(newest, found[1], new)
+                return self._evolve(newest, schema, new)
             except SchemaMismatch:
                 if left == 1:
                     raise
@@ -213,35 +203,35 @@ class SchemaMethods(ABC):
     def add_column(
         self, name: str, kind: pa.DataType, *, nullable: bool = True, default: Any = None, after: str | None = None
     ) -> ShardSchema:
-        """Add a value column. Rows that are there have its default, or null; so have rows that are written without it.
+        """Add a value column. Existing rows, and rows that are written without it, have its default, or null.
 
         Args:
             name: of the column.
             kind: the type of its values.
-            nullable: whether it may hold nulls. Where it may not, it needs a default.
-            default: a value, which is fixed from here on.
-            after: the column that it stands after (None: it is the last one).
+            nullable: whether it may hold nulls. If not, it needs a default.
+            default: a value, which cannot be changed later.
+            after: the column that precedes it (None: it is the last one).
         Returns: the schema afterwards.
-        Raises: InvalidUsage (there is such a column, or it cannot be kept, or the default does not fit).
+        Raises: InvalidUsage (there is such a column, or its type is not supported, or the default does not fit).
         """
         return self.alter(AddColumn(name, kind, nullable, default, after))
 
     def rename_column(self, name: str, to: str) -> ShardSchema:
-        """Call a column, also one of the key, by another name.
+        """Rename a column; it may be one of the key.
 
         Args:
             name: of the column.
-            to: its name from here on.
+            to: its new name.
         Returns: the schema afterwards.
         Raises: InvalidUsage (there is no column `name`, or there is one called `to`).
         """
         return self.alter(RenameColumn(name, to))
 
     def drop_column(self, name: str) -> ShardSchema:
-        """Drop a value column with all its values: no read at any time shows them again.
+        """Drop a value column with all its values: no read of any time shows them again.
 
-        Rows that differed in nothing else are one row then, as often as they were together. Compaction takes the bytes
-        away.
+        Rows that differ in nothing else become one row, whose multiplicity is the sum of theirs. Compaction deletes the
+        bytes.
 
         Args:
             name: of the column.
@@ -251,32 +241,32 @@ class SchemaMethods(ABC):
         return self.alter(DropColumn(name))
 
     def move_column(self, name: str, *, after: str | None = None) -> ShardSchema:
-        """Show a column in another place. Nothing else changes.
+        """Move a column to another place. Nothing else changes.
 
         Args:
             name: of the column.
-            after: the column that it stands after (None: it is the first one).
+            after: the column that precedes it (None: it is the first one).
         Returns: the schema afterwards.
         Raises: InvalidUsage (there is no such column).
         """
         return self.alter(MoveColumn(name, after))
 
     def widen_column(self, name: str, kind: pa.DataType) -> ShardSchema:
-        """Give a column a type that holds every value that it could hold before.
+        """Give a column a wider type, which holds every value of the old one.
 
         Args:
             name: of the column.
-            kind: a wider whole number, float or decimal; timestamp("ms") or ("us") of date32, which is midnight; a
-                struct with more fields that may be null, at any depth.
+            kind: a wider integer, float or decimal; timestamp("ms") or ("us") for date32, which becomes midnight; a
+                struct with more nullable fields, at any depth.
         Returns: the schema afterwards.
-        Raises: InvalidUsage (the type does not hold every value, or keys would be encoded in another way; of
-            microseconds: the column has or had a day for which they have no room), UpperMismatch (others write all the
-            time while its days are looked at).
+        Raises: InvalidUsage (the type does not hold every value, or keys would be encoded differently; for
+            microseconds: the column has or had a date outside their range), UpperMismatch (others write all the time
+            while its dates are checked).
         """
         return self.alter(WidenColumn(name, kind))
 
     def allow_nulls(self, name: str) -> ShardSchema:
-        """Let a column hold nulls from here on.
+        """Make a column nullable.
 
         Args:
             name: of the column.
@@ -292,43 +282,43 @@ class SchemaMethods(ABC):
         not_null: Sequence[str] | None = None,
         checks: Mapping[str, str] | None = None,
     ) -> ShardSchema:
-        """Change what is asked of rows that are added; what is None stays. Repeating it is safe. Needs scope `manage`.
+        """Change the constraints on added rows; what is None stays. Repeating it is safe. Needs scope `manage`.
 
-        What the shard holds as of its latest time is looked at first. The change lands only if that obeys what is new.
-        From then on rows that were staged before it are refused at their commit (SchemaMismatch): writers of this
-        package stage them anew by themselves.
+        The contents as of the latest time are checked first. The change lands only if they obey the new constraints.
+        Rows that were staged before it are refused at their commit (SchemaMismatch); writers of this package stage
+        them anew automatically.
 
         Args:
-            unique: whether a key has at most one row at each time. docs/schemas.md says which ways of writing are
-                refused at once, and which are found by maintenance.
-            not_null: the columns that take no null from now on. Earlier times may show some. A column that was made so
-                takes none anyway.
-            checks: predicates by their names, at most 64, as the Spark option `where` takes them: none may be false
-                for a row that is added. Where one is neither true nor false, for a null, the row passes.
+            unique: whether a key has at most one row at each time. docs/schemas.md lists which ways of writing are
+                refused at once, and which violations maintenance finds.
+            not_null: the columns that take no null from now on. Earlier times may show some. A column that was created
+                so takes none anyway.
+            checks: predicates by their names, at most 64, as in the Spark option `where`: none may be false for an
+                added row. A predicate that is unknown because of a null accepts the row.
         Returns: the schema afterwards, whose `details` have the constraints.
-        Raises: ConstraintViolated (what the shard holds breaks them; `details` has the count and the first keys),
-            InvalidUsage (no such column, or a predicate that is none),
-            SchemaMismatch (somebody else changed the schema meanwhile: look at it, then decide anew), UpperMismatch
-            (others write all the time), NotReadable (what it holds cannot be read). Nothing was changed then.
+        Raises: ConstraintViolated (the contents violate them; `details` has the count and the first keys),
+            InvalidUsage (no such column, or an invalid predicate), SchemaMismatch (others changed the schema
+            meanwhile: look at it, then decide anew), UpperMismatch (others write all the time), NotReadable (the
+            contents cannot be read). In these cases nothing was changed.
         """
-        given = ConstraintChange.of(unique, not_null, checks)
+        change = ConstraintChange.of(unique, not_null, checks)
         newest, before = self._newest_schema()
         try:
-            after = given.applied(before)
+            after = change.applied(before)
             check_compiles(after)
         except InvalidUsage:
             if self._transport.view(self.name, ViewRequest(with_batches=False)).schema_id != newest:
-                self._evolution(newest).send(before)  # which others have changed: it raises SchemaMismatch
+                self._evolution(newest).send(before)  # others have changed it: this raises SchemaMismatch
             raise
         return self._changed(*self._changing()) if after == before else self._evolve(newest, before, after)
 
     def broken_constraints(self) -> list[BrokenConstraint]:
-        """Which constraints the contents as of the latest time break. It reads the whole shard.
+        """Which constraints the contents as of the latest time violate. It reads the whole shard.
 
-        Of checks and columns without nulls there are none: every way of writing is refused. Keys may have a second row
-        by the ways that docs/schemas.md names.
+        Checks and columns without nulls are never violated: all ways of writing are refused. Keys may have a second
+        row by the ways that docs/schemas.md names.
 
-        Returns: for each constraint that is broken how many rows or keys break it, and the first ten keys.
+        Returns: for each violated constraint how many rows or keys violate it, and the first ten keys.
         Raises: NotReadable (nothing can be read), and what reading may.
         """
         view = self._transport.view(self.name, ViewRequest(with_batches=False))
@@ -336,25 +326,10 @@ class SchemaMethods(ABC):
             return []
         check_readable(self.name, view)
         look = SchemaLook(current_schema(view.schemas)[1], self.name)
-        with holding_together(self._transport, self.name, None, "broken constraints", 0.0, self._settings.read) as held:
-            try:
-                return list(look.found(held))
-            finally:
-                held.lease.close()
+        with holding_briefly(self._transport, self.name, None, "broken constraints", self._settings.read) as held:
+            return list(look.broken(held))
 
-    # --- what a handle gives
-
-    @abstractmethod
-    def _changing(self) -> tuple[int, tuple[int, ShardSchema]]:
-        """The id of the newest schema as of now, and the current one. Raises InvalidUsage."""
-
-    @abstractmethod
-    def _changed(self, newest_id: int, found: tuple[int, ShardSchema]) -> ShardSchema:
-        """The schema that came of a change by this handle, which it uses from here on."""
-
-    @abstractmethod
-    def _newest_schema(self) -> tuple[int, ShardSchema]:
-        """The id of the newest schema, and the one in use, as the handle knows them."""
+    # --- how it changes them
 
     def _evolution(self, newest: int) -> SchemaEvolution:
         read, retry_s = self._settings.read, self._settings.write.retry_s
@@ -367,14 +342,14 @@ class SchemaMethods(ABC):
 
 
 def _contents(held: Held) -> Contents:
-    """As of the latest time of the view; where the shard is closed, as of the one that is held."""
+    """The contents as of the latest time of the view; of a closed shard, as of the time that is held."""
     upper = held.view.upper.element
     time = held.as_of if upper is None else upper - 1
     return Contents(current_schema(held.view.schemas)[1], replace(held, as_of=time), time)
 
 
 def _new(before: ShardSchema, after: ShardSchema) -> ShardSchema:
-    """The schema with those constraints alone that were not there before."""
+    """The schema with only the constraints that were not there before."""
     old, new = before.details, after.details
     known = {check.where for check in old.checks}
     return after.with_details(
@@ -386,9 +361,9 @@ def _new(before: ShardSchema, after: ShardSchema) -> ShardSchema:
 
 @dataclass(frozen=True)
 class BrokenConstraint:
-    """A constraint that the contents of a shard break: `what` says how, in words that follow the shard's name.
+    """A constraint that the contents of a shard violate: `what` says how, in words that follow the shard's name.
 
-    `count` is how many rows (of a check or a column) or keys (of unique keys) break it, `keys` has the first keys.
+    `count` is how many rows (of a check or a column) or keys (of unique keys) violate it, `keys` has the first keys.
     """
 
     constraint: str
@@ -402,31 +377,31 @@ class BrokenConstraint:
 
 
 class SchemaLook:
-    """What of a shard's contents breaks the constraints of a schema."""
+    """Checks the contents of a shard against the constraints of a schema."""
 
     purpose = "set constraints"
 
     def __init__(self, schema: ShardSchema, name: str) -> None:
         self._schema = schema
         self._name = name
-        self._seen: int | None = None  # the time up to which nothing was found
+        self._seen: int | None = None  # the time up to which no violation was found
         self._broken: dict[str, tuple[str, int, list[tuple[Any, ...]]]] = {}
 
     def check(self, held: Held) -> None:
-        """Raise ConstraintViolated where the contents, as far as they were not looked at before, break a constraint."""
-        for broken in self.found(held):
+        """Raise ConstraintViolated if the contents, as far as they were not checked before, violate a constraint."""
+        for broken in self.broken(held):
             raise violation(
                 f"constraint {broken.constraint!r} cannot be set: shard {self._name!r} {broken.what}; nothing was "
-                "changed: mend what is wrong first",
+                "changed: fix these rows first",
                 broken.constraint,
                 broken.keys,
                 broken.count,
             )
 
-    def found(self, held: Held) -> Iterator[BrokenConstraint]:
-        """What breaks them."""
+    def broken(self, held: Held) -> Iterator[BrokenConstraint]:
+        """The violated constraints."""
         contents, crowds = _contents(held), DuplicateKeyCounter(self._schema)
-        for rows in self._possible(contents):
+        for rows in self._rows_to_group(contents):
             crowds.add(self._schema.conform(rows, 0))
         self._seen = contents.time
         for constraint, (how, count, keys) in self._broken.items():
@@ -436,10 +411,10 @@ class SchemaLook:
             what = f"has {count_text(crowded.count, 'key')} with more than one row"
             yield BrokenConstraint(UNIQUE, what, crowded.count, crowded.keys)
 
-    def _possible(self, contents: Contents) -> Iterator[pa.Table]:
-        """Where keys are to be unique, the rows of all keys that came since the last look. It notes what breaks others.
+    def _rows_to_group(self, contents: Contents) -> Iterator[pa.Table]:
+        """For unique keys, the rows of all keys that gained rows since the last check. It notes other violations.
 
-        The first look is at all rows.
+        The first check reads all rows.
         """
         keyed, keys = key_schema(self._schema), []
         is_unique = self._schema.details.unique

@@ -1,7 +1,7 @@
-"""Columns of shards by their numbers: which schema of a shard's life rows have, and the same rows by another one.
+"""Columns of shards by their ids: the schema history of a shard, and rows converted from one schema to another.
 
-Names are moved by changes of the columns, and numbers never are. So whoever brings rows from one shard to another goes
-by numbers: those of both shards are the same where one was made with the schema of the other, and followed it since.
+Column names can be moved by schema changes, and ids never are. So code that copies rows from one shard to another maps
+columns by their ids, which are the same in both if one shard was created with the schema of the other, and followed it.
 """
 
 from __future__ import annotations
@@ -35,54 +35,56 @@ from persist.parts.shard_schema import ShardSchema as ShardSchema
 
 
 def with_constraints_of(schema: ShardSchema, other: ShardSchema) -> ShardSchema:
-    """The columns of `schema`, and what `other` asks of rows."""
-    asked = other.details
-    if (asked.unique, asked.not_null, asked.checks) == (PLAIN.unique, PLAIN.not_null, PLAIN.checks):
+    """The columns of `schema`, with the constraints of `other`."""
+    wanted = other.details
+    if (wanted.unique, wanted.not_null, wanted.checks) == (PLAIN.unique, PLAIN.not_null, PLAIN.checks):
         return without_constraints(schema)
-    return schema.with_details(unique=asked.unique, not_null=asked.not_null, checks=asked.checks)
+    return schema.with_details(unique=wanted.unique, not_null=wanted.not_null, checks=wanted.checks)
 
 
-def alike(one: ShardSchema, other: ShardSchema) -> bool:
-    """Whether shards have the same columns now: numbers, names, types, places, key and defaults."""
-    if one.ids != other.ids or one.key != other.key or not one.arrow.equals(other.arrow):
+def alike(schema: ShardSchema, other: ShardSchema) -> bool:
+    """Whether shards have the same columns now: ids, names, types, order, key and defaults."""
+    if schema.ids != other.ids or schema.key != other.key or not schema.arrow.equals(other.arrow):
         return False
-    return one.details.default_of == other.details.default_of
+    return schema.details.default_of == other.details.default_of
 
 
-def same(one: ShardSchema, other: ShardSchema) -> bool:
-    """Whether schemas of one life are the same: a plain one says no numbers, and is never one that says some."""
-    return one.is_plain == other.is_plain and alike(one, other)
+def same(schema: ShardSchema, other: ShardSchema) -> bool:
+    """Whether schemas of one shard are the same: a plain one has no ids, and never equals one that has some."""
+    return schema.is_plain == other.is_plain and alike(schema, other)
 
 
 def first_schema(shard: Shard) -> tuple[int, ShardSchema]:
-    """The id of the schema with which the shard was made, and that schema, with the numbers as they are known now."""
+    """The id of the schema with which the shard was created, and that schema, with the ids as they are known now."""
     schemas = valid_schemas(shard.view().schemas)
     first = min(schemas)
     return first, schemas[first]
 
 
 def taken_name(shard: Shard, before: int, known: ShardSchema) -> tuple[str, str] | None:
-    """A name that was one column's by the schema of the id `before`, and is another's by `known`; with what became of
+    """A name that was one column's by the schema of the id `before`, and is another's by `known`; and what became of
+    the column.
 
-    the column. None: there is no such name.
+    None: there is no such name.
     """
-    named = valid_schemas(shard.view().schemas).get(before, known)
-    return next((one for one in moved_names(named, known, named.arrow.names) if one[0] in known.id_of), None)
+    before_schema = valid_schemas(shard.view().schemas).get(before, known)
+    moves = moved_names(before_schema, known, before_schema.arrow.names)
+    return next((move for move in moves if move[0] in known.id_of), None)
 
 
 def own_handle(shard: Shard) -> Shard:
-    """Another handle of the shard, which knows what that one knows now. What one of them learns the other does not."""
+    """Another handle of the shard with the same known schema. From then on their schemas are independent."""
     with shard._lock:
-        made = copy(shard)
-    made._lock, made._idle_writers = threading.Lock(), []
-    return made
+        handle = copy(shard)
+    handle._lock, handle._idle_writers = threading.Lock(), []
+    return handle
 
 
 def learnt(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSchema] | None:
-    """The schema that the shard has by now, which the handle learns then; None: its columns are called as before.
+    """The current schema of the shard, which the handle uses from then on; None: its columns have the same names.
 
-    `number` and `known`: the one by which a caller named columns. Raises InvalidUsage where one of the names is another
-    column's by now: the handle learns nothing then. And what every call may.
+    `number` and `known` are the schema whose names a caller used. Raises InvalidUsage if one of the names is another
+    column's by now, and then the handle keeps its schema. Also raises what every call may.
     """
     view = shard.view()
     schemas = valid_schemas(view.schemas)
@@ -95,21 +97,21 @@ def learnt(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSch
 
 
 class NamedColumns:
-    """The columns that a selection over like shards names: those that one of them calls so when this is made."""
+    """The columns that a selection over shards with the same columns names, fixed when this is created."""
 
     def __init__(self, shard: Shard, whose: str, **selected: Any) -> None:
-        """`whose`: what selects, in messages. Raises what every call may, and InvalidUsage."""
+        """`whose` names the selecting object in messages. Raises what every call may, and InvalidUsage."""
         self._selection = selection_of(selected.pop("where", None), selected.pop("columns", None), **selected)
         self._shard = shard
         self._whose = whose
         self.schema_id = current_schema(shard.view().schemas)[0]
 
     def listen(self, shard: Shard, as_of: int, until: int | None, purpose: str) -> Listen:
-        """A listener of one of these shards, whatever its handle knows. Raises as `Shard.listen`."""
+        """A listener of one of these shards, whatever schema its handle knows. Raises as `Shard.listen`."""
         return listen_of(shard, as_of, until, self._selection, purpose)
 
     def check(self, other: Shard, schema_id: int) -> None:
-        """Raise InvalidUsage where a name means another column by now, or by that schema of another shard."""
+        """Raise InvalidUsage if a name means another column by now, or by that schema of another shard."""
         schemas = valid_schemas(self._shard.view().schemas)
         current = newest(schemas)[1]
         wanted = self._selection.on(current)
@@ -124,14 +126,14 @@ class NamedColumns:
 
 
 def known_by(shard: Shard) -> tuple[int, ShardSchema]:
-    """The id of the schema that the handle knows, and the schema: both of one moment."""
+    """The id of the schema that the handle knows, and the schema, read atomically."""
     return shard._current_schema()
 
 
 def evolve(shard: Shard, view: ShardView, schema: ShardSchema) -> None:
-    """Give the shard these columns, worked out from those of the view.
+    """Give the shard these columns, which were derived from those of the view.
 
-    Raises SchemaMismatch where others changed them since, whatever the handle has learnt meanwhile; InvalidUsage.
+    Raises SchemaMismatch if others changed them since, whatever schema the handle knows by now; InvalidUsage.
     """
     known = current_schema(view.schemas)[1]
     shard._send(c.EvolveSchema(view.schema_id, follow_by_name(known, schema).to_record()))
@@ -140,7 +142,7 @@ def evolve(shard: Shard, view: ShardView, schema: ShardSchema) -> None:
 
 @dataclass(frozen=True)
 class Life:
-    """The schemas that a shard has had, oldest first: as they were written, and with the numbers that followed."""
+    """The schemas that a shard has had, oldest first: as they were written, and with the ids that followed."""
 
     written: tuple[ShardSchema, ...]
     numbered: tuple[ShardSchema, ...]
@@ -154,22 +156,22 @@ class Life:
         return cls(written, tuple(sound[number] for number in sorted(sound)))
 
     def place(self, schema: ShardSchema) -> int | None:
-        """The last place in this life where the columns were these; None: they never were."""
+        """The last place in this history with these columns; None: there is none."""
         plain = [at for at, known in enumerate(self.written) if known.is_plain]
         if schema.is_plain and plain:
-            found = [at for at in plain if alike(schema, self.written[at])]
-        else:  # where all are plain, numbers are those of the last one
+            places = [at for at in plain if alike(schema, self.written[at])]
+        else:  # if all are plain, the ids are those of the last one
             begin = len(plain) - 1 if len(plain) == len(self.written) else 0
-            found = [at for at in range(begin, len(self.written)) if alike(schema, self.numbered[at])]
-        return found[-1] if found else None
+            places = [at for at in range(begin, len(self.written)) if alike(schema, self.numbered[at])]
+        return places[-1] if places else None
 
     def following(self, place: int, target: int) -> ShardSchema:
-        """What comes after `place` on the way to `target`: plain schemas first, since numbers follow from the last."""
+        """The next schema after `place` on the way to `target`: plain ones first, since ids follow from the last."""
         plain = [at for at in range(place + 1, target + 1) if self.written[at].is_plain]
         return self.written[plain[-1] if plain else target]
 
     def moved(self, rows: pa.Table, begin: int, end: int) -> pa.Table:
-        """Rows by the schema at one place, with `__time` and `__diff`, as rows by a later one."""
+        """Convert rows, with `__time` and `__diff`, from the schema at one place to a later one."""
         if begin == end:
             return rows
         return Migration(self.numbered[begin], self.numbered[end]).rows(rows)

@@ -1,4 +1,4 @@
-"""The URL of a server, and TLS of a client: trusted CAs and the client certificate."""
+"""Addresses of servers, and TLS of a client: trusted CAs and the client certificate."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from urllib.parse import urlsplit
 from blob import without_secrets
 from persist.core.errors import InvalidUsage
 
-# How a server is named: one spelling, and what a token may be made of.
+# The canonical form of a server's URL, and the characters of a token.
 
 
 _TOKEN = re.compile(r"[\x20-\x7e]+")
 
 
 def normal(url: str) -> str:
-    """One spelling of a server's base URL. Raises InvalidUsage."""
+    """The canonical form of a server's base URL. Raises InvalidUsage."""
     try:
         parts = urlsplit(url.strip())
         port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:  # which quotes what it takes for a port, and that may be a part of a password
+    except ValueError:  # its message quotes the alleged port, which may be a part of a password
         raise InvalidUsage(f"{without_secrets(url)!r} has no valid host and port") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.path not in ("", "/"):
         raise InvalidUsage(f"a server is named http(s)://host:port, not {without_secrets(url)!r}")
@@ -34,7 +34,7 @@ def normal(url: str) -> str:
 
 
 def checked_token(name: str, token: str | None) -> str | None:
-    """The token, None where there is none. Raises InvalidUsage, which does not show it: no header can hold it."""
+    """The token; None if there is none. Raises InvalidUsage, which does not show it, if no header can contain it."""
     if not token:
         return None
     if not _TOKEN.fullmatch(token):
@@ -42,12 +42,12 @@ def checked_token(name: str, token: str | None) -> str | None:
     return token
 
 
-# TLS of a client: whom it trusts, and the certificate by which servers know it.
+# TLS of a client: trusted CAs, and the certificate that identifies the client.
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Both files are PEM. `ca_file`: whom to trust; None: whom the system trusts. `certificate_file`: with its key."""
+    """PEM files. `ca_file`: trusted CAs; None: those of the system. `certificate_file`: a certificate with its key."""
 
     ca_file: str | None = None
     certificate_file: str | None = None
@@ -63,16 +63,18 @@ class Trust:
             try:
                 if not stat.S_ISREG(os.stat(self.certificate_file).st_mode):
                     raise OSError("it is no regular file")
-                # A key with a passphrase is refused: without this OpenSSL would ask for it on the terminal.
+                # A key with a passphrase is refused; otherwise OpenSSL would prompt for it on the terminal.
                 context.load_cert_chain(self.certificate_file, password=lambda: b"")
             except (OSError, ValueError) as error:
-                said = said_of(error)
-                raise InvalidUsage(f"certificate_file {self.certificate_file!r:.200} cannot be used: {said}") from error
+                reason = said_of(error)
+                raise InvalidUsage(
+                    f"certificate_file {self.certificate_file!r:.200} cannot be used: {reason}"
+                ) from error
         return context
 
 
 def said_of(error: Exception) -> str:
-    """Why a certificate and its key cannot be used, in words of ours where OpenSSL only tells where it has stopped."""
+    """Why a certificate and its key cannot be used; OpenSSL's own messages only say where it has stopped."""
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":
             return "the key is not that of the certificate"

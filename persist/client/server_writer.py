@@ -1,8 +1,8 @@
-"""A writer of a server, for clients that post rows: a few rows become a command without a call of a store.
+"""A writer of a server, for clients that post rows: few rows become a command without a call of a store.
 
-Such clients name columns, and know no schema: what the names mean, the shard says as of the commit. So the rows were
-read by a schema before they come here, and the commit refuses them with SchemaMismatch where the shard has another one
-by then: whoever has their bytes reads them anew.
+Such clients name columns without knowing a schema: the names refer to the schema at the time of the commit. So the
+server reads the rows by a schema first, and the commit refuses them with SchemaMismatch if the shard has another one by
+then; the server then reads the posted bytes anew.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Making: TypeAlias = Callable[[WriterId, Token, tuple[Run, ...]], Append]
 
 
 class Names(NamedTuple):
-    """What the names of columns mean in one life of a shard: a schema, its id, and the newest id that there is.
+    """The columns that names refer to in one incarnation of a shard: a schema, its id, and the newest id.
 
-    That is another one where an older build let a schema be registered that cannot be read.
+    The newest one is another schema if an older version registered a schema that cannot be read.
     """
 
     shard: ShardId
@@ -42,7 +42,7 @@ class Names(NamedTuple):
 
 
 class OneShardByNames(OneShard):
-    """A transport for one shard, to which rows come by the names that its columns have as of the commit."""
+    """A transport for one shard, for rows whose names refer to the columns at the time of the commit."""
 
     def __init__(self, inner: EmbeddedTransport, shard: ShardId) -> None:
         super().__init__(inner, shard)
@@ -55,7 +55,7 @@ class OneShardByNames(OneShard):
 
 
 class ThinWriter(CheckedWriter):
-    """As a write handle; and its caller may send what it makes of a few rows by itself.
+    """As a write handle; in addition its caller may send the command for few rows itself.
 
     `names` are those by which the rows of its next write were read.
     """
@@ -65,39 +65,35 @@ class ThinWriter(CheckedWriter):
         self.names = names
 
     def schema_of(self, updates: Updates) -> tuple[int, ShardSchema]:
-        """The schema by which the rows were read, whatever the shard has by now."""
+        """The schema by which the rows were read, whatever schema the shard has by now."""
         return self.names.id, self.names.schema
 
     def write(self, rows: pa.Table, default_time: int | None, command: Making, token: Token | None) -> c.Appended:
-        """Commit what `command` makes of rows, those without a time at `default_time`. Raises what `insert` does.
+        """Commit the `command` for rows, those without a time at `default_time`. Raises what `insert` does.
 
-        Raises SchemaMismatch where the shard has other columns than the `names` tell.
+        Raises SchemaMismatch if the shard has other columns than the `names`.
         """
         if self.names.schema.details.unique:
-            made = command(self.writer_id, mint(Token, self._transport.ids), ())
-            if isinstance(made, c.Insert):
-                return self._inserted(rows, made.attributes, token, b"", unique=True)
-            lower, until = (
-                (made.lower, made.upper) if isinstance(made, c.Append) else (made.expected_upper, made.expected_upper)
-            )
-            self._look_up(rows, lower, until)
+            sample = command(self.writer_id, mint(Token, self._transport.ids), ())
+            if isinstance(sample, c.Insert):
+                return self._inserted(rows, sample.attributes, token, b"", unique=True)
+            lower = sample.lower if isinstance(sample, c.Append) else sample.expected_upper
+            self._look_up(rows, lower, sample.upper if isinstance(sample, c.Append) else lower)
         runs = self._parts(rows, default_time, self._inline_bytes_max, digests=token is not None)
         return self._appended(lambda w, t: command(w, t, runs), token)
 
     def _later(self, updates: Updates) -> Updates | None:
-        """None: whoever has their bytes reads them anew."""
+        """None: the server reads the posted bytes anew."""
         return None
 
     def at_once(self, rows: pa.Table, default_time: int | None, command: Making, token: Token | None) -> Append | None:
-        """What `command` makes of a few rows, for a caller who sends it; no call of a store is made.
+        """The `command` for few rows, to be sent by the caller; no call of a store is made.
 
-        For who is the only one to use this handle meanwhile. None: a call is needed, as the rows are many, or have a
-        column that is not known, or keys that are unique. Raises InvalidUsage (the rows do not fit).
+        The caller must have exclusive use of this handle meanwhile. None: a call is needed, since the rows are many,
+        have an unknown column, or the shard has unique keys. Raises InvalidUsage (the rows do not fit).
         """
         _, schema_id, schema, _ = self.names
-        if not set(rows.schema.names).issubset(schema.updates_schema.names):
-            return None
-        if schema.details.unique:
+        if not set(rows.schema.names).issubset(schema.updates_schema.names) or schema.details.unique:
             return None
         sink = self._sink(schema_id, schema, digests=token is not None)
         runs = stage_inline(rows, sink, default_time=default_time, inline_bytes_max=self._inline_bytes_max)
@@ -106,21 +102,21 @@ class ThinWriter(CheckedWriter):
         return self.made(runs, command, token)
 
     def made(self, runs: tuple[Run, ...], command: Making, token: Token | None = None) -> Append:
-        """What `command` makes of staged rows, for a caller who sends it."""
+        """The `command` for staged rows, to be sent by the caller."""
         if token is None:
-            made = self._by_writer(lambda w, t: command(w, t, runs), mint(Token, self._transport.ids))
+            built = self._by_writer(lambda w, t: command(w, t, runs), mint(Token, self._transport.ids))
         else:
-            made = by_token(lambda w, t: command(w, t, runs), token)
-        return replace(made, shard=self.names.shard)
+            built = by_token(lambda w, t: command(w, t, runs), token)
+        return replace(built, shard=self.names.shard)
 
     def staged_each(self, rows: pa.Table, counts: Sequence[int]) -> list[tuple[Run, ...] | None]:
         """The rows of inserts of so many rows each, staged for any writer of the shard; no call of a store is made.
 
-        None: one that has to be staged by itself. Raises InvalidUsage (the rows of one of them do not fit).
+        None: an insert that has to be staged separately. Raises InvalidUsage (the rows of one of them do not fit).
         """
         _, schema_id, schema, _ = self.names
         return stage_inserts(rows, counts, self._sink(schema_id, schema, digests=False), self._inline_bytes_max)
 
     def resumed(self, command: c.Command, caller: Caller, before: PersistError) -> c.Result:
-        """Go on with a command that was sent once and met with `before`. Raises what `settled` raises."""
+        """Retry a command whose first try failed with `before`. Raises what `settled` raises."""
         return send(self._transport, self._name, command, self._settings.retry_s, caller, before)

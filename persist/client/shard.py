@@ -1,15 +1,14 @@
-"""Handles: a shard as its users see it, and critical readers."""
+"""The class `Shard`: a shard as its users see it."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from persist.attributes import Attributes
 from persist.attributes.attribute_handle import AttributeUpdates
-from persist.client.arguments import NUMBER_MAX, checked, html_table
+from persist.client.arguments import NUMBER_MAX, check_int, checked, html_table
 from persist.client.commit_info import (
     HistoryEntry,
     Info,
@@ -19,56 +18,40 @@ from persist.client.commit_info import (
     entry_shown,
     read_place,
 )
-from persist.client.history_api import HandleSettings as HandleSettings
-from persist.client.idempotency import read_details, send
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.read_api import ReadMethods
 from persist.client.read_leases import CriticalReaderHandle
-from persist.client.row_retention import Retaining
-from persist.client.row_verbs import Verbs
+from persist.client.read_leases import HandleSettings as HandleSettings
+from persist.client.row_retention import RetentionMethods
+from persist.client.row_verbs import EditMethods
 from persist.client.schema_api import SchemaMethods
 from persist.client.snapshot import ReadLease
 from persist.client.timestamps import instant_of, kept_ms, period_ms
-from persist.client.transport import OneShard, Transport
+from persist.client.transport import Transport
 from persist.client.unique_insert import CheckedWriter
 from persist.client.write import Time, Updates, WriteHandle
 from persist.core import commands as c
 from persist.core.audit_log import PURPOSE_CHARS_MAX, Caller
-from persist.core.errors import Conflict, InvalidUsage, shown
+from persist.core.errors import Conflict, InvalidUsage
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import Token
 from persist.core.shard_settings import ShardSettings
-from persist.core.shard_view import ShardDetails, ShardView, ViewRequest
-from persist.parts import ShardSchema, current_schema, newest, valid_schemas
-from persist.parts.schema_evolution import current_for_names
+from persist.core.shard_view import ShardView
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
 
-class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
+class Shard(ReadMethods, EditMethods, RetentionMethods, SchemaMethods):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.
     Beside what its docstring names, every call may raise Unavailable (it did not happen), Overloaded (likewise; slow
-    down), Unauthorized, Forbidden and UnknownShard. A call repeats itself for up to `WriteSettings.retry_s` seconds.
+    down), Unauthorized, Forbidden and UnknownShard. A call is retried for up to `WriteSettings.retry_s` seconds.
     """
 
     def __init__(self, transport: Transport, name: str, view: ShardView, settings: HandleSettings) -> None:
-        self._transport = OneShard(transport, view.shard_id)
-        self._settings = settings
-        self._lock = threading.Lock()
-        self._asked = self._answered = 0  # how often for the schema; the last time that was answered
+        super().__init__(transport, name, view, settings)
         self._idle_writers: list[WriteHandle] = []
-        self._newest_id = view.schema_id
-        self._schema_id, self._schema = current_schema(view.schemas)
-        self.name = name
-
-    # --- what it is
-
-    @property
-    def schema(self) -> ShardSchema:
-        """The schema as this handle knows it; `refresh_schema` learns of later ones."""
-        return self._schema
 
     def __repr__(self) -> str:
         return f"Shard({self.name!r}, key={list(self._schema.key)}, columns={self._schema.arrow.names})"
@@ -77,50 +60,7 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         fields = [(f.name, f"{f.type}{', key' if f.name in self._schema.key else ''}") for f in self._schema.arrow]
         return html_table(f"Shard {self.name}", fields)
 
-    def refresh_schema(self) -> ShardSchema:
-        """The schema as of now, which this handle uses from here on. Raises what every call may."""
-        with self._lock:
-            self._asked = turn = self._asked + 1
-        view = self.view()
-        found = current_schema(view.schemas)
-        with self._lock:
-            # Another thread may have asked later, and have its answer: what it has learnt is not put back.
-            if turn > self._answered or view.schema_id > self._newest_id:
-                self._answered = max(turn, self._answered)
-                self._newest_id = view.schema_id
-                self._schema_id, self._schema = found
-            return self._schema
-
-    def _changing(self) -> tuple[int, tuple[int, ShardSchema]]:
-        """The id of the newest schema as of now, and the current one with its id. The handle learns nothing.
-
-        Raises InvalidUsage where a name that it knows means another column by now.
-        """
-        view = self.view()
-        schemas = valid_schemas(view.schemas)
-        current_for_names(schemas, self._current_schema()[0])
-        return view.schema_id, newest(schemas)
-
-    def _changed(self, newest_id: int, found: tuple[int, ShardSchema]) -> ShardSchema:
-        """The schema that came of a change by this handle, which it uses from here on.
-
-        What others have changed since it does not learn: they may have moved names that its caller goes by.
-        """
-        number, schema = found
-        schema = valid_schemas(self.view().schemas).get(number, schema)  # where it is the last one, with former names
-        with self._lock:
-            if newest_id > self._newest_id:
-                self._newest_id, self._schema_id, self._schema = newest_id, number, schema
-            return self._schema
-
-    def view(self, *, with_service_times: bool = False) -> ShardView:
-        """Frontiers and schemas as of now. Raises what every call may.
-
-        Args:
-            with_service_times: also the intervals of times that inserts and other verbs, or a recovery, have taken.
-        """
-        request = ViewRequest(with_batches=False, with_service_times=with_service_times)
-        return self._transport.view(self.name, request)
+    # --- frontiers
 
     def upper(self) -> Antichain:
         """The frontier before which every time is complete; `upper().element` is None once the shard is closed.
@@ -130,19 +70,19 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         return self.view().upper
 
     def since(self) -> Antichain:
-        """The frontier from which on every time can be read. Raises what every call may."""
+        """The frontier from which every time can be read. Raises what every call may."""
         return self.view().since
 
     # --- writing
 
     def open_writer(self, *, purpose: str = "") -> CheckedWriter:
-        """A writer of its own: one for each thread that writes much. Close it when done.
+        """A separate writer: use one for each thread that writes much. Close it when done.
 
-        It goes on with the columns that this handle knows now, whatever the handle learns later.
+        It keeps the columns that this handle knows now, even if the handle learns of later ones.
 
         Args:
             purpose: what `history` shows for it, up to 256 characters.
-        Raises: InvalidUsage (`purpose` is no text, or too long).
+        Raises: InvalidUsage (`purpose` is not text, or too long).
         """
         caller, known = Caller(purpose=checked_purpose("purpose", purpose)), self._current_schema()
         return CheckedWriter(self._transport, self.name, lambda: known, self._settings.write, caller=caller)
@@ -158,22 +98,21 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         """Append rows at the next time, which the service chooses. Inserts never conflict with one another.
 
         Args:
-            updates: an Arrow table or batches, a pandas or Polars frame, a DuckDB relation, whatever else streams
-                Arrow, or dicts in a list or another iterable. A column `__diff` tells how often a row is added (default
-                1; -1 takes one away). A table without rows takes no time.
+            updates: an Arrow table or batches, a pandas or Polars frame, a DuckDB relation, any other Arrow stream, or
+                dicts in a list or another iterable. A column `__diff` is the multiplicity of each row (default 1; -1
+                removes one). A table without rows takes no time.
             token: to repeat a call whose outcome is unknown, give the token of that call (`Client.new_token` makes
-                one), on any handle, client or process: if it had happened, it is answered as it was then, or refused as
-                TokenReused where the columns have changed since. What became of a token is known for seven days at
-                least. None is a fresh token, for this call's own retries. A text of your own is no token;
-                `token_of_key` makes one of it.
-            attributes: updates of attributes that happen together with the append, or not at all.
-            info: what `history` is to tell of this write: a JSON object of at most 4 KiB. Of a retry only what the
-                try that landed said is kept.
+                one), on any handle, client or process: if it has landed, it is answered as then, or refused as
+                TokenReused if the columns have changed since. Outcomes are remembered for at least seven days. None is
+                a new token, for this call's own retries. Text of your own is no token; `token_of_key` makes one of it.
+            attributes: updates of attributes, which are committed together with the rows or not at all.
+            info: what `history` shows for this write: a JSON object of at most 4 KiB. After retries it is that of the
+                try that landed.
         Returns: the interval `[lower, upper)` that the rows took: their time is `lower`.
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
-            TokenReused (the token stands for another command or other rows; where the columns have changed since it
-            may be for the same rows, which have landed then: look at the history before writing them again),
-            OutcomeForgotten (what became of the token is no longer known, or it was minted in the future), Unavailable
+            TokenReused (the token stands for another command or other rows; if the columns have changed since, it may
+            be for the same rows, which have landed then: look at the history before writing them again),
+            OutcomeForgotten (the outcome of the token is no longer known, or it was minted in the future), Unavailable
             or Overloaded (it did not happen), Indeterminate (it may have happened: retry with its token).
         """
         with self._writer() as writer:
@@ -189,7 +128,7 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Append rows if the shard's upper is `expected_upper`: so writers that read before they write take turns.
+        """Append rows if the shard's upper is `expected_upper`, so that writers that read before they write take turns.
 
         Args:
             updates: as `insert` says. A column `__time` gives each row a time in `[expected_upper, new_upper)`;
@@ -200,7 +139,7 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
             attributes: as `insert` says.
             info: as `insert` says.
         Returns: the interval `[expected_upper, new_upper)`.
-        Raises: UpperMismatch (somebody was quicker; `details["actual"]` has the upper), and what `insert` raises.
+        Raises: UpperMismatch (another writer was first; `details["actual"]` has the upper), and what `insert` raises.
         """
         with self._writer() as writer:
             return writer.compare_and_append(
@@ -217,26 +156,26 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Append rows of which the shard may have the beginning already: for replicas that write identical data.
+        """Append rows, of which the shard may already have the first ones: for replicas that write identical data.
 
         Args:
             updates: as `compare_and_append` says, with times in `[lower, upper)`.
-            lower: where the rows begin. What lies before the shard's upper is dropped, since it is there already.
+            lower: the time at which the rows begin. Rows before the shard's upper are dropped: they are there already.
             upper: every time before it is complete afterwards; None closes the shard.
             token: as `insert` says.
-            attributes: as `insert` says; with them nothing is dropped: the shard's upper has to be `lower`.
+            attributes: as `insert` says; with them no row is dropped: the shard's upper must be `lower`.
             info: as `insert` says.
         Returns: the interval `[lower, upper)`.
-        Raises: UpperMismatch (the shard's upper lies before `lower`), and what `insert` raises.
+        Raises: UpperMismatch (the shard's upper is before `lower`), and what `insert` raises.
         """
         with self._writer() as writer:
             return writer.append(updates, lower, upper, token=token, attributes=attributes, info=info)
 
     def pipelined_writer(self, name: str, settings: PipelineSettings | None = None) -> PipelinedWriter:
-        """The writer called `name`, which sends small appends without waiting and continues where the last one ended.
+        """The writer called `name`, which sends small appends without waiting, and continues where it last ended.
 
         Args:
-            name: who writes. Opening it again, anywhere, ends the writer of this name that was open.
+            name: of the writer. Opening it again, anywhere, ends the open writer of this name.
             settings: default: 2,000 appends and 64 MiB without an answer, then `append` waits.
         Raises: Unavailable (many open it at once; retry).
         """
@@ -263,10 +202,10 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         """Declare every time before `upper` complete, without rows. None closes the shard to writes.
 
         Args:
-            force: also beyond 2^62, where no clock counts; the upper never comes back.
+            force: also beyond 2^62, which no clock reaches; the upper never moves back.
         Returns: the interval that was added; empty if the shard was that far. Repeating it is safe.
-        Raises: InvalidUsage (`upper` is no time, beyond 2^62 without `force`, or None where the shard is closed to
-            reads: only `drop` closes both).
+        Raises: InvalidUsage (`upper` is no time, beyond 2^62 without `force`, or None if the shard is closed to reads:
+            only `drop` closes both).
         """
         with self._writer() as writer:
             return writer.advance_upper(upper, force=force)
@@ -274,23 +213,23 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
     # --- wall clocks
 
     def time_at(self, when: datetime, *, wait_s: float = 0.0) -> Antichain:
-        """The upper that the shard had by a wall clock: every time before it was complete. Repeating it is safe.
+        """The upper that the shard had at a wall clock: every time before it was complete. Repeating it is safe.
 
-        It is the same for ever, true up to what the clocks of those who commit are off (11 s, or they do not count).
+        The answer never changes, and is as exact as the committers' clocks (11 s, or they are ignored).
 
         Args:
             when: with its zone; it is rounded down to the shard's grid (a second, unless `configure` says otherwise).
-            wait_s: seconds to wait if it is to come.
-        Returns: `[0]` where nothing was written by then, `[]` where the shard was closed.
-        Raises: InvalidUsage (no zone), NotReadable (it is not known, or was forgotten), Unavailable (it is to come, or
-            the clocks of this process and of the blob store do not agree).
+            wait_s: seconds to wait if it is in the future.
+        Returns: `[0]` if nothing was written by then, `[]` if the shard was closed.
+        Raises: InvalidUsage (no zone), NotReadable (it is not known, or was forgotten), Unavailable (it is in the
+            future, or the clocks of this process and of the blob store do not agree).
         """
         return self._resolved(when, wait_s).upper
 
     def timestamp_of(self, time: int) -> datetime | None:
         """The first wall clock that names this time or a later one, in UTC: a snapshot as of it shows the time.
 
-        Returns: None where that is not known: no clock could be trusted then.
+        Returns: None if it is not known: no clock could be trusted then.
         Raises: InvalidUsage (the time is not complete), NotReadable (it was forgotten).
         """
         checked("time", time, int)
@@ -313,13 +252,13 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         """Change settings of the shard; what is None stays. Needs the scope `manage`.
 
         Args:
-            history: for how long every time stays readable: a timedelta, or a text such as `7d`, `none` (as long as
-                readers need it) or `forever`. What was forgotten stays so.
-            mark_every: how finely a wall clock names a time: a timedelta, or a text such as `10s`.
-            expected_version: that the settings must have now; None is the one that they have.
+            history: for how long every time stays readable: a timedelta, or text such as `7d`, `none` (as long as
+                readers need it) or `forever`. Forgotten history does not come back.
+            mark_every: the granularity of wall clocks: a timedelta, or text such as `10s`.
+            expected_version: the version that the settings must have now; None: any.
         Returns: the settings afterwards.
-        Raises: InvalidUsage (no such age, a part of a millisecond, no such version), Conflict (somebody else changed
-            them: read them, then decide anew).
+        Raises: InvalidUsage (no such age, a part of a millisecond, no such version), Conflict (others changed them:
+            read them, then decide anew).
         """
         known = self.settings
         if history is None and not known.version:
@@ -328,11 +267,8 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         checked("expected_version", expected_version, int, type(None))
         every_ms = known.mark_every_ms if mark_every is None else period_ms(mark_every, "mark_every", "10s")
         version = known.version if expected_version is None else expected_version
-        if not 0 <= version <= NUMBER_MAX:
-            raise InvalidUsage(f"expected_version is {shown(version)}; it must be in [0, {NUMBER_MAX}]")
-        found = self._send(c.SetSettings(version, history_ms, every_ms, known.rows))
-        assert isinstance(found, c.SettingsAre)
-        return found.settings
+        check_int("expected_version", version, 0, NUMBER_MAX)
+        return self._send_for(c.SettingsAre, c.SetSettings(version, history_ms, every_ms, known.rows)).settings
 
     def forget(self, before: int) -> Antichain:
         """Forget history before a time now, as far as readers allow. Repeating it is safe. Scope `manage`.
@@ -342,33 +278,31 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         Returns: the shard's since afterwards.
         Raises: InvalidUsage (no such time).
         """
-        found = self._send(c.ForgetHistory(frontier(before)))
-        assert isinstance(found, c.HistoryMoved)
-        return found.since
+        return self._send_for(c.HistoryMoved, c.ForgetHistory(frontier(before))).since
 
     def history(
         self, limit: int = 100, *, maintenance: bool = False, before: HistoryEntry | str | None = None
     ) -> list[HistoryEntry]:
-        """What was done to the shard: an entry for each command that changed it, newest first. Scope `read`.
+        """The commit history: an entry for each command that changed the shard, newest first. Scope `read`.
 
-        Entries are kept for as long as the shard's history is (`configure`), and where it keeps none for as long as its
-        log. Of each retry that was answered as before there is one entry. A reader that moves since leaves none.
+        Entries are kept as long as the shard's history (`configure`), and without history as long as its log. Retries
+        that were answered as before share one entry. Readers that move since leave none.
 
         Args:
             limit: at most so many entries, in [1, 1000].
-            maintenance: also merges, collections, and what was forgotten by age.
-            before: go on before this entry, or before its `place`; None is the newest one.
-        Returns: fewer entries than `limit` only where there are no more.
-        Raises: InvalidUsage (no such limit or place), Corruption (a blob of the
-            history is damaged or gone: give a place before or after it, or fewer entries).
+            maintenance: also merges, collections, and forgetting by age.
+            before: entries before this one, or before its `place`; None is the newest one.
+        Returns: fewer entries than `limit` only if there are no more.
+        Raises: InvalidUsage (no such limit or place), Corruption (a blob of the history is damaged or missing: give a
+            place before or after it, or fewer entries).
         """
         place = read_place("before", before.place if isinstance(before, HistoryEntry) else before)
         checked("maintenance", maintenance, bool)
-        told = entries_told(self._transport, self.name, place, checked_limit(limit), maintenance)
-        return [entry_shown(one) for one in told]
+        entries = entries_told(self._transport, self.name, place, checked_limit(limit), maintenance)
+        return [entry_shown(entry) for entry in entries]
 
     def open_reader(self, since: int | None = None, *, purpose: str = "reader") -> ReadLease:
-        """A hold on history, which lasts as long as it is kept.
+        """A hold on history, which lasts as long as it is renewed.
 
         Args:
             since: the earliest time that stays readable; None is the shard's own since.
@@ -376,41 +310,41 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         Raises: InvalidUsage (no such time), NotReadable (the shard's since is beyond it).
         """
         checked("purpose", purpose, str)
-        held = None if since is None else frontier(since)
-        return ReadLease.open(self._transport, self.name, held, purpose, self._settings.read)
+        since_frontier = None if since is None else frontier(since)
+        return ReadLease.open(self._transport, self.name, since_frontier, purpose, self._settings.read)
 
     def critical_reader(self, cursor: str, opaque: str = "") -> CriticalReaderHandle:
-        """The hold called `cursor`, which never expires; taken at the shard's since when it is new.
+        """The hold called `cursor`, which never expires; a new one is taken at the shard's since.
 
         Args:
             cursor: its name, up to 256 characters.
-            opaque: the token of a new hold; one that is there keeps its own.
-        Raises: InvalidUsage (`cursor` or `opaque` is no text, or too long), Unavailable (others give up critical
+            opaque: the token of a new hold; an existing one keeps its own.
+        Raises: InvalidUsage (`cursor` or `opaque` is not text, or too long), Unavailable (others give up critical
             readers all the time; retry).
         """
         return CriticalReaderHandle.take(self, cursor, opaque)
 
     def downgrade_since(self, since: Time, cursor: str = "default", *, force: bool = False) -> Antichain:
-        """Let history before `since` be forgotten, as far as other readers allow. Repeating it is safe.
+        """Forget history before `since`, as far as other readers allow. Repeating it is safe.
 
         Args:
-            since: the earliest time to keep; None closes the shard to reads for ever, whatever its history says.
+            since: the earliest time to keep; None closes the shard to reads for ever, whatever its history setting.
             cursor: the critical reader whose hold is moved.
-            force: also beyond the shard's upper, so that nothing can be read until somebody writes that far.
+            force: also beyond the shard's upper, so that nothing can be read until a write reaches it.
         Returns: the shard's since afterwards.
-        Raises: InvalidUsage (no such time, beyond the upper, or None where the shard is closed to writes: only `drop`
-            closes both), OpaqueMismatch (somebody else moves this hold now).
+        Raises: InvalidUsage (no such time, beyond the upper, or None if the shard is closed to writes: only `drop`
+            closes both), OpaqueMismatch (another holder moves this hold).
         """
         handle = CriticalReaderHandle.take(self, cursor, since=frontier(since), force=force)
         return handle.downgrade_since(since, force=force)
 
-    # --- its end
+    # --- closing
 
     def drop(self, *, force: bool = False) -> None:
         """Close the shard to writes and reads; maintenance then deletes its data. Repeating it is safe.
 
-        `Client.create_shard` may use the name again at once. That is another shard: handles of this one hear
-        UnknownShard for ever.
+        `Client.create_shard` may use the name again at once. That is another shard: handles of this one raise
+        UnknownShard.
 
         Args:
             force: also while readers hold it.
@@ -426,30 +360,16 @@ class Shard(ReadMethods, Verbs, Retaining, SchemaMethods):
         for writer in idle:
             writer.close()
 
-    def _newest_schema(self) -> tuple[int, ShardSchema]:
-        with self._lock:
-            return self._newest_id, self._schema
-
-    def _current_schema(self) -> tuple[int, ShardSchema]:
-        with self._lock:
-            return self._schema_id, self._schema
-
-    def _send(self, command: c.Command) -> c.Result:
-        return send(self._transport, self.name, command, self._settings.write.retry_s)
-
-    def _details(self) -> ShardDetails:
-        return read_details(self._transport, self.name, self._settings.write.retry_s)
-
     @contextmanager
     def _writer(self) -> Iterator[WriteHandle]:
-        """A writer that nobody else uses meanwhile."""
+        """A writer that no other thread uses meanwhile."""
         with self._lock:
             writer = self._idle_writers.pop() if self._idle_writers else None
         writer = writer or CheckedWriter(self._transport, self.name, self._current_schema, self._settings.write)
         is_known = True
         try:
             yield writer
-        except (Conflict, InvalidUsage):  # nothing happened: callers that are often refused register one writer
+        except (Conflict, InvalidUsage):  # nothing happened, so the writer can be reused
             raise
         except BaseException:
             is_known = False  # its last outcome may be unknown: it is left to expire

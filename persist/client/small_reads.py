@@ -1,4 +1,4 @@
-"""Reads on this process: by a lease that they share, or, of few rows, without one."""
+"""Reads in this process: by a shared lease, or, for few rows, without one."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from persist.formats.store_errors import translated_but_missing
 from persist.parts import TIME, Selection, valid_schemas
 from persist.parts.scan_spec import resolve_selection
 
-# Holding a time for a read, together with the others of this process: see `lease_pool.py`.
+# Holding a time for a read together with other reads of this process: see `lease_pool.py`.
 
 AsOf = int | Tagged | None
-TRIES = 3  # how often a shared lease may turn out to be gone, or another read take one; then a read takes its own
+TRIES = 3  # how often a shared lease may be gone, or another read take one; then a read takes its own
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What is read: a shard as of a time (None: the latest complete one), which may have to be waited for."""
+    """What to read: a shard as of a time (None: the latest complete one), for which the read may wait."""
 
     name: str
     as_of: AsOf
@@ -50,7 +50,7 @@ class Read:
 
 
 class LentLease(ReadLease):
-    """A shared lease as one of its users has it. Closing it gives it back to the others; it never moves."""
+    """A shared lease for one of its users. Closing it returns it to the pool; it never moves."""
 
     def __init__(self, own: OneShard, name: str, settings: ReadSettings, pool: LeasePool, use: Use) -> None:
         super().__init__(own, name, use.shared.lease.reader, settings, use.seqno)
@@ -80,40 +80,34 @@ class LentLease(ReadLease):
             self._pool.release(self._use)
 
     def close(self) -> None:
-        """Give it back to those who share it. Repeating it is safe. Raises nothing."""
+        """Return it to the pool. Repeating it is safe. Raises nothing."""
         if not self._closed:
             self._closed = True
             self._pool.give_back(self._use)
 
 
 @contextmanager
-def holding_together(
-    transport: Transport, name: str, as_of: AsOf, purpose: str, wait_s: float, settings: ReadSettings
+def holding_together(  # noqa: PLR0913 - as `holding`
+    transport: Transport,
+    name: str,
+    as_of: AsOf,
+    purpose: str,
+    wait_s: float,
+    settings: ReadSettings,
+    *,
+    is_plan: bool = False,
 ) -> Iterator[Held]:
-    """As `snapshot.holding`, for a read on this process, by a lease that its reads share. Raises what `holding` does.
+    """As `snapshot.holding`, for a read in this process, by a lease that its reads share. Raises as `holding`.
 
-    It takes a lease of its own where it has to wait for the time, or new readers may not hold it.
+    It takes its own lease if it has to wait for the time, or new readers cannot hold the time. `is_plan`: for reads
+    elsewhere at any later time; the lease is never released, and lapses.
     """
-    with _holding(transport, Read(name, as_of, purpose, wait_s), settings, is_plan=False) as held:
-        yield held
-
-
-@contextmanager
-def holding_for_plans(
-    transport: Transport, name: str, as_of: AsOf, purpose: str, wait_s: float, settings: ReadSettings
-) -> Iterator[Held]:
-    """As `holding_together`, for what is read elsewhere, at any time: the lease is never given back, and lapses."""
-    with _holding(transport, Read(name, as_of, purpose, wait_s), settings, is_plan=True) as held:
-        yield held
-
-
-@contextmanager
-def _holding(transport: Transport, read: Read, settings: ReadSettings, *, is_plan: bool) -> Iterator[Held]:
-    checked_wait("wait_s", read.wait_s)
-    checked("purpose", read.purpose, str)
+    checked_wait("wait_s", wait_s)
+    checked("purpose", purpose, str)
+    read = Read(name, as_of, purpose, wait_s)
     held = _shared(transport, read, settings, is_plan) if isinstance(transport, OneShard) else None
     if held is None:
-        with holding(transport, read.name, read.as_of, read.purpose, read.wait_s, settings) as own:
+        with holding(transport, name, as_of, purpose, wait_s, settings) as own:
             yield own
         return
     try:
@@ -123,8 +117,20 @@ def _holding(transport: Transport, read: Read, settings: ReadSettings, *, is_pla
         raise
 
 
+@contextmanager
+def holding_briefly(
+    transport: Transport, name: str, as_of: AsOf, purpose: str, settings: ReadSettings
+) -> Iterator[Held]:
+    """As `holding_together`, without a wait; the lease is closed at the end of the block."""
+    with holding_together(transport, name, as_of, purpose, 0.0, settings) as held:
+        try:
+            yield held
+        finally:
+            held.lease.close()
+
+
 def _shared(transport: OneShard, read: Read, settings: ReadSettings, is_plan: bool) -> Held | None:
-    """A time that is held by a shared lease; None: the read has to take one of its own."""
+    """A time that a shared lease holds; None: the read has to take its own lease."""
     pool, as_of = transport.leases, read.as_of
     is_time = type(as_of) is int and 0 <= as_of <= TIME_MAX
     if pool is None or not (as_of is None or is_time or isinstance(as_of, Tagged)):
@@ -133,7 +139,7 @@ def _shared(transport: OneShard, read: Read, settings: ReadSettings, is_plan: bo
     for _ in range(TRIES):
         try:
             held = _Joining(transport, read, settings, pool, kind).held()
-        except (NotReadable, UpgradeNeeded):  # say so as ever, or hold it as ever
+        except (NotReadable, UpgradeNeeded):  # the read's own lease raises it, or holds the time
             return None
         except Unavailable as error:
             if error.is_unwritable:  # it is read without a hold
@@ -155,7 +161,7 @@ class _Joining:
     kind: Kind
 
     def held(self) -> Held | None:
-        """None: the lease is gone, or another read took one; look again. Raises NotReadable: not by a shared lease."""
+        """None: the lease is gone, or another read took one; try again. Raises NotReadable: not by a shared lease."""
         name, as_of = self.read.name, self.read.as_of
         tag = as_of.name if isinstance(as_of, Tagged) else ""
         use = self.pool.take(self.kind, tag if isinstance(as_of, Tagged) else as_of)
@@ -181,7 +187,7 @@ class _Joining:
         try:
             lease.keep()
             return Held(self.transport, at, view, lease, self.settings)
-        except Expired:  # it lapsed, as of a process that was suspended
+        except Expired:  # it lapsed, for example while the process was suspended
             self.pool.leave(use.shared)
             lease.close()
             return None
@@ -190,18 +196,18 @@ class _Joining:
             raise
 
     def _opened(self, view: ShardView, at: int, instead: Use | None, tag: str) -> Held | None:
-        """By a new shared lease at this time, or on this time alone where the shard's history begins later."""
+        """By a new shared lease at this time, or on this single time if the shard's history begins later."""
         name, settings = self.read.name, self.settings
         point = Point(at, tag) if tag or not view.since.less_equal(at) else None
         if point is not None and self.kind.is_plan:
             return None
 
-        def opened() -> ReadLease:
+        def open_lease() -> ReadLease:
             if point is None:
                 return ReadLease.open(self.transport, name, Antichain(at), self.read.purpose, settings)
             return lease_point(self.transport, name, at, self.read.purpose, settings, must_hold=True)
 
-        use = self.pool.open(self.kind, at, point, instead.shared if instead is not None else None, opened)
+        use = self.pool.open(self.kind, at, point, instead.shared if instead is not None else None, open_lease)
         if use is None:
             return None
         lease = LentLease(self.transport, name, settings, self.pool, use)
@@ -218,7 +224,7 @@ class _Joining:
 
 
 def _time(view: ShardView, as_of: AsOf) -> tuple[int, bool]:
-    """The time that is read, and whether a new reader may hold it as this view shows the shard.
+    """The time to read, and whether a new reader may hold it in this view of the shard.
 
     Raises NotReadable: it is not complete, or there is no such tag; NothingWritten.
     """
@@ -233,25 +239,25 @@ def _time(view: ShardView, as_of: AsOf) -> tuple[int, bool]:
 
 
 def _covers(view: ShardView, use: Use, at: int) -> bool:
-    """Whether the shared lease is in the State of the view, and holds the time and that State."""
-    found, point = view.reader, use.shared.point
-    if found is None or found.seqno > view.seqno or found.point != (point is not None):
+    """Whether the shared lease exists in the State of the view, and holds the time and that State."""
+    reader, point = view.reader, use.shared.point
+    if reader is None or reader.seqno > view.seqno or reader.point != (point is not None):
         return False
-    return found.since == Antichain(at) if found.point else found.since.less_equal(at)
+    return reader.since == Antichain(at) if reader.point else reader.since.less_equal(at)
 
 
-# Reads of few rows, which are over at once: without a hold, so that nothing is written for them.
+# Short reads of few rows without a hold, so that nothing is written for them.
 #
-# A view is one State of the shard, and a part never changes. So the rows are exact where all parts are there still.
-# Where one of them is gone, maintenance was quicker: then nothing is given, and the caller reads again, with a hold.
+# A view is one State of the shard, and a part never changes. So the rows are exact if all parts still exist. If one is
+# gone, maintenance has deleted it: then the caller reads again, with a hold.
 
 
 def rows_at_once(
     transport: Transport, name: str, at: int | None, selection: Selection, limit: int, settings: ReadSettings
 ) -> pa.Table | None:
-    """The first rows of what is selected as of a time (None: the latest complete one): the columns and `__diff`.
+    """The first selected rows as of a time (None: the latest complete one): the columns and `__diff`.
 
-    None: it cannot be told without a hold, or without waiting. Raises InvalidUsage, UnknownShard, Unavailable.
+    None: it cannot be read without a hold, or without waiting. Raises InvalidUsage, UnknownShard, Unavailable.
     """
     view = transport.view(name, ViewRequest())
     try:
@@ -277,7 +283,7 @@ def rows_at_once(
     )
     try:
         with translated_but_missing():
-            found = list(limited(filter(len, map(wanted.apply, pieces)), limit))
-    except (BlobNotFound, Corruption):  # with a hold it is told what is wrong
+            rows = list(limited(filter(len, map(wanted.apply, pieces)), limit))
+    except (BlobNotFound, Corruption):  # a read with a hold reports what is wrong
         return None
-    return pa.concat_tables([wanted.no_updates().drop_columns([TIME]), *found])
+    return pa.concat_tables([wanted.no_updates().drop_columns([TIME]), *rows])

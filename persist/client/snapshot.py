@@ -1,7 +1,7 @@
 """Reads: leases, snapshots and their splits.
 
-A snapshot holds a lease, so that neither compaction nor GC takes a file from under it; its splits are disjoint in key
-space and can be read by anyone, anywhere: their union is exactly the contents of the shard as of its time.
+A snapshot holds a lease, so that neither compaction nor GC deletes its files; its splits are disjoint in key space and
+can be read anywhere: their union is exactly the contents of the shard as of its time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -55,25 +55,26 @@ from persist.parts.part_files import WHOLE_BYTES_MAX
 from persist.parts.prefetch import prefetch_each
 from persist.parts.scan_spec import schema_shown, select_by_schema
 
+_T = TypeVar("_T")
 VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline
 LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold on it was taken
-SPLITS_AT_ONCE = 4  # that one process reads at the same time: together they have the memory of one
+SPLITS_AT_ONCE = 4  # that one process reads at the same time; they share the memory of one
 FEW_BATCH_ROWS = 16_384  # decoded at a time by a read that ends after so many rows
-FEW_MEMORY_BYTES = 16 * 1024 * 1024  # and what it holds: it fetches little ahead of what it gives
+FEW_MEMORY_BYTES = 16 * 1024 * 1024  # of such a read: it prefetches little
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """The time of the tag of this name."""
+    """The time of the tag with this name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class SnapshotSplit:
-    """One key range of a snapshot: all that is needed to read it elsewhere. Pickle it, or read it here.
+    """One key range of a snapshot with everything that is needed to read it elsewhere. Pickle it, or read it here.
 
-    `where` and `limit` are those of the snapshot: this split alone may give as many rows as the limit says.
+    `where` and `limit` are those of the snapshot: this split alone may return as many rows as the limit.
     """
 
     shard: str
@@ -88,7 +89,7 @@ class SnapshotSplit:
     shard_id: ShardId | None = None
     where: str | None = None
     limit: int | None = None
-    schema_id: int | None = None  # by whose columns rows are shown; None: those of today
+    schema_id: int | None = None  # the schema whose columns are shown; None: the current one
     _hold: Hold | None = field(default=None, compare=False, repr=False)  # of the snapshot, in its process
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class SnapshotSplit:
         yield from limited(filter(len, map(wanted.apply, pieces)), self.limit)
 
     def _renewed(self, transport: Transport) -> ReadLease:
-        """The lease of the snapshot, which this process holds, or, elsewhere, what it has by its id. Raises Expired."""
+        """The lease of the snapshot in this process, or elsewhere one with the same id. Raises Expired."""
         hold = self._hold
         if hold is not None and not hold.is_left and isinstance(hold.lease, ReadLease):
             if hold.is_closed:
@@ -140,15 +141,19 @@ class SnapshotSplit:
             self.runs, as_of=self.as_of, key_range=key_range, columns=columns, batch_rows=batch_rows
         )
 
+    def with_share(self, readers: int) -> SnapshotSplit:
+        """The split with the memory of one of so many concurrent readers."""
+        return replace(self, settings=self.settings.shared_by(readers))
+
 
 @dataclass
 class Snapshot(Rows):
     """The contents of a shard as of a time, held by a lease until it is closed (or the lease lapses).
 
-    The lease is given back too when nothing refers to the snapshot or one of its splits, unless a split was pickled.
+    The lease is also released when nothing refers to the snapshot or one of its splits, unless a split was pickled.
 
-    `timestamp` is the wall clock that named the time, rounded down to the shard's grid; None where a time was given.
-    `Shard.snapshot` gives one. Reading it to its end closes it. Reading may raise Expired (the lease lapsed),
+    `timestamp` is the wall clock that named the time, rounded down to the shard's grid; None if a time was given.
+    `Shard.snapshot` returns one. Reading it to its end closes it. Reading may raise Expired (the lease lapsed),
     Unavailable (retrying is safe) and Corruption (a part is damaged or missing).
     """
 
@@ -172,27 +177,21 @@ class Snapshot(Rows):
 
     def _tables(self) -> Iterator[pa.Table]:
         large = any(part.size > WHOLE_BYTES_MAX for split in self.splits for run in split.runs for part in run.parts)
-        at_once = min(len(self.splits), SPLITS_AT_ONCE) if large else 1  # threads take longer than one small read
+        at_once = min(len(self.splits), SPLITS_AT_ONCE) if large else 1  # threads are slower for one small read
         if at_once == 1 or self.limit is not None or deadlines.current() is not None:  # a deadline bounds one thread
             return limited(super()._tables(), self.limit)
-        return prefetch_each((_with_share(one, at_once).read(self._transport) for one in self.splits), at_once)
+        return prefetch_each((split.with_share(at_once).read(self._transport) for split in self.splits), at_once)
 
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
-        """All rows as one table with `__diff`, or, with `expand`, each row as often as `__diff` says.
+        """All rows as one table with `__diff`, or, with `expand`, each row repeated `__diff` times.
 
-        Raises: with `expand`, NegativeMultiplicity (a row was taken away more often than added) and InvalidUsage (more
+        Raises: with `expand`, NegativeMultiplicity (a row was retracted more often than added) and InvalidUsage (more
             than 2^31 - 1 rows); and what reading may.
         """
         return pa.concat_tables(expanded(self._all())) if expand else self._all()
 
     def _shown(self) -> pa.Table:
         return self.to_arrow(expand=True)
-
-
-def _with_share(split: SnapshotSplit, readers: int) -> SnapshotSplit:
-    """The same, read with its share of the memory where so many are read at the same time."""
-    memory = max(1, split.settings.memory_bytes // readers)
-    return replace(split, settings=replace(split.settings, memory_bytes=memory))
 
 
 @dataclass(frozen=True)
@@ -207,15 +206,15 @@ class Held:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """What may have rows as of the time, without what drops took away by then."""
+        """The runs that may have rows as of the time, without what drops removed by then."""
         runs = (run for b in self.view.batches if b.desc.lower.less_equal(self.as_of) for run in b.runs)
         return contents(runs, self.view.drops, self.as_of)
 
     def with_pending(self, cut: int = 0) -> tuple[tuple[Run, ...], int]:
         """The runs that the rows of the next commit meet, and the time to read them as of.
 
-        Where `as_of` is the latest complete time, what pending erasures take away at the next one is taken away, and
-        the rows before `cut`, as by a pending truncation.
+        If `as_of` is the latest complete time, they are without the rows that pending erasures retract at the next one,
+        and without the rows before `cut`, as by a pending truncation.
         """
         retracting = self.view.retracting if self.view.upper == Antichain(self.as_of + 1) else ()
         return (*clipped(self.runs, cut), *retracting), self.as_of + bool(retracting)
@@ -242,9 +241,9 @@ class Held:
     def splits(
         self, selection: Selection, count: Callable[[int], int], *, is_light: bool = False
     ) -> tuple[SnapshotSplit, ...]:
-        """What is selected, in splits: `count` says how many, given the encoded bytes. Raises InvalidUsage, Expired.
+        """The selection in splits: `count` returns their number for the encoded bytes. Raises InvalidUsage, Expired.
 
-        Where only some keys are wanted, or `is_light`, each carries only the parts that it reads, and there may be
+        For a selection of keys, or with `is_light`, each split has only the parts that it reads, and there may be
         fewer, but at least one.
         """
         schema, reader = part_reader(self.transport, self.view, self.settings)
@@ -259,24 +258,24 @@ class Held:
                 ranges = plan_within(runs, splits, schema, reader, wanted.key_range)
             else:
                 ranges = plan_splits(runs, splits, schema, reader)
-        self.lease.keep()  # a part that was missing may have gone with the hold
-        lighter = (overlapping_runs(runs, one) if is_light else runs for one in ranges)
+        self.lease.keep()  # a part may be missing because the hold lapsed
+        lighter = (overlapping_runs(runs, key_range) if is_light else runs for key_range in ranges)
         return tuple(
-            replace(self.split(one, some, selection.columns, selection.where), schema_id=number)
-            for one, some in zip(ranges, lighter, strict=True)
+            replace(self.split(key_range, own_runs, selection.columns, selection.where), schema_id=number)
+            for key_range, own_runs in zip(ranges, lighter, strict=True)
         )
 
     def schema_id(self, selection: Selection) -> int | None:
-        """The schema by whose columns a selection is shown; None: that of today."""
+        """The schema whose columns a selection shows; None: the current one."""
         if not selection.then:
             return None
         return schema_then(self.view, self.as_of)
 
     def snapshot(self, num_splits: int, selection: Selection, limit: int | None = None) -> Snapshot:
-        """What is selected, at most `limit` rows of it, in splits. Raises InvalidUsage, Expired."""
+        """The selection, at most `limit` rows of it, in splits. Raises InvalidUsage, Expired."""
         splits = self.splits(selection, lambda _: num_splits)
         schema, hold = schema_shown(valid_schemas(self.view.schemas), splits[0].schema_id), Hold(self.lease)
-        splits = tuple(replace(one, limit=limit, _hold=hold) for one in splits)
+        splits = tuple(replace(split, limit=limit, _hold=hold) for split in splits)
         return Snapshot(self.view.name, self.as_of, schema, splits, self.transport, hold, limit=limit)
 
 
@@ -293,33 +292,41 @@ def holding(
     checked_wait("wait_s", wait_s)
     checked("purpose", purpose, str)
     if as_of is None:
-        as_of, lease = _lease_latest(transport, name, purpose, settings)
+
+        def open_at(time: int) -> tuple[int, ReadLease]:
+            return time, ReadLease.open(transport, name, Antichain(time), purpose, settings, must_hold=False)
+
+        time, lease = at_latest(transport, name, open_at)
     elif isinstance(as_of, Tagged):
         lease = lease_point(transport, name, as_of, purpose, settings)
-        as_of = lease.since.element or 0
+        time = lease.since.element or 0
     else:
         checked_time("as_of", as_of, BEFORE_ALL)
+        time = as_of
         if as_of == BEFORE_ALL:  # a hold on one time alone, such as 0, would not show that nothing was there before
             lease = ReadLease.open(transport, name, Antichain(0), purpose, settings, must_hold=False)
         else:
             lease = _lease_at(transport, name, as_of, purpose, settings)
     try:
-        view = wait_for_upper(transport, name, as_of, lease, wait_s)
+        view = wait_for_upper(transport, name, time, lease, wait_s)
         if lease.is_point and not lease.is_held:  # what keeps the time may have gone before the view was read
-            lease_point(transport, name, as_of, purpose, settings)
-        yield Held(transport, as_of, view, lease, settings)
+            lease_point(transport, name, time, purpose, settings)
+        yield Held(transport, time, view, lease, settings)
     except BaseException:
         lease.close()
         raise
 
 
-def _lease_latest(transport: Transport, name: str, purpose: str, settings: ReadSettings) -> tuple[int, ReadLease]:
-    """The latest complete time and a hold on it. Since may pass it between the two; then there is a later one."""
+def at_latest(transport: Transport, name: str, action: Callable[[int], _T]) -> _T:
+    """The result of `action` at the latest complete time, which is retried if since passes that time meanwhile.
+
+    Raises NotReadable, and what `action` raises.
+    """
     tries = 0
     while True:
         as_of = latest(transport.view(name, ViewRequest(with_batches=False)))
         try:
-            return as_of, ReadLease.open(transport, name, Antichain(as_of), purpose, settings, must_hold=False)
+            return action(as_of)
         except NotReadable:
             tries += 1
             if tries == LATEST_TRIES_MAX:
@@ -335,7 +342,7 @@ def lease_point(
     *,
     must_hold: bool = False,
 ) -> ReadLease:
-    """A hold on one time alone, that of a tag or `at` itself: since does not wait for it. Raises NotReadable.
+    """A hold on one time only, that of a tag or `at` itself: since does not wait for it. Raises NotReadable.
 
     `must_hold` as in `ReadLease.open`.
     """
@@ -345,13 +352,13 @@ def lease_point(
 
 
 def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, settings: ReadSettings) -> ReadLease:
-    """A hold on history from this time on; where since has passed it, on this time alone. Raises NotReadable."""
+    """A hold on history from this time on; if since has passed it, on this time only. Raises NotReadable."""
     try:
         return ReadLease.open(transport, name, Antichain(as_of), purpose, settings, must_hold=False)
     except NotReadable as error:
         try:
             return lease_point(transport, name, as_of, purpose, settings)
-        except (NotReadable, InvalidUsage, UpgradeNeeded):  # nothing keeps it, or tags are not known there
+        except (NotReadable, InvalidUsage, UpgradeNeeded):  # the time is not kept, or tags are not supported there
             raise error from None
 
 
@@ -376,7 +383,7 @@ def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease
 
 
 def check_lease(view: ShardView, as_of: int, lease: ReadLease) -> None:
-    """As `check_held`; a lease on one time alone keeps it wherever since is, for as long as it lasts."""
+    """As `check_held`; a lease on one time keeps it wherever since is, for as long as it lasts."""
     if lease.is_point and not view.since.is_empty:
         lease.renew()
     else:
@@ -385,7 +392,7 @@ def check_lease(view: ShardView, as_of: int, lease: ReadLease) -> None:
 
 def check_held(view: ShardView, as_of: int) -> None:
     """Raise Expired unless reads as of `as_of` are exact in this view, as they are while a hold on that time lasts."""
-    if not view.since.less_equal(max(as_of, 0)):  # what tells that nothing was there as of -1 is all history
+    if not view.since.less_equal(max(as_of, 0)):  # that the shard was empty as of -1 needs the whole history
         what = "was dropped or closed to reads" if view.since.is_empty else f"has forgotten history before {view.since}"
         raise Expired(
             f"the hold on shard {view.name!r} as of {as_of} is gone: its lease lapsed, and the shard {what}; "
@@ -395,9 +402,9 @@ def check_held(view: ShardView, as_of: int) -> None:
 
 @contextmanager
 def leased_blobs(lease: ReadLease) -> Iterator[None]:
-    """Errors of the blob store as those of this project, under a lease.
+    """Translate errors of the blob store under a lease.
 
-    A missing blob is Expired where the lease is gone (GC may take what nobody holds), or where a copy is read, else
+    A missing blob is Expired if the lease is gone (GC may delete unheld blobs), or if a copy is read; otherwise it is
     Corruption, which names the shard.
     """
     try:
@@ -406,8 +413,8 @@ def leased_blobs(lease: ReadLease) -> Iterator[None]:
     except BlobNotFound as error:
         if not lease.is_held:
             raise Expired(
-                f"shard {lease._name!r}: a blob went while it was read without a hold, since the store cannot be "
-                "written; read again"
+                f"shard {lease._name!r}: a blob was deleted while it was read without a hold, since the store cannot "
+                "be written; read again"
             ) from error
         lease.check()
         if lease._transport.shows_copy:
@@ -427,7 +434,7 @@ def _in_shard(error: Corruption, name: str) -> Corruption:
 
 
 def kept(pieces: Iterator[pa.Table], lease: ReadLease) -> Iterator[pa.Table]:
-    """The pieces, renewing the lease between them. Raises what `leased_blobs` says."""
+    """The pieces; the lease is renewed between them. Raises what `leased_blobs` says."""
     while True:
         with leased_blobs(lease):
             piece = next(pieces, None)

@@ -1,4 +1,4 @@
-"""Stream cuts: a frontier for each of many shards; taking them, and truncating by them."""
+"""Stream cuts: a frontier for each of many shards; how to take them, and how to truncate by them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from persist.client.arguments import checked
+from persist.client.arguments import check_int, checked
 from persist.client.commit_info import Info, info_bytes
 from persist.client.contents_diff import Named
-from persist.client.history_api import HandleSettings
 from persist.client.optimistic_loop import RETRIES_MAX
-from persist.client.rewrites import Truncated, Truncating
+from persist.client.read_leases import HandleSettings
+from persist.client.rewrites import Truncated, TruncateOperation
 from persist.client.timestamps import INSTANT_MAX, instant_ms, resolved, shown_instant
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import all_names
@@ -37,7 +37,7 @@ from persist.formats.http_messages import named_once
 
 # A cut: a frontier for each of many shards, taken together. The application keeps it, and truncates by it later.
 #
-# A shard that a cut does not name has no rows before it. So `meet` keeps the shards that both cuts have, `join` all.
+# A shard that is not in a cut has no rows before it. So `meet` keeps the shards that both cuts have, `join` all.
 
 
 VERSION = 1
@@ -45,10 +45,10 @@ SHARDS_MAX = 10_000  # of one cut
 CURSORS_MAX = 100  # of one cut
 TEXT_CHARS_MAX = 16 * 1024 * 1024  # of one in JSON
 EPOCH_MAX = 2**53
-UPPER: Final = "upper"  # what each shard had when it was asked
-TIMESTAMP: Final = "timestamp"  # what each shard had by one wall clock
+UPPER: Final = "upper"  # of each shard, when it was asked
+TIMESTAMP: Final = "timestamp"  # the upper of each shard at one wall clock
 CURSORS: Final = "cursors"  # what all of some critical readers have passed
-TIMES: Final = "times"  # made of others
+TIMES: Final = "times"  # computed from others
 KINDS = (UPPER, TIMESTAMP, CURSORS, TIMES)
 _FIELDS = frozenset({"v", "location", "epoch", "taken_ms", "kind", "shards", "lives", "crc"})
 
@@ -57,9 +57,9 @@ _FIELDS = frozenset({"v", "location", "epoch", "taken_ms", "kind", "shards", "li
 class Cut:
     """A frontier for each of at most 10,000 shards of one location; `Client.cut` takes one.
 
-    It can be pickled and written as JSON. `cut["orders"]` is the frontier of a shard: times before it are meant.
-    `kind` is `upper`, `timestamp`, `cursors`, or `times` where it was made of others; `taken_ms` is when, by the clock
-    of who took it. It holds nothing: what it says stays readable only as long as the shard keeps it.
+    It can be pickled and written as JSON. `cut["orders"]` is the frontier of a shard, before which times are covered.
+    `kind` is `upper`, `timestamp`, `cursors`, or `times` if it was computed from others; `taken_ms` is when it was
+    taken, by the client's clock. It is no hold: its times stay readable only as long as the shard keeps them.
     """
 
     location: str
@@ -67,7 +67,7 @@ class Cut:
     taken_ms: int
     kind: str
     shards: Mapping[str, Antichain]
-    lives: Mapping[str, int] = field(default_factory=dict)  # which life of a name is meant; the first is left out
+    lives: Mapping[str, int] = field(default_factory=dict)  # the incarnation of a name, unless it is the first
 
     def __post_init__(self) -> None:
         for name, frontier in self.shards.items():
@@ -75,7 +75,7 @@ class Cut:
                 raise InvalidUsage(f"a cut has a frontier, an Antichain, for each name: not {shown({name: frontier})}")
 
     def __getitem__(self, shard: str) -> Antichain:
-        """The frontier of a shard. Raises UnknownShard where the cut does not name it."""
+        """The frontier of a shard. Raises UnknownShard if it is not in the cut."""
         try:
             return self.shards[shard]
         except (KeyError, TypeError):
@@ -89,20 +89,20 @@ class Cut:
 
     @property
     def taken(self) -> datetime:
-        """When it was taken, in UTC, by the clock of who took it."""
+        """When it was taken, in UTC, by the client's clock."""
         return shown_instant(self.taken_ms)
 
     def shard_id(self, name: str) -> ShardId:
-        """The id of the shard that is meant: a name that was dropped and used again is another one."""
+        """The id of the shard: a name that was dropped and used again is another shard."""
         return shard_id_of(name, self.lives.get(name, 0))
 
     def meet(self, other: Cut) -> Cut:
-        """The earlier frontier of each shard that both name. Raises InvalidUsage (of different locations or lives)."""
+        """The earlier frontier of each shard that both have. Raises InvalidUsage (different locations or shards)."""
         both = self.shards.keys() & other.shards.keys()
         return self._with(other, both, lambda name: meet((self[name], other[name])), min)
 
     def join(self, other: Cut) -> Cut:
-        """The later frontier of each shard that one of them names. Raises InvalidUsage (as `meet`, or too many)."""
+        """The later frontier of each shard of either. Raises InvalidUsage (as `meet`, or too many)."""
         every = self.shards.keys() | other.shards.keys()
 
         def later(name: str) -> Antichain:
@@ -147,9 +147,9 @@ class Cut:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Cut:
-        """Read a cut from text. Raises InvalidUsage (it is damaged), UpgradeNeeded (of a later version)."""
+        """Parse a cut. Raises InvalidUsage (it is damaged), UpgradeNeeded (of a later version)."""
         if not isinstance(text, (str, bytes)) or len(text) > TEXT_CHARS_MAX:
-            raise InvalidUsage(f"a cut is a text of at most {TEXT_CHARS_MAX} characters, as Cut.to_json() gives it")
+            raise InvalidUsage(f"a cut is text of at most {TEXT_CHARS_MAX} characters, as Cut.to_json() returns it")
         try:
             return cls.of(json.loads(text, object_pairs_hook=named_once))
         except (ValueError, RecursionError) as error:
@@ -157,23 +157,23 @@ class Cut:
 
     @classmethod
     def of(cls, read: object) -> Cut:
-        """The cut that was read from JSON. Raises as `from_json`."""
+        """The cut from parsed JSON. Raises as `from_json`."""
         if not isinstance(read, dict) or "v" not in read:
-            raise InvalidUsage(f"this is no cut: {shown(read)}; give what Cut.to_json() gave")
+            raise InvalidUsage(f"this is no cut: {shown(read)}; give what Cut.to_json() returned")
         if type(read["v"]) is int and read["v"] > VERSION:
             raise UpgradeNeeded(f"the cut has version {read['v']}; this persist knows {VERSION}: upgrade it")
         try:
-            found = _cut(read)
+            cut = _cut(read)
         except (KeyError, TypeError, AttributeError, InvalidUsage) as error:
-            raise InvalidUsage(f"the cut is damaged: {error}; take what Cut.to_json() gave") from error
-        if read.keys() - _FIELDS or zlib.crc32(_text(found._body()).encode()) != read.get("crc"):
-            raise InvalidUsage("the cut is damaged: its checksum differs; take what Cut.to_json() gave")
-        _check_count(len(found.shards))
-        return found
+            raise InvalidUsage(f"the cut is damaged: {error}; use what Cut.to_json() returned") from error
+        if read.keys() - _FIELDS or zlib.crc32(_text(cut._body()).encode()) != read.get("crc"):
+            raise InvalidUsage("the cut is damaged: its checksum differs; use what Cut.to_json() returned")
+        _check_count(len(cut.shards))
+        return cut
 
 
 def check_belongs(cut: Cut, location: str, epoch: int) -> None:
-    """Raises InvalidUsage where the cut is of another location, or of a later epoch of this one."""
+    """Raises InvalidUsage if the cut is of another location, or of a later epoch of this one."""
     if cut.location != location:
         raise InvalidUsage(f"the cut is of location {cut.location}, and this is {location}: use it where it was taken")
     if cut.epoch > epoch:
@@ -188,7 +188,7 @@ def _check_count(count: int) -> None:
 
 
 def _cut(read: dict[str, Any]) -> Cut:
-    """The cut as it says it is. Raises KeyError, TypeError, AttributeError or InvalidUsage where it cannot be one."""
+    """Convert without a look at the checksum. Raises KeyError, TypeError, AttributeError or InvalidUsage."""
     shards = {check_shard_name(name): Antichain.from_json(upper) for name, upper in read["shards"].items()}
     lives = {name: _number(life, 1, INCARNATION_MAX) for name, life in read.get("lives", {}).items()}
     if type(read["v"]) is not int or read["v"] != VERSION:
@@ -196,7 +196,7 @@ def _cut(read: dict[str, Any]) -> Cut:
     if read["kind"] not in KINDS or not isinstance(read["location"], str):
         raise InvalidUsage("its kind or location is none")
     if lives.keys() - shards.keys():
-        raise InvalidUsage("it tells the life of a shard that it does not name")
+        raise InvalidUsage("it has the incarnation of a shard that it does not name")
     epoch, taken_ms = _number(read["epoch"], 1, EPOCH_MAX), _number(read["taken_ms"], 0, INSTANT_MAX)
     return Cut(read["location"], epoch, taken_ms, read["kind"], shards, lives)
 
@@ -211,7 +211,7 @@ def _text(body: Mapping[str, Any]) -> str:
     return json.dumps(body, separators=(",", ":"))
 
 
-# Taking cuts over many shards, and truncating by them: shard by shard, a few at once.
+# Taking cuts over many shards, and truncating by them: one shard after the other, a few at once.
 
 
 ASKED_AT_ONCE = 8  # shards, unless the caller says otherwise
@@ -244,7 +244,7 @@ class CutTruncated:
 
     @property
     def complete(self) -> bool:
-        """Whether every shard is truncated that far. Otherwise the same call again completes the rest."""
+        """Whether every shard is truncated that far. Otherwise repeat the call to complete the rest."""
         return all(outcome.error is None for outcome in self.outcomes)
 
     @property
@@ -259,7 +259,7 @@ class CutTruncated:
 
 @dataclass(frozen=True)
 class CutRequest:
-    """Which cut is asked for: of the shards `names`, or of those whose names begin with `prefix`."""
+    """Which cut to take: of the shards `names`, or of those whose names begin with `prefix`."""
 
     names: tuple[str, ...] | None
     prefix: str | None
@@ -267,9 +267,8 @@ class CutRequest:
     cursors: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises InvalidUsage where it is no question."""
-        if (self.names is None) == (self.prefix is None):
-            raise InvalidUsage("give either the names of the shards to cut, or a prefix of names")
+        """Raises InvalidUsage if arguments contradict each other, or one is invalid."""
+        check_names_or_prefix(self.names, self.prefix, "cut")
         if self.at is not None and self.cursors:
             raise InvalidUsage("at and cursors are both given; give one of them")
         if self.at is not None:
@@ -277,51 +276,71 @@ class CutRequest:
             instant_ms("at", self.at)
         if len(self.cursors) > CURSORS_MAX:
             raise InvalidUsage(f"a cut is by at most {CURSORS_MAX} cursors, not {len(self.cursors)}")
-        for name in self.names or ():
-            check_shard_name(name)
         if self.names is not None and not 0 < len(set(self.names)) <= SHARDS_MAX:
             raise InvalidUsage(f"a cut has 1 to {SHARDS_MAX} shards, not {len(set(self.names))}")
-        checked("prefix", self.prefix, str, type(None))
 
     @property
     def kind(self) -> str:
-        """The kind of the cut that it asks for."""
+        """The kind of the cut."""
         return TIMESTAMP if self.at is not None else CURSORS if self.cursors else UPPER
 
 
-def take(transport: Transport, asked: CutRequest, settings: HandleSettings, at_once: int) -> Cut:
+def check_names_or_prefix(names: tuple[str, ...] | None, prefix: str | None, verb: str) -> None:
+    """Raise InvalidUsage unless shards are chosen either by their names or by a prefix of them."""
+    if (names is None) == (prefix is None):
+        raise InvalidUsage(f"give either the names of the shards to {verb}, or a prefix of names")
+    checked("prefix", prefix, str, type(None))
+    for name in names or ():
+        check_shard_name(name)
+
+
+def chosen_names(
+    transport: Transport, names: tuple[str, ...] | None, prefix: str | None, count_max: int
+) -> tuple[str, ...]:
+    """The names of the chosen shards, ascending; of those with the prefix at most one more than `count_max`."""
+    if names is not None:
+        return tuple(sorted(set(names)))
+    return tuple(islice(all_names(transport.names, prefix or ""), count_max + 1))
+
+
+def take(transport: Transport, request: CutRequest, settings: HandleSettings, at_once: int) -> Cut:
     """The cut. Raises what `Client.cut` says."""
-    asked.check()
+    request.check()
     check_at_once(at_once)
-    names = tuple(sorted(set(asked.names))) if asked.names is not None else _named(transport, asked.prefix or "")
+    names = chosen_names(transport, request.names, request.prefix, SHARDS_MAX)
+    if len(names) > SHARDS_MAX:
+        raise InvalidUsage(
+            f"more than {SHARDS_MAX} shards begin with {request.prefix!r}; make several cuts, of longer prefixes"
+        )
     location, epoch = transport.belongs()
     taken_ms, retry_s = transport.clock.now_ms(), settings.read.retry_s
 
-    def one(name: str) -> tuple[ShardId, Antichain] | None:
-        view = transport.view(name, ViewRequest(with_batches=False, with_details=bool(asked.cursors)))
+    def frontier_of(name: str) -> tuple[ShardId, Antichain] | None:
+        view = transport.view(name, ViewRequest(with_batches=False, with_details=bool(request.cursors)))
         if view.is_dropped:
-            if asked.names is None:  # it went since it was listed
+            if request.names is None:  # it was dropped since it was listed
                 return None
             raise UnknownShard(dropped(name))
-        return view.shard_id, _frontier(OneShard(transport, view.shard_id), name, view, asked, retry_s)
+        return view.shard_id, _frontier(OneShard(transport, view.shard_id), name, view, request, retry_s)
 
-    found = {name: told for name, told in zip(names, each(one, names, at_once), strict=True) if told is not None}
-    if not found:
-        raise InvalidUsage(f"there is no shard whose name begins with {asked.prefix!r}: a cut needs one at least")
-    lives = {name: incarnation_of(name, shard) for name, (shard, _) in found.items()}
+    frontiers = zip(names, each(frontier_of, names, at_once), strict=True)
+    cut_frontiers = {name: frontier for name, frontier in frontiers if frontier is not None}
+    if not cut_frontiers:
+        raise InvalidUsage(f"there is no shard whose name begins with {request.prefix!r}: a cut needs one at least")
+    lives = {name: incarnation_of(name, shard) for name, (shard, _) in cut_frontiers.items()}
     return Cut(
         location,
         epoch,
         taken_ms,
-        asked.kind,
-        {name: upper for name, (_, upper) in found.items()},
+        request.kind,
+        {name: upper for name, (_, upper) in cut_frontiers.items()},
         {name: life for name, life in lives.items() if life},
     )
 
 
 @dataclass(frozen=True)
 class TruncationRequest:
-    """How a truncation by a cut is done, as `Client.truncate` says."""
+    """The options of a truncation by a cut, as in `Client.truncate`."""
 
     dry_run: bool = False
     retries: int = 0
@@ -329,22 +348,20 @@ class TruncationRequest:
     at_once: int = TRUNCATED_AT_ONCE
 
     def check(self) -> None:
-        """Raises InvalidUsage where that makes no sense."""
+        """Raises InvalidUsage if an option is invalid."""
         checked("dry_run", self.dry_run, bool)
-        checked("retries", self.retries, int)
-        if not 0 <= self.retries <= RETRIES_MAX:
-            raise InvalidUsage(f"retries is {self.retries}; it must be in [0, {RETRIES_MAX}]")
+        check_int("retries", self.retries, 0, RETRIES_MAX)
         check_at_once(self.at_once)
 
 
-def truncate(transport: Transport, cut: Cut, settings: HandleSettings, wanted: TruncationRequest) -> CutTruncated:
+def truncate(transport: Transport, cut: Cut, settings: HandleSettings, request: TruncationRequest) -> CutTruncated:
     """Truncate every shard of the cut. Raises what `Client.truncate` says."""
     checked("cut", cut, Cut)
-    wanted.check()
-    said = info_bytes("info", wanted.info)
+    request.check()
+    info = info_bytes("info", request.info)
     check_belongs(cut, *transport.belongs())
 
-    def one(name: str) -> ShardTruncated:
+    def truncate_one(name: str) -> ShardTruncated:
         try:
             before = cut[name].element
             if before is None or before > TIME_MAX:
@@ -354,32 +371,30 @@ def truncate(transport: Transport, cut: Cut, settings: HandleSettings, wanted: T
                     actual=[],
                 )
             shard = OneShard(transport, cut.shard_id(name))
-            truncating = Truncating.of(shard, name, Named(before, None), settings.write, settings.read)
-            done = replace(truncating, info=said).run(None, wanted.retries, dry_run=wanted.dry_run)
+            truncation = TruncateOperation.of(shard, name, settings, Named(before), info=info)
+            done = truncation.run(None, request.retries, dry_run=request.dry_run)
         except PersistError as error:
             return ShardTruncated(name, None, error)
         return ShardTruncated(name, done, None)
 
-    return CutTruncated(tuple(each(one, sorted(cut.shards), wanted.at_once)))
+    return CutTruncated(tuple(each(truncate_one, sorted(cut.shards), request.at_once)))
 
 
 def error_json(error: PersistError) -> dict[str, Any]:
-    """What refused one shard of many, for JSON."""
+    """The error of one shard of many, for JSON."""
     return {"kind": error.kind, "detail": error.message, "details": dict(error.details)}
 
 
 def check_at_once(at_once: int) -> None:
-    """Raises InvalidUsage where no so many can be asked at once."""
-    checked("at_once", at_once, int)
-    if not 1 <= at_once <= AT_ONCE_MAX:
-        raise InvalidUsage(f"at_once is {at_once}; it must be in [1, {AT_ONCE_MAX}]")
+    """Raises InvalidUsage unless so many shards can be processed at once."""
+    check_int("at_once", at_once, 1, AT_ONCE_MAX)
 
 
 def each(work: Callable[[str], _T], names: Iterable[str], at_once: int) -> list[_T]:
-    """What the work on each name returns, in their order. The first error ends it. 1 at once: on this thread."""
+    """The results of `work` for each name, in order. The first error ends it. 1 at once: on this thread."""
     if at_once == 1:
         return [work(name) for name in names]
-    context = copy_context()  # the deadline of this call is theirs too
+    context = copy_context()  # the deadline of this call applies to the threads, too
     with ThreadPoolExecutor(at_once, thread_name_prefix="persist-cut") as pool:
         try:
             return list(pool.map(lambda name: context.copy().run(work, name), names))
@@ -388,28 +403,19 @@ def each(work: Callable[[str], _T], names: Iterable[str], at_once: int) -> list[
             raise
 
 
-def _named(transport: Transport, prefix: str) -> tuple[str, ...]:
-    names = tuple(islice(all_names(transport.names, prefix), SHARDS_MAX + 1))
-    if len(names) > SHARDS_MAX:
-        raise InvalidUsage(
-            f"more than {SHARDS_MAX} shards begin with {prefix!r}; make several cuts, of longer prefixes"
-        )
-    return names
-
-
-def _frontier(transport: OneShard, name: str, view: ShardView, asked: CutRequest, retry_s: float) -> Antichain:
+def _frontier(transport: OneShard, name: str, view: ShardView, request: CutRequest, retry_s: float) -> Antichain:
     """The frontier of one shard."""
-    if asked.at is not None:
-        return resolved(transport, name, asked.at, 0.0, retry_s).upper
+    if request.at is not None:
+        return resolved(transport, name, request.at, 0.0, retry_s).upper
     if view.details is None:
         return view.upper
-    found = [view.upper]
-    for cursor in asked.cursors:
+    frontiers = [view.upper]
+    for cursor in request.cursors:
         since = view.details.cursors.get(critical_reader_id_of(cursor))
         if since is None:
             raise InvalidUsage(
-                f"shard {name!r} has no critical reader {cursor!r}: nobody knows what it has read; give other cursors, "
-                "or only shards that it reads"
+                f"shard {name!r} has no critical reader {cursor!r}, so its progress is unknown; give other cursors, or "
+                "only shards that it reads"
             )
-        found.append(since)
-    return meet(found)
+        frontiers.append(since)
+    return meet(frontiers)

@@ -1,4 +1,4 @@
-"""How a client reaches shards: embedded or through a server; and the proof that a store is the server's."""
+"""How a client reaches shards, embedded or through a server, and the proof that a blob store is the server's."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ from persist.core.state import Policy, SchemaRecord
 from persist.formats.exposition import Family
 from persist.telemetry.metrics import Storms
 
-# How a client reaches shards: embedded (its own machines over the stores) or through a server.
+# Transports: embedded (machines in this process over the stores) or through a server.
 
 
-# What these come to depends on who holds the shard: nobody may hear of a reader that has ended.
+# The outcome of these depends on the holds of the shard: unused readers are released first.
 _WAITING_FOR_HOLDS = (c.Drop, c.CompareAndDowngradeSince, c.ForgetHistory, c.SetSettings)
 
 
 def waits_for_holds(command: c.Command) -> bool:
-    """Whether the outcome depends on who holds the shard, so that unused readers are given back before it."""
+    """Whether the outcome depends on holds, so that unused readers are released before it."""
     erases = isinstance(command, c.Rewrite) and command.erasure is not None
     return erases or isinstance(command, _WAITING_FOR_HOLDS)
 
 
 class Transport(Protocol):
-    """Errors are those of the tree; calls are safe to repeat."""
+    """Errors are those of `persist.core.errors`; calls are safe to repeat."""
 
     @property
     def blob(self) -> Blob:
         """Where this client reads and writes parts: the store itself, or the server's routes for blobs."""
-        ...
 
     @property
     def clock(self) -> Clock: ...
@@ -55,100 +54,82 @@ class Transport(Protocol):
     @property
     def policy(self) -> Policy:
         """The inline limits that apply to parts of this client."""
-        ...
 
     @property
     def proof(self) -> str:
-        """Which blob store this is; `persist.client.transport` compares it."""
-        ...
+        """Which blob store this is, to be compared by `is_same`."""
 
     @property
     def listening_moves_since(self) -> bool:
-        """Whether the shard's since follows its listeners. It does not through a server that asks for no token."""
-        ...
+        """Whether the shard's since follows its listeners. It does not with a server that asks for no token."""
 
     @property
     def shows_copy(self) -> bool:
-        """Whether it reads a copy of a blob store, in which blobs may be lacking: nothing holds them there."""
-        ...
+        """Whether it reads a copy of a blob store, in which blobs may be missing and nothing can be held."""
 
     @property
     def knows_regions(self) -> bool:
-        """Whether its servers tell an index of regions: a shard with a slash in its name may be elsewhere."""
-        ...
+        """Whether its servers publish an index of regions: a shard with a slash in its name may be elsewhere."""
 
     @property
     def leases(self) -> LeasePool | None:
-        """What small reads share; None: each has a lease of its own."""
-        ...
+        """The leases that small reads share; None: each read has its own lease."""
 
     @property
     def storms(self) -> Storms:
-        """Who counts what is tried again, and tells of storms."""
-        ...
+        """Counts retries and logs retry storms."""
 
     def families(self) -> Iterator[Family]:
-        """What this client has asked for so far, and what that took. Asks nobody."""
-        ...
+        """The calls of this client so far, and their durations. Needs no request."""
 
     def belongs(self) -> tuple[str, int]:
-        """The id of the location, and its epoch as of now."""
-        ...
+        """The id of the location, and its current epoch."""
 
     def create(
         self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
     ) -> ShardView:
         """Create the shard unless it exists; its view either way (without batches).
 
-        `follows` is the id of the dropped shard whose name it takes, "" where the caller knows of none. If the last
-        shard of the name is another dropped one, nothing is created: the view is of that one, and says which it is.
-        So a request that comes late begins no further life of the name. None: it follows whichever was the last.
-        `settings` of a new one; None: those that new shards have there.
+        `follows` is the id of the dropped shard whose name it takes, "" if the caller knows of none. If the last shard
+        of the name is another dropped one, nothing is created, and the view is of that one. So a delayed request
+        creates no further life of the name. None: it follows whatever shard was the last. `settings` of a new shard;
+        None: the default of the location.
         """
-        ...
 
     def clone(self, source: str, name: str, keep_policies: bool = False) -> ShardView:
-        """Make the shard `name` with the contents of `source` as of now; its view. Indeterminate: it may be there."""
-        ...
+        """Make the shard `name` with the current contents of `source`; its view. Indeterminate: it may exist."""
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         """Names of shards that were not dropped, ascending, beyond `after`. Fewer than `limit` only at the end."""
-        ...
 
     def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        """The runs, which this client has just staged, with receipts if it may give them itself."""
-        ...
+        """The runs, which this client has just staged, with receipts if it may issue them itself."""
 
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        """The staged runs with receipts, so that a later commit of many parts need not look at each.
+        """The staged runs with receipts, so that a later commit of many parts need not validate each.
 
-        Raises what is wrong with a part (InvalidUsage, Expired), and what every call may.
+        Raises InvalidUsage or Expired for a part that cannot be committed, and what every call may.
         """
-        ...
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        """Commit a command. The commit history keeps what `caller` says; a server knows itself who that is."""
-        ...
+        """Commit a command. The commit history keeps `caller`; a server identifies the caller itself."""
 
     def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
-        """Some of the commit history before a place (None: its end), newest first, at most `limit` entries."""
-        ...
+        """A page of the commit history before a place (None: its end), newest first, at most `limit` entries."""
 
     def view(self, name: str, request: ViewRequest) -> ShardView: ...
 
     def erased_before(self, name: str, before: int) -> dict[str, Any]:
-        """What still shows rows that were gone before a time, by a scan of both stores: see `Shard.erased`."""
-        ...
+        """What still shows rows that were removed before a time, by a scan of both stores: see `Shard.erased`."""
 
     def maintain(self, name: str, verb: str) -> dict[str, Any]:
-        """A piece of `optimize` or `vacuum`: see `persist.client.maintaining`."""
-        ...
+        """One step of `optimize` or `vacuum`: see `persist.client.maintaining`."""
 
     def close(self) -> None: ...
 
 
 class ForwardingTransport:
-    """A transport that does what the inner one does; those around it change what they need to."""
+    """A transport that forwards to the inner one; subclasses change single calls."""
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
@@ -235,24 +216,24 @@ class ForwardingTransport:
         return self.inner.maintain(name, verb)
 
     def close(self) -> None:
-        """Nothing: the inner one is borrowed, and its owner closes it."""
+        """Nothing: the inner transport is borrowed, and its owner closes it."""
 
 
 class AsCaller(ForwardingTransport):
-    """A transport for who asks through a server, of whom the commit history is told. What they say goes first."""
+    """A transport for a caller behind a server, for the commit history. The caller's own purpose and info win."""
 
     def __init__(self, inner: Transport, caller: Caller) -> None:
         super().__init__(inner)
         self._caller = caller
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        asks = self._caller
-        purpose, info = asks.purpose or caller.purpose, asks.info or caller.info
-        return super().apply(name, command, Caller(asks.who, purpose, info))
+        own = self._caller
+        purpose, info = own.purpose or caller.purpose, own.info or caller.info
+        return super().apply(name, command, Caller(own.who, purpose, info))
 
 
 class OneShard(ForwardingTransport):
-    """A transport for the handles of one shard: another life of its name, after a drop, neither hears nor tells them.
+    """A transport for the handles of one shard: they never reach a later shard of the same name.
 
     It borrows the transport of the client, and is not closed.
     """
@@ -272,33 +253,33 @@ class OneShard(ForwardingTransport):
         return super().maintain(name, verb)
 
     def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
-        found = super().history(name, before, limit, maintenance)
-        if found.shard != self.shard:
+        page = super().history(name, before, limit, maintenance)
+        if page.shard != self.shard:
             raise UnknownShard(outlived(name))
-        return found
+        return page
 
     def last_view(self, name: str, request: ViewRequest) -> ShardView:
-        """As `view`, of a dropped shard too: it knows what became of its tokens. Raises UnknownShard."""
-        found = super().view(name, request)
-        if found.shard_id != self.shard:
+        """As `view`, also of a dropped shard, which remembers the outcomes of its tokens. Raises UnknownShard."""
+        view = super().view(name, request)
+        if view.shard_id != self.shard:
             raise UnknownShard(outlived(name))
-        return found
+        return view
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
-        found = self.last_view(name, request)
-        if found.is_dropped:
+        view = self.last_view(name, request)
+        if view.is_dropped:
             raise UnknownShard(dropped(name))
-        return found
+        return view
 
 
-# How a client learns that the blob store it opened itself is the server's.
+# How a client checks that the blob store it opened itself is the server's.
 #
 # The store holds the id of its location (`persist.commit.location_identity`). The proof is that id, and for files also
-# the blob's inode, so that a copy of a directory, at the same path on another machine, is not taken for the original.
+# the blob's inode, so that a copy of a directory at the same path on another machine is not mistaken for the original.
 
 
 def ensure(blob: Blob, ids: IdSource) -> str:
-    """The proof of the store, whose id is written if it has none. Raises BlobError."""
+    """The proof of the store, to which an id is written if it has none. Raises BlobError."""
     ensure_id(blob, ids)
     return proof(blob)
 
@@ -314,7 +295,7 @@ def proof(blob: Blob) -> str:
 
 
 def is_same(blob: Blob, expected: str) -> bool:
-    """Whether the store is the one that the proof is of; also False when it cannot be read."""
+    """Whether the proof is of this store; False if the store cannot be read."""
     try:
         return proof(blob) == expected
     except BlobError:

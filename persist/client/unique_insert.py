@@ -1,7 +1,7 @@
-"""Inserts and appends into shards with unique keys: the keys are looked up, and the rows committed if none is there.
+"""Inserts and appends into shards with unique keys: look the keys up, and commit the rows if none of them exists.
 
-An insert is committed on the condition that nobody wrote since the look, or wrote nothing of these keys. So it is exact
-whatever others do at the same time. A `compare_and_append` says itself at which upper it lands.
+An insert is committed only if these keys were not written since the look-up. So it is exact whatever others do at the
+same time. The caller of a `compare_and_append` chooses the upper itself.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.contents_diff import Named
-from persist.client.dml_plans import NONE, BoundVerb, Contents, Those, VerbBinding, check_uncrowded, with_keys
-from persist.client.optimistic_edit import Editing, unless_landed
-from persist.client.small_reads import holding_together
-from persist.client.snapshot import ReadSettings
+from persist.client.dml_plans import NONE, BoundVerb, Contents, RowSet, VerbBinding, check_uncrowded, with_keys
+from persist.client.optimistic_edit import EditOperation, unless_landed
+from persist.client.read_leases import HandleSettings, ReadSettings
+from persist.client.small_reads import holding_briefly
 from persist.client.write import Pinned, Updates, WriteHandle, as_updates, gathered, reusable
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
@@ -37,14 +36,14 @@ from persist.parts.row_stats import digest_of_rows
 from persist.parts.schema_evolution import Migration, current_schema, newest, valid_schemas
 from persist.parts.writer import UNASSIGNED_TIME, iter_pieces
 
-SCHEMAS_MAX = 10  # by which one write is staged, where the shard gets stricter constraints each time
-LOOKS_MAX = 10  # at keys, each overtaken by a pending erasure that became effective
+SCHEMAS_MAX = 10  # by which one write is staged, if the constraints of the shard change each time
+LOOKS_MAX = 10  # key look-ups, each overtaken by a pending erasure that became effective
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class InsertVerb:
-    """The rows come, if no key has more than one row then."""
+    """Insert rows if no key has more than one row then."""
 
     rows: pa.Table | pa.RecordBatch | list[pa.RecordBatch]
 
@@ -53,63 +52,61 @@ class InsertVerb:
     def bound(self, schema: ShardSchema) -> BoundVerb:
         rows = conformed(self.rows, schema, None)
         keyed = key_schema(schema)
-        those = _with_added_keys(rows, keyed, schema) if schema.details.unique else NONE
-        return _Insert(schema, those, [str(digest_of_rows(rows))], keyed=keyed, rows=rows, cuts=[])
+        row_set = _with_added_keys(rows, keyed, schema) if schema.details.unique else NONE
+        # It checks its keys itself: a row that it retracts may be absent.
+        question = [str(digest_of_rows(rows))]
+        return _Insert(schema, row_set, question, may_crowd=False, keyed=keyed, rows=rows, cuts=[])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Insert(BoundVerb):
     keyed: ShardSchema
     rows: pa.Table
-    cuts: list[int]  # the last one is that by which what was worked out last goes
+    cuts: list[int]  # the last one is the cut that the last `updates` took into account
 
     @property
     def cut(self) -> int:
         return self.cuts[-1] if self.cuts else 0
 
-    @property
-    def may_crowd(self) -> bool:
-        return False  # it looks for itself: what it takes away need not be there
-
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        met, cut = contents.for_next_commit(retracts=_retract(self.rows))
+        next_contents, cut = contents.for_next_commit(retracts=_retract(self.rows))
         self.cuts[:] = [cut]
-        check_keys(self.rows, self.those, met)
+        check_keys(self.rows, self.row_set, next_contents)
         yield self.rows.drop_columns([TIME])
 
 
-def check_keys(rows: pa.Table, those: Those, contents: Contents) -> None:
-    """Raise ConstraintViolated where a key that gets one of the rows has more than one row at some time then.
+def check_keys(rows: pa.Table, row_set: RowSet, contents: Contents) -> None:
+    """Raise ConstraintViolated if a key that gains one of the rows has more than one row at some time then.
 
-    `rows` are in `updates_schema`, at times after that of the contents; `those` are the rows of the keys that get some.
+    `rows` are in `updates_schema`, at times after that of the contents; `row_set` are the rows of the keys that gain.
     """
     schema = contents.schema
-    if those is NONE:
+    if row_set is NONE:
         return
-    there = [schema.conform(table, 0) for table in those.rows(contents)]
-    check_uncrowded(join([those.pick(rows), *there]), schema)
+    existing = [schema.conform(table, 0) for table in row_set.rows(contents)]
+    check_uncrowded(join([row_set.pick(rows), *existing]), schema)
 
 
-def _with_added_keys(rows: pa.Table, keyed: ShardSchema, schema: ShardSchema) -> Those:
+def _with_added_keys(rows: pa.Table, keyed: ShardSchema, schema: ShardSchema) -> RowSet:
     return with_keys(distinct_keys(rows.filter(pc.greater(rows.column(DIFF), 0)), keyed), keyed, schema)
 
 
 def conformed(rows: Updates, schema: ShardSchema, default_time: int | None) -> pa.Table:
-    """The rows in `updates_schema`; where the service chooses their time, at none of their own. Raises InvalidUsage."""
-    found = []
+    """The rows in `updates_schema`; without `default_time` they must have no time column. Raises InvalidUsage."""
+    tables = []
     for piece in iter_pieces(as_updates(rows, schema)):
         if default_time is None and TIME in piece.schema.names:
             raise InvalidUsage(
                 f"the rows have a column {TIME}, but the service chooses the time of an insert; leave it out, or use "
                 "compare_and_append"
             )
-        found.append(schema.conform(piece, default_time or UNASSIGNED_TIME))
-    return join(found) if found else schema.updates_schema.empty_table()
+        tables.append(schema.conform(piece, default_time or UNASSIGNED_TIME))
+    return join(tables) if tables else schema.updates_schema.empty_table()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inserting(Editing):
-    """One insert, by a writer that is there."""
+class InsertOperation(EditOperation):
+    """One insert, by an existing writer."""
 
     writer: WriteHandle
     caller: Caller
@@ -124,25 +121,25 @@ class Inserting(Editing):
 
 
 class CheckedWriter(WriteHandle):
-    """A writer whose rows obey every constraint of the shard, also where its schema has changed since it was opened."""
+    """A writer whose rows obey every constraint of the shard, also if its schema has changed since it was opened."""
 
     def check(self, updates: Updates) -> None:
-        """Look whether rows could be inserted into the shard as it is now: by its constraints, and by its keys.
+        """Check whether rows could be inserted into the shard as it is now, by its constraints and its keys.
 
         Nothing is written. `updates` are a table or a list of dicts. Raises InvalidUsage, and ConstraintViolated.
         """
         view = self._transport.view(self._name, ViewRequest(with_batches=False))
-        if _asked(current_schema(view.schemas)[1]) != _asked(self.schema_of(updates)[1]):
+        if _requirements(current_schema(view.schemas)[1]) != _requirements(self.schema_of(updates)[1]):
             updates = self._as_of_now(updates)
         schema_id, schema = self.schema_of(updates)
-        given = conformed(updates, schema, None)
-        check_rows(given, schema)
+        rows = conformed(updates, schema, None)
+        check_rows(rows, schema)
         if schema.details.unique:
-            retracts = _retract(given)
-            self._look_until(lambda view: self._check_unique(given, schema_id, schema, view, retracts=retracts))
+            retracts = _retract(rows)
+            self._look_until(lambda view: self._check_unique(rows, schema_id, schema, view, retracts=retracts))
 
     def judged(self, updates: Updates, act: Callable[[Updates], _T]) -> _T:
-        """What `act` makes of rows; where it refuses them by what is known of the shard here, by the shard as of now.
+        """The result of `act` on rows; if it refuses them by the known schema, by the current schema of the shard.
 
         Raises what `act` does, and InvalidUsage: a name means another column by now.
         """
@@ -156,9 +153,9 @@ class CheckedWriter(WriteHandle):
         return act(later)
 
     def _later(self, updates: Updates) -> Updates | None:
-        """The rows, for the schema that the shard has got since the known one, which this writer goes by from here on.
+        """The rows for a newer schema of the shard, which this writer uses from here on.
 
-        None: it has the same, or the rows cannot be read again.
+        None: there is no newer one, or the rows cannot be read again.
         """
         if isinstance(updates, Pinned) and not isinstance(updates.rows, (pa.Table, pa.RecordBatch)):
             return None
@@ -179,10 +176,10 @@ class CheckedWriter(WriteHandle):
         return self.judged(updates, lambda rows: stage(rows, default_time, inline_bytes_max, on_part, digests=digests))
 
     def _by_schema(self, updates: Updates, write: Callable[[Updates, bool], _T], token: Token | None) -> _T:
-        """What is written by the schema that the shard has, as often as it gets a stricter one meanwhile.
+        """Write by the current schema of the shard, again each time that its constraints change meanwhile.
 
-        So it is where a pending truncation, by which keys were looked up, was withdrawn meanwhile. Raises TokenReused
-        where rows are refused, and a write with the token has landed.
+        It also retries if a pending truncation, which the key look-up took into account, was withdrawn. Raises
+        TokenReused if rows are refused, and a write with the token has landed.
         """
         with unless_landed(self, token):
             updates = gathered(updates)
@@ -202,39 +199,37 @@ class CheckedWriter(WriteHandle):
         raise AssertionError("the last try returns or raises")
 
     def _as_of_now(self, updates: Updates) -> Updates:
-        """The rows, for a shard that got another schema. Raises InvalidUsage: a name means another column by now."""
+        """The rows, after the schema has changed. Raises InvalidUsage: a name means another column by now."""
         if not isinstance(updates, Pinned):
             self._learn()
             return updates
         return updates.by(valid_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas))
 
     def _inserted(
-        self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, said: bytes, *, unique: bool
+        self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, info: bytes, *, unique: bool
     ) -> c.Appended:
         if not unique:
-            return super()._inserted(rows, attributes, token, said, unique=False)
+            return super()._inserted(rows, attributes, token, info, unique=False)
         known = rows.schema_id if isinstance(rows, Pinned) else self._newest()[0]
-        inserting = Inserting.of(
+        insert = InsertOperation.of(
             self._transport,
             self._name,
-            Named(None),
-            self._settings,
-            ReadSettings(),
-            info=said,
+            HandleSettings(write=self._settings),
+            info=info,
             plan=VerbBinding(InsertVerb(rows), known),
             attributes=attributes,
             writer=self,
-            caller=replace(self.caller, info=said) if said else self.caller,
+            caller=replace(self.caller, info=info) if info else self.caller,
         )
-        done = inserting.run(token)
+        done = insert.run(token)
         return c.Appended(done.lower, done.upper)
 
     def _look_up(self, rows: Updates, lower: Antichain, until: Antichain) -> int:
-        """Raise ConstraintViolated where keys of the rows, which would land now, would have more than one row.
+        """Raise ConstraintViolated if keys of the rows would have more than one row when the rows land now.
 
-        Returns the cut of the pending truncation by which that is so, as `CompareAndAppend` says. They land where the
-        shard's upper is `lower`, or lies between it and `until`. Otherwise the commit tells what is so: they have
-        landed already, or never will.
+        Returns the cut of the pending truncation that this takes into account, as `CompareAndAppend` says. The rows
+        land if the shard's upper is `lower`, or between it and `until`. Otherwise the commit decides: they have landed
+        already, or never will.
         """
 
         def read(rows: Updates) -> tuple[int, ShardSchema, pa.Table]:
@@ -245,33 +240,33 @@ class CheckedWriter(WriteHandle):
             start = view.upper.element
             if start is None or not lower <= view.upper or (view.upper != lower and not view.upper < until):
                 return 0
-            if not current_schema(view.schemas)[1].details.unique:  # it was given up
+            if not current_schema(view.schemas)[1].details.unique:  # the constraint was dropped
                 return 0
-            schema_id, schema, given = self.judged(rows, read)
-            to_come = given.filter(pc.greater_equal(given.column(TIME), start))
-            return self._check_unique(to_come, schema_id, schema, view, retracts=_retract(given))
+            schema_id, schema, times = self.judged(rows, read)
+            to_come = times.filter(pc.greater_equal(times.column(TIME), start))
+            return self._check_unique(to_come, schema_id, schema, view, retracts=_retract(times))
 
         return self._look_until(look)
 
     def _look_until(self, look: Callable[[ShardView], int | None]) -> int:
-        """Look at keys in views of the shard until one is not overtaken (None). Raises Unavailable: all were."""
+        """Look keys up in views of the shard until one is not overtaken (None). Raises Unavailable: all were."""
         for _ in range(LOOKS_MAX):
             cut = look(self._transport.view(self._name, ViewRequest(with_batches=False)))
             if cut is not None:
                 return cut
         raise Unavailable(
-            f"what was pending in shard {self._name!r} became effective during each of {LOOKS_MAX} look-ups of its "
+            f"pending changes of shard {self._name!r} became effective during each of {LOOKS_MAX} look-ups of its "
             "unique keys; nothing was written: retry"
         )
 
     def _check_unique(
         self, given: pa.Table, schema_id: int, schema: ShardSchema, view: ShardView, *, retracts: bool
     ) -> int | None:
-        """Raise ConstraintViolated where keys of the rows, which land at the upper of the view, have another one then.
+        """Raise ConstraintViolated if keys of the rows, which land at the upper of the view, would have another row.
 
-        The rows are by a schema that the shard may have had before: what is there is read by that of now. `retracts`
-        and the result are as `Contents.for_next_commit` says. None: what was pending has become effective since the
-        view: look anew.
+        The rows are by a schema that the shard may have had before; the contents are read by the current one.
+        `retracts` and the result are as in `Contents.for_next_commit`. None: a pending change has become effective
+        since the view, so look again.
         """
         start = view.upper.element
         if start is None:
@@ -280,20 +275,17 @@ class CheckedWriter(WriteHandle):
             check_keys(given, _with_added_keys(given, key_schema(schema), schema), Contents(schema, None, -1))
             return 0
         try:
-            with holding_together(self._transport, self._name, start - 1, "unique keys", 0.0, ReadSettings()) as held:
-                try:
-                    waits = view.erasing or pending_drop(view.drops, view.upper) is not None
-                    if waits and held.view.upper != view.upper:
-                        return None
-                    schemas = valid_schemas(held.view.schemas)
-                    current = newest(schemas)[1]
-                    rows = Migration(schemas.get(schema_id, schema), current).rows(given)
-                    those = _with_added_keys(rows, key_schema(current), current)
-                    met, cut = Contents(current, held, start - 1).for_next_commit(retracts=retracts)
-                    check_keys(rows, those, met)
-                    return cut
-                finally:
-                    held.lease.close()
+            with holding_briefly(self._transport, self._name, start - 1, "unique keys", ReadSettings()) as held:
+                waits = view.erasing or pending_drop(view.drops, view.upper) is not None
+                if waits and held.view.upper != view.upper:
+                    return None
+                schemas = valid_schemas(held.view.schemas)
+                current = newest(schemas)[1]
+                rows = Migration(schemas.get(schema_id, schema), current).rows(given)
+                row_set = _with_added_keys(rows, key_schema(current), current)
+                next_contents, cut = Contents(current, held, start - 1).for_next_commit(retracts=retracts)
+                check_keys(rows, row_set, next_contents)
+                return cut
         except NotReadable:  # an erasure forgets history when it becomes effective
             if self._transport.view(self._name, ViewRequest(with_batches=False)).upper == view.upper:
                 raise
@@ -301,12 +293,12 @@ class CheckedWriter(WriteHandle):
 
 
 def _retract(rows: pa.Table) -> bool:
-    """Whether one of the rows is taken away, so that a pending truncation is withdrawn by them."""
+    """Whether one of the rows is a retraction, which withdraws a pending truncation."""
     return pc.any(pc.less(rows.column(DIFF), 0)).as_py() is True
 
 
-def _asked(schema: ShardSchema) -> object:
-    """What a schema asks of rows, whatever their columns are called."""
+def _requirements(schema: ShardSchema) -> object:
+    """The requirements of a schema on rows, independent of column names."""
     columns = {(schema.id_of[field.name], str(field.type), field.nullable) for field in schema.arrow}
     return schema.details.unique, schema.details.not_null, schema.details.checks, columns
 

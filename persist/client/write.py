@@ -15,7 +15,7 @@ from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import check_numbers, checked
 from persist.client.commit_info import Info, info_bytes
 from persist.client.deadlines import Timeable
-from persist.client.idempotency import digest_of, send, standing_for_themselves
+from persist.client.idempotency import digest_of, send, send_for, standing_for_themselves
 from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
@@ -33,14 +33,14 @@ from persist.parts import DIFF, PartSink, ShardSchema, stage
 from persist.parts.python_values import column_of
 from persist.parts.schema_evolution import current_for_names, newest, renames, valid_schemas
 
-# Rows that name columns as one schema of a shard does, whatever the handle that writes them learns meanwhile.
+# Rows whose column names refer to one schema of a shard, whatever schema the writing handle knows by then.
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """Rows in a form that a writer takes, and the schema, with its id, by which they name columns.
+    """Rows in any form that a writer takes, and the schema, with its id, that their column names refer to.
 
-    A handle that threads share may learn of a later schema between two looks at it. Such rows are read by this one.
+    A handle that threads share may learn of a later schema between two uses of it. Such rows are read by this one.
     """
 
     rows: Any
@@ -48,12 +48,12 @@ class Pinned:
     schema: ShardSchema
 
     def by(self, schemas: Mapping[int, ShardSchema]) -> Pinned:
-        """The same rows by the last of these schemas of the shard. What was dropped since is left out.
+        """The same rows by the last of these schemas of the shard, without columns that were dropped since.
 
-        Raises InvalidUsage where they are no table.
+        Raises InvalidUsage unless they are a table or a batch.
         """
         if not isinstance(self.rows, (pa.Table, pa.RecordBatch)):
-            raise InvalidUsage("rows are read by later columns where they come as a table")
+            raise InvalidUsage("only rows in a table can be converted to later columns")
         number, current = newest(schemas)
         known = schemas.get(self.schema_id, self.schema)
         called = renames(known, current)
@@ -62,7 +62,7 @@ class Pinned:
         return Pinned(rows, number, current)
 
 
-# Write handles: stage rows as parts, then commit them with a token that makes retries safe.
+# Write handles.
 
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
@@ -89,10 +89,10 @@ class WriteSettings:
 class WriteHandle(Timeable):
     """One writer of one shard. Its calls without a token are serialised: the shard remembers the last for retries.
 
-    `Shard.open_writer` gives one. Its methods are those of `Shard`, which tells more of them, with a `token` for every
-    write: after Indeterminate, call again with the token of that call to learn what became of it, or to complete it.
-    Every call may raise Unavailable and Overloaded (it did not happen), Unauthorized, Forbidden and UnknownShard; one
-    with a token also TokenReused and OutcomeForgotten, as `Shard.insert` tells.
+    `Shard.open_writer` returns one. Its methods are those of `Shard`, which documents them, with a `token` for every
+    write: after Indeterminate, call again with the token of that call to learn its outcome, or to complete it. Every
+    call may raise Unavailable and Overloaded (it did not happen), Unauthorized, Forbidden and UnknownShard; one with a
+    token also TokenReused and OutcomeForgotten, as `Shard.insert` says.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class WriteHandle(Timeable):
         writer_id: WriterId | None = None,
         caller: Caller = NOBODY,
     ) -> None:
-        self.caller = caller  # who writes, and what for
+        self.caller = caller  # for the commit history
         self._transport = transport
         self._name = name
         self._schema = schema
@@ -117,7 +117,7 @@ class WriteHandle(Timeable):
 
     @property
     def transport(self) -> OneShard:
-        """By which it reaches its shard, for a second handle."""
+        """The transport to its shard, for a second handle."""
         return self._transport
 
     def __repr__(self) -> str:
@@ -135,9 +135,9 @@ class WriteHandle(Timeable):
 
         Raises: what it raises. After Indeterminate call again with the `token` of this call.
         """
-        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+        changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
         return self._by_schema(
-            updates, lambda rows, unique: self._inserted(rows, changes, token, said, unique=unique), token
+            updates, lambda rows, unique: self._inserted(rows, changes, token, info_json, unique=unique), token
         )
 
     def compare_and_append(
@@ -167,18 +167,18 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Append `updates` of the times from `lower` to before `upper`, as `Shard.append` does.
+        """Append `updates` with times in `[lower, upper)`, as `Shard.append` does.
 
         `attributes`, `info` and the result are as there. Raises: what it raises; `token` is as in `insert`.
         """
         return self._append(c.Append, updates, (frontier(lower), frontier(upper)), token, attributes, info)
 
     def _inserted(
-        self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, said: bytes, *, unique: bool
+        self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, info: bytes, *, unique: bool
     ) -> c.Appended:
-        """The insert of rows. `unique`: the shard has keys that are looked up first."""
+        """Insert rows. `unique`: the shard has unique keys, which are looked up first."""
         runs = self._parts(rows, None, self._inline_bytes_max, digests=token is not None)
-        return self._appended(lambda w, t: c.Insert(w, t, runs, attributes), token, said)
+        return self._appended(lambda w, t: c.Insert(w, t, runs, attributes), token, info)
 
     def _append(
         self,
@@ -189,27 +189,27 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates,
         info: Info | None,
     ) -> c.Appended:
-        """The append of this kind. It may land at any upper within the interval; a compare-and-append at its lower."""
-        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+        """An append of this kind. It may land at any upper in the interval; a compare-and-append only at its lower."""
+        changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
         until = interval[1] if kind is c.Append else interval[0]
 
         def write(rows: Updates, unique: bool) -> c.Appended:
             cut = self._look_up(rows, interval[0], until) if unique else 0
             runs = self._parts(rows, interval[0].element, self._inline_bytes_max, digests=token is not None)
-            return self._appended(lambda w, t: kind(w, t, *interval, runs, changes, cut=cut), token, said)
+            return self._appended(lambda w, t: kind(w, t, *interval, runs, changes, cut=cut), token, info_json)
 
         return self._by_schema(updates, write, token)
 
     def _by_schema(self, updates: Updates, write: Callable[[Updates, bool], _R], token: Token | None) -> _R:
-        """What is written of rows, by the schema of the shard. `write` hears whether keys are looked up first."""
+        """Write rows by the schema of the shard. `write` gets whether keys have to be looked up first."""
         return write(updates, False)
 
     def _look_up(self, rows: Updates, lower: Antichain, until: Antichain) -> int:
-        """Look at the keys of rows, as `CheckedWriter` does; the cut of a pending truncation, or 0."""
+        """Look the keys of rows up, as `CheckedWriter` does; returns the cut of a pending truncation, or 0."""
         return 0
 
     def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
-        """Change attributes as `updates` say, without rows, all or nothing.
+        """Change attributes without rows, all or nothing.
 
         Raises: AttributeMismatch (a condition does not hold), Indeterminate (it may have happened: call again with
             this call's `token`).
@@ -220,33 +220,31 @@ class WriteHandle(Timeable):
     def advance_upper(self, upper: Time, *, force: bool = False) -> c.Appended:
         """Declare every time before `upper` complete; None closes the shard to writes. Repeating it is safe.
 
-        `force`: also beyond 2^62, from where it never comes back. Raises InvalidUsage: `upper` is no time, or so far.
+        `force`: also beyond 2^62; it never moves back. Raises InvalidUsage: `upper` is no time, or too far.
         """
         checked("force", force, bool)
         command = c.AdvanceUpper(frontier(upper), force=force)
-        result = send(self._transport, self._name, command, self._settings.retry_s, self.caller)
-        assert isinstance(result, c.Appended)
-        return result
+        return send_for(c.Appended, self._transport, self._name, command, self._settings.retry_s, self.caller)
 
     def stage(
         self, updates: Updates, default_time: int | None, on_part: Callable[[Part], None] | None = None
     ) -> tuple[Run, ...]:
-        """Write rows as blobs that nothing names yet; memory stays bounded whatever the size of the input.
+        """Write rows as blobs that no State names yet; memory is bounded whatever the size of the input.
 
-        `default_time` None leaves the rows of `updates` without times, for `commit_insert` to set. `on_part` hears of
-        each part that was written. What it returns can be committed once, and to this shard only; a second commit is
-        refused. Raises InvalidUsage (the rows do not fit).
+        `default_time` None leaves `updates` without times, which `commit_insert` sets. `on_part` is called for each
+        written part. The result can be committed once, and to this shard only; a second commit is refused. Raises
+        InvalidUsage (the rows do not fit).
         """
         return self._parts(updates, default_time, 0, on_part, digests=True)
 
     def stage_for_one_commit(
         self, updates: Updates, default_time: int | None, *, by_rows: bool = True
     ) -> tuple[Run, ...]:
-        """As `stage`, but small `updates` stay inline: for a caller who commits them once, to this shard.
+        """As `stage`, but small `updates` stay inline: for a caller that commits them once, to this shard.
 
-        The shard does not know inline rows again that come with a second command: they would count twice. Without
-        `by_rows` a token stands for these very parts, not for their rows: for a caller who never stages the rows of a
-        token anew. `default_time` as in `stage`. Raises InvalidUsage (the rows do not fit).
+        The shard does not recognise inline rows in a second command: they would count twice. Without `by_rows` a token
+        stands for these parts, not for their rows: for a caller that never stages the rows of a token anew.
+        `default_time` as in `stage`. Raises InvalidUsage (the rows do not fit).
         """
         runs = self._parts(updates, default_time, self._inline_bytes_max, digests=by_rows)
         return runs if by_rows else standing_for_themselves(runs)
@@ -282,9 +280,9 @@ class WriteHandle(Timeable):
         return PartSink(schema, schema_id, transport.blob, transport.shard, self.writer_id, transport.ids, digests)
 
     def schema_of(self, updates: Updates) -> tuple[int, ShardSchema]:
-        """The schema, and its id, by which `updates` are written: as of now, if they have a column not known here.
+        """The schema, and its id, for writing `updates`: the current one, if they have a column not known here.
 
-        What an iterator will give is not known. Raises what every call may.
+        The columns of an iterator are not known in advance. Raises what every call may.
         """
         if isinstance(updates, Pinned):
             return updates.schema_id, updates.schema
@@ -299,22 +297,22 @@ class WriteHandle(Timeable):
         return known if self._learnt is None or self._learnt[0] < known[0] else self._learnt
 
     def _learn(self) -> tuple[int, ShardSchema]:
-        """The schema as of now, which this writer goes by from here on. Raises what every call may.
+        """The current schema, which this writer uses from then on. Raises what every call may.
 
-        Raises InvalidUsage where a name that it knows means another column by now: rows that a caller gives by the
-        names of before would be taken for those of other columns.
+        Raises InvalidUsage if a name that it knows means another column by now: rows that a caller names by the old
+        schema would be stored in other columns.
         """
         schemas = valid_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
-        for number in {self._schema()[0], self._newest()[0]}:  # its caller may go by the names of either
+        for number in {self._schema()[0], self._newest()[0]}:  # its caller may use the names of either
             current_for_names(schemas, number)
-        self._learnt = found = newest(schemas)
-        return found
+        self._learnt = current = newest(schemas)
+        return current
 
     def receipted(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        """The staged `runs` with receipts. Calls the server only where a blob has none yet; repeating it is safe.
+        """The staged `runs` with receipts. Calls the server only if a blob has none yet; repeating it is safe.
 
-        For those who stage many parts in many places: the one commit of all of them need not look at each then.
-        Raises InvalidUsage and Expired (a part cannot be committed: stage its rows again).
+        For callers that stage many parts in many places: their single commit need not validate each part then. Raises
+        InvalidUsage and Expired (a part cannot be committed: stage its rows again).
         """
         if all(part.receipt or part.is_inline for run in runs for part in run.parts):
             return runs
@@ -330,10 +328,10 @@ class WriteHandle(Timeable):
     ) -> c.Appended:
         """Commit staged `runs` at the next time. `token`, `attributes`, `info` and what it raises: as `insert` says.
 
-        Raises InvalidUsage also where the parts were staged so long ago that they may be gone.
+        Raises InvalidUsage also if the parts were staged so long ago that they may be deleted.
         """
-        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        return self._appended(lambda w, t: c.Insert(w, t, tuple(runs), changes), token, said)
+        changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
+        return self._appended(lambda w, t: c.Insert(w, t, tuple(runs), changes), token, info_json)
 
     def commit_compare_and_append(
         self,
@@ -350,8 +348,10 @@ class WriteHandle(Timeable):
         `token`, `attributes`, `info` and what it Raises: as `compare_and_append` says.
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
-        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token, said)
+        changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
+        return self._appended(
+            lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token, info_json
+        )
 
     def commit_append(
         self,
@@ -363,14 +363,14 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Commit staged `runs` with times in `[lower, upper)`, of which the shard may have the beginning already.
+        """Commit staged `runs` with times in `[lower, upper)`, of which the shard may already have the first ones.
 
         For replicated writers that write identical definite data: rows before the shard's upper are dropped, however
         they were cut into parts. `token`, `attributes`, `info` and what it Raises: as `append` says.
         """
         since, until = frontier(lower), frontier(upper)
-        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
-        return self._appended(lambda w, t: c.Append(w, t, since, until, tuple(runs), changes), token, said)
+        changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
+        return self._appended(lambda w, t: c.Append(w, t, since, until, tuple(runs), changes), token, info_json)
 
     def commit_rewrite(
         self,
@@ -382,24 +382,24 @@ class WriteHandle(Timeable):
         token: Token | None = None,
         **parts: Any,
     ) -> c.Appended:
-        """Commit staged `runs`, which were worked out from the contents of the shard, at the next time.
+        """Commit staged `runs`, which were computed from the contents of the shard, at the next time.
 
         Args:
-            runs: what was staged.
-            expected_upper: the shard's upper, before which the contents were read. None, with a tombstone: whatever.
+            runs: the staged rows.
+            expected_upper: the shard's upper, before which the contents were read. None, with a tombstone: any.
             as_of: the time that was read, if that is not the one before the upper.
-            operation: what the commit history calls it.
+            operation: its name in the commit history.
             token: as for `insert`. It stands for the operation, its target and its question, whatever its rows.
             parts: of the command `Rewrite`.
 
-        Raises: what `compare_and_append` says, and InvalidUsage where the parts are not those of the operation.
+        Raises: what `compare_and_append` says, and InvalidUsage if the parts do not match the operation.
         """
         expected = frontier(expected_upper)
         latest = (expected.element or 0) - 1 if as_of is None else as_of
         return self._appended(lambda w, t: c.Rewrite(w, t, expected, latest, operation, tuple(runs), **parts), token)
 
     def close(self) -> None:
-        """Retire the writer; without it, its lease lapses in the end. A later write is by a new writer.
+        """Retire the writer; otherwise its lease lapses eventually. A later write is by a new writer.
 
         Raises what every call may.
         """
@@ -407,20 +407,20 @@ class WriteHandle(Timeable):
         with self._lock:
             if self._has_written:
                 send(self._transport, self._name, c.ExpireWriter(self.writer_id), self._settings.retry_s)
-                self.writer_id = mint(WriterId, self._transport.ids)  # a retired one never comes back
+                self.writer_id = mint(WriterId, self._transport.ids)  # a retired one cannot be used again
                 self._has_written = False
 
     def _appended(
-        self, command: Callable[[WriterId, Token], _Append], token: Token | None, said: bytes = b""
+        self, command: Callable[[WriterId, Token], _Append], token: Token | None, info: bytes = b""
     ) -> c.Appended:
-        result = self._commit(command, token, said)
+        result = self._commit(command, token, info)
         assert isinstance(result, c.Appended)
         return result
 
-    def _commit(self, command: Callable[[WriterId, Token], _Write], token: Token | None, said: bytes = b"") -> c.Result:
+    def _commit(self, command: Callable[[WriterId, Token], _Write], token: Token | None, info: bytes = b"") -> c.Result:
         self._process.check()
-        caller = replace(self.caller, info=said) if said else self.caller
-        if token is not None:  # it is remembered by itself
+        caller = replace(self.caller, info=info) if info else self.caller
+        if token is not None:  # the shard remembers it without a writer
             return self._send(by_token(command, token), caller)
         with self._lock:
             token = mint(Token, self._transport.ids)
@@ -431,7 +431,7 @@ class WriteHandle(Timeable):
                 return self._send(self._by_writer(command, token), caller)
 
     def _by_writer(self, command: Callable[[WriterId, Token], _T], token: Token) -> _T:
-        """The command of this writer, which it registers if it is its first one."""
+        """The command of this writer, which it registers with its first one."""
         self._has_written = True
         return replace(command(self.writer_id, token), lease_ms=self._settings.lease_ms)
 
@@ -440,23 +440,23 @@ class WriteHandle(Timeable):
 
 
 def by_token(command: Callable[[WriterId, Token], _T], token: Token) -> _T:
-    """The command of a token, which stands for what it asks for: whoever repeats it is answered."""
-    alone = command(writer_of(parse(Token, token)), token)
-    return replace(alone, digest=digest_of(alone))
+    """The command of a token, which stands for its question: every repetition gets the same answer."""
+    tokened = command(writer_of(parse(Token, token)), token)
+    return replace(tokened, digest=digest_of(tokened))
 
 
 def names_of(updates: Updates) -> Iterable[Any]:
-    """The columns of rows in whatever form, as far as they can be told without reading the rows."""
+    """The columns of rows in any form, as far as they are known without reading the rows."""
     if isinstance(updates, list):
-        return {name for one in updates for name in (one if isinstance(one, dict) else names_of(one))}
+        return {name for row in updates for name in (row if isinstance(row, dict) else names_of(row))}
     names = getattr(getattr(updates, "schema", None), "names", None)
     return names if isinstance(names, list) else getattr(updates, "columns", ())
 
 
 def as_updates(updates: Updates, schema: ShardSchema) -> Any:
-    """Rows in whatever form users have them, as a table, a batch, or an iterator of tables and batches.
+    """Rows in any supported form as a table, a batch, or an iterator of tables and batches.
 
-    Raises InvalidUsage, also while what it gives is iterated; errors of an iterator of the caller pass through.
+    Raises InvalidUsage, also while the result is iterated; errors of the caller's iterator pass through.
     """
     if isinstance(updates, Pinned):
         return as_updates(updates.rows, schema)
@@ -475,7 +475,7 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
 
 
 def gathered(updates: Updates) -> Updates:
-    """The rows as they are, but dicts of a tuple, a generator or another iterable as a list."""
+    """The rows as they are, but dicts from a tuple, a generator or another iterable as a list."""
     is_frame = hasattr(updates, "columns") or any(
         hasattr(updates, name) for name in ("__arrow_c_stream__", "__arrow_c_array__")
     )
@@ -490,7 +490,7 @@ def gathered(updates: Updates) -> Updates:
 
 
 def reusable(rows: Updates) -> Updates:
-    """Rows that can be read again: what can be read only once is taken into memory. Raises as `as_updates`."""
+    """Rows that can be read repeatedly: one-time sources are read into memory. Raises as `as_updates`."""
     if isinstance(rows, Pinned):
         return Pinned(reusable(rows.rows), rows.schema_id, rows.schema)
     if isinstance(rows, (pa.Table, pa.RecordBatch, list)) or hasattr(rows, "iloc"):
@@ -503,9 +503,9 @@ def reusable(rows: Updates) -> Updates:
 
 
 def _whole(table: pa.Table, count: int) -> pa.Table:
-    """The table, if it has all rows that were given."""
+    """The table. Raises Corruption unless it has all rows that were given."""
     if len(table) != count:
-        raise Corruption(f"{count} rows became {len(table)} of Arrow; nothing was written: report it", given=count)
+        raise Corruption(f"{count} rows became {len(table)} in Arrow; nothing was written: report it", given=count)
     return table
 
 
@@ -517,7 +517,7 @@ def _no_rows(rows: object) -> InvalidUsage:
 
 
 def _reader_of(rows: Updates) -> pa.RecordBatchReader | None:
-    """A reader of what speaks Arrow's C interface, such as a Polars frame or a DuckDB relation; None: it does not."""
+    """A reader for objects with Arrow's C interface, such as a Polars frame or a DuckDB relation; None for others."""
     try:
         if isinstance(rows, pa.RecordBatchReader):
             return rows
@@ -545,7 +545,7 @@ def _from_frame(frame: Any) -> pa.Table:
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise InvalidUsage(f"the frame cannot be read as Arrow: {error}") from error
     for number, field in enumerate(table.schema):
-        if pa.types.is_date(field.type):  # Arrow makes dates of times that stand among dates
+        if pa.types.is_date(field.type):  # Arrow converts datetimes among dates to dates
             column_of(field.name, frame.iloc[:, number].dropna().tolist(), field.type)
     return table
 
@@ -558,16 +558,16 @@ def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
     if DIFF in names:
         rows = [{DIFF: 1, **row} for row in rows]
     fields = [field for field in schema.updates_schema if field.name in names or field.name in schema.arrow.names]
-    found = pa.schema(fields)
+    written = pa.schema(fields)
     columns = [
-        with_default(column_of(name, [row.get(name) for row in rows], found.field(name).type), name, rows, schema)
-        for name in found.names
+        with_default(column_of(name, [row.get(name) for row in rows], written.field(name).type), name, rows, schema)
+        for name in written.names
     ]
-    return pa.Table.from_arrays(columns, schema=found)
+    return pa.Table.from_arrays(columns, schema=written)
 
 
 def with_default(column: Any, name: str, rows: Sequence[Mapping[str, Any]], schema: ShardSchema) -> Any:
-    """The column, with its default where a row does not name it."""
+    """The column, with its default in rows that do not name it."""
     default = schema.defaults.get(name)
     absent = [] if default is None else [name not in row for row in rows]
     return pc.if_else(pa.array(absent, pa.bool_()), default, column) if any(absent) else column

@@ -19,9 +19,9 @@ from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.contents_diff import Named
 from persist.client.embedded import EmbeddedTransport
-from persist.client.history_api import HandleSettings
+from persist.client.read_leases import HandleSettings
 from persist.client.optimistic_loop import check_open
-from persist.client.rewrites import Restoring
+from persist.client.rewrites import RestoreOperation
 from persist.client.stream_cuts import check_at_once
 from persist.client.timestamps import datetime_text, instant_ms
 from persist.client.transport import OneShard
@@ -246,7 +246,7 @@ class _Restore:
         transport, settings = OneShard(client.transport, view.shard_id), HandleSettings()
         to = Named.of("as_of", self._at, transport, name, (0.0, settings.read.retry_s))
         try:
-            Restoring.of(transport, name, to, settings.write, settings.read).check()
+            RestoreOperation.of(transport, name, settings, to).check()
         except ConstraintViolated as error:
             message = f"shard {name!r} of the backup cannot have its rows of that time: {error.message}"
             raise ConstraintViolated(message, **error.details) from error

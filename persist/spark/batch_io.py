@@ -26,6 +26,7 @@ from persist.client.contents_diff import (
 from persist.client.optimistic_loop import check_complete
 from persist.client.row_reader import expanded, first_negative
 from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_for_upper
+from persist.client.timestamps import BEFORE_ALL
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import frontier
 from persist.core.ids import check_shard_name
@@ -209,13 +210,13 @@ class DiffReader(SplitReader):
         one, limits = executors.one_shard(target), (read.wait_s, settings.retry_s)
         columns = tuple(name for name in self._schema.names if name != DIFF)
         asked = DiffRequest(read.partitions or planning.partitions_for, columns, read.wait_s, "spark changes")
-        first = Named.of_read("option 'start'", options.start, one, target.shard, limits)
+        first = Named.of("option 'start'", options.start, one, target.shard, limits, BEFORE_ALL)
         if options.other in (None, target.shard):
-            last = Named.of_read("option 'end'", options.end, one, target.shard, limits)
+            last = Named.of("option 'end'", options.end, one, target.shard, limits, BEFORE_ALL)
             return changes_of(one, target.shard, first, last, asked, settings)
         other = replace(target, shard=check_shard_name(options.other))
         two = executors.one_shard(other)
-        last = Named.of_read("option 'end'", options.end, two, other.shard, limits)
+        last = Named.of("option 'end'", options.end, two, other.shard, limits, BEFORE_ALL)
         return changes_between((one, target.shard, first), (two, other.shard, last), asked, settings)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from persist.client.idempotency import send
-from persist.client.small_reads import holding_for_plans
+from persist.client.small_reads import holding_together
 from persist.client.snapshot import ReadLease, SnapshotSplit, Tagged, holding, leased_blobs
 from persist.client.timestamps import BEFORE_ALL, as_of_at, instant_ms, instant_of, resolved, schema_then
 from persist.core.batch import Run
@@ -113,7 +113,7 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     if at is None and view.upper.element == 0:
         return []
     one, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
-    with holding_for_plans(one, target.shard, at, "spark snapshot", options.wait_s, settings) as held:
+    with holding_together(one, target.shard, at, "spark snapshot", options.wait_s, settings, is_plan=True) as held:
         selection = replace(options.selection, columns=columns)
         found = list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))
         if held.as_of != BEFORE_ALL:

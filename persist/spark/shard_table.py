@@ -401,7 +401,7 @@ class ShardTable:
         target = self._near
         one = executors.one_shard(target)
         limits = (WAIT_S, target.connection.handles.read.retry_s)
-        return Named.of_read(what, point, one, self.name, limits).time
+        return Named.of(what, point, one, self.name, limits, BEFORE_ALL).time
 
     def _fixed(  # noqa: PLR0913 - what is read, and how, each by its name
         self,

@@ -64,7 +64,7 @@ def test_nothing_is_dropped_without_confirming_how_many(machine: Machine, http: 
     assert ([one.shard for one in tried.outcomes], tried.done, tried.complete) == (["tmp/a", "tmp/b"], False, False)
     told = http.post("/v1/shards:delete", json={"prefix": "tmp/"}).json()
     assert (told["count"], told["done"]) == (2, False)
-    with pytest.raises(InvalidUsage, match="2 shards are meant"):
+    with pytest.raises(InvalidUsage, match="2 shards are selected"):
         machine.client.drop_shards(prefix="tmp/", confirm=3)
     assert sorted(machine.client.shards()) == sorted(NAMES)
     done = http.post("/v1/shards:delete", json={"prefix": "tmp/", "confirm": 2}).json()

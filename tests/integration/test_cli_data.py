@@ -146,7 +146,7 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(
         client.shard("orders").insert([{"id": 7, "state": "gone", "__diff": -1}])
     found = place.type(capsys, "export", "orders", "kept.csv")
     assert found.code == 1
-    assert "taken away more often than added" in found.err
+    assert "retracted more often than added" in found.err
     assert Path("kept.csv").read_text() == "as it was"
     assert sorted(path.name for path in Path().iterdir()) == ["kept.csv", "orders.csv", "paid.csv"]
 

@@ -221,7 +221,7 @@ def test_a_time_whose_rows_break_a_constraint_that_was_set_later_makes_no_clone(
         (lambda client: client.clone("a", "taken"), Conflict, "there is a shard 'taken' already"),
         (lambda client: client.clone("a", "a b"), InvalidUsage, "is not of the form"),
         (lambda client: client.clone("a", "b", tag="x"), InvalidUsage, "has no tag 'x'"),
-        (lambda client: client.clone("a", "b", as_of=1, tag="x"), InvalidUsage, "not both"),
+        (lambda client: client.clone("a", "b", as_of=1, tag="x"), InvalidUsage, "give either a time or a tag"),
         (lambda client: client.clone("a", "b", as_of=99), InvalidUsage, "is not complete"),
         (lambda client: client.clone("forgot", "b", as_of=0), NotReadable, ""),
         (lambda client: client.clone("dropped", "b"), UnknownShard, "was dropped"),

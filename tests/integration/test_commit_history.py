@@ -473,8 +473,8 @@ BAD_INFO = [
     ({"a": float("nan")}, "cannot be written as JSON"),
     ({"a": "\ud800"}, "cannot be written as JSON"),
     ({"a": {1: "x", "1": "y"}}, "two values for one name"),
-    ({"a": "x" * INFO_BYTES_MAX}, "at most 4096 are kept"),
-    (DEEP, "within each other"),
+    ({"a": "x" * INFO_BYTES_MAX}, "the limit is 4096"),
+    (DEEP, "nested"),
 ]
 
 

@@ -26,7 +26,7 @@ from persist import (
     ShardExists,
     UpperMismatch,
 )
-from persist.client.optimistic_edit import Editing
+from persist.client.optimistic_edit import EditOperation
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import TokenReused
@@ -334,14 +334,14 @@ def test_an_insert_that_lands_while_it_is_tried_again_is_answered_as_the_first_t
     client: Client, unique: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own row was taken for that of another one."""
-    token, tried, landed = client.new_token(), Editing._tried, []
+    token, tried, landed = client.new_token(), EditOperation._attempt, []
 
-    def late(self: Editing, of: Token | None) -> object:
-        monkeypatch.setattr(Editing, "_tried", tried)
+    def late(self: EditOperation, of: Token | None) -> object:
+        monkeypatch.setattr(EditOperation, "_attempt", tried)
         landed.append(client.shard(unique.name).insert([{"id": 3, "n": 3}], token=token))
         return tried(self, of)
 
-    monkeypatch.setattr(Editing, "_tried", late)
+    monkeypatch.setattr(EditOperation, "_attempt", late)
     assert unique.insert([{"id": 3, "n": 3}], token=token) == landed[0]
     assert there(unique) == [(1, 1), (2, 2), (3, 3)]
 

@@ -14,7 +14,7 @@ from compactor.tasks import Eraser, retention_task
 from compactor.worker import Worker
 from persist.client import unique_insert
 from persist.client.embedded import EmbeddedTransport
-from persist.client.erasure_api import Erasing
+from persist.client.erasure_api import EraseOperation
 from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
 from persist.core.errors import Conflict, ConstraintViolated, InvalidUsage, NotReadable, PersistError, UpperMismatch
@@ -275,11 +275,11 @@ def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyP
     fed = machine.client.create_shard("keyed", SCHEMA, ["id"], unique=True)
     fed.append([{"id": 0}], 0, 1)
     fed.erase(keys=[0])
-    real, rows = unique_insert.holding_together, pa.table({"id": range(1, 40), "__time": range(1, 40)})
+    real, rows = unique_insert.holding_briefly, pa.table({"id": range(1, 40), "__time": range(1, 40)})
 
     def holding(*args: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(unique_insert, "holding_together", real)
+            patch.setattr(unique_insert, "holding_briefly", real)
             other = machine.shard("keyed")
             time = other.upper().element or 0
             other.append(rows.slice(time - 1, 1), time, time + 1)
@@ -288,12 +288,12 @@ def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyP
 
     fed.append(rows.slice(0, 2), 1, 3)
     fed.erase(keys=[1])
-    monkeypatch.setattr(unique_insert, "holding_together", holding)
+    monkeypatch.setattr(unique_insert, "holding_briefly", holding)
     before = fed.upper()
     with pytest.raises(PersistError) as refused:
         fed.append(rows, 1, 40)
     assert refused.value.kind == "unavailable", "nothing was written, and it may be repeated"
-    monkeypatch.setattr(unique_insert, "holding_together", real)
+    monkeypatch.setattr(unique_insert, "holding_briefly", real)
     assert before < fed.upper() < Antichain(40)
     fed.append(rows, 1, 40)
     assert fed.upper() == Antichain(40)
@@ -302,15 +302,15 @@ def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyP
 def test_an_erasure_that_another_one_overtook_counts_what_that_takes(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
 ) -> None:
-    overtakes, real = [True], Erasing._commit
+    overtakes, real = [True], EraseOperation._commit
 
-    def committed(erasing: Erasing, *args: Any) -> Any:
+    def committed(erasing: EraseOperation, *args: Any) -> Any:
         if overtakes:
             overtakes.clear()
             machine.shard(NAME).erase(keys=[1])
         return real(erasing, *args)
 
-    monkeypatch.setattr(Erasing, "_commit", committed)
+    monkeypatch.setattr(EraseOperation, "_commit", committed)
     assert shard.erase(where="id < 2").removed == 1
     append(shard, 4)
     assert ids(shard) == [2, 3, 4]
@@ -318,15 +318,15 @@ def test_an_erasure_that_another_one_overtook_counts_what_that_takes(
 
 def test_an_append_overtakes_an_erasure(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
     """What was appended meanwhile is meant too, and the erasure is pending at the time after."""
-    overtakes, real = [True], Erasing._commit
+    overtakes, real = [True], EraseOperation._commit
 
-    def committed(erasing: Erasing, *args: Any) -> Any:
+    def committed(erasing: EraseOperation, *args: Any) -> Any:
         if overtakes:
             overtakes.clear()
             append(shard, 4)
         return real(erasing, *args)
 
-    monkeypatch.setattr(Erasing, "_commit", committed)
+    monkeypatch.setattr(EraseOperation, "_commit", committed)
     asked = shard.erase(where="id in (1, 4)")
     assert (asked.phase, asked.at, asked.removed) == ("pending", 5, 2)
     append(shard, 5)

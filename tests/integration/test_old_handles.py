@@ -14,7 +14,7 @@ import pytest
 import persist
 import persist.aio
 from persist import Client, Shard
-from persist.client.erasure_api import Erasing
+from persist.client.erasure_api import EraseOperation
 from persist.core.errors import InvalidUsage, PersistError, SchemaMismatch
 from persist.parts.schema_changes import AddColumn, RenameColumn
 
@@ -245,9 +245,9 @@ def test_an_erasure_that_goes_on_after_a_swap_takes_no_other_row(client: Client,
     """Its predicate was read by the names of before, and the rows that came since by those of now."""
     shard = client.create_shard("s", COLUMNS, ["id"])
     shard.insert([{"id": 1, "a": "A", "b": "B"}])
-    staged, calls = Erasing._staged, []
+    staged, calls = EraseOperation._staged, []
 
-    def once(self: Erasing, *given: Any) -> Any:
+    def once(self: EraseOperation, *given: Any) -> Any:
         found = staged(self, *given)
         calls.append(None)
         if len(calls) == 1:
@@ -255,7 +255,7 @@ def test_an_erasure_that_goes_on_after_a_swap_takes_no_other_row(client: Client,
             client.shard("s").insert([{"id": 2, "a": "A", "b": "B"}])
         return found
 
-    monkeypatch.setattr(Erasing, "_staged", once)
+    monkeypatch.setattr(EraseOperation, "_staged", once)
     with pytest.raises(InvalidUsage, match="as this handle knows it"):
         shard.erase(where="a = 'A'")
     assert _all(client) == [*HERE, {"id": 2, "b": "B", "a": "A"}]

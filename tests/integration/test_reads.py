@@ -440,7 +440,7 @@ def test_a_time_that_a_tag_alone_keeps_cannot_be_subscribed_to(shard: Shard) -> 
     shard.tag("first", 0)
     shard.downgrade_since(2)
     assert shard.snapshot(0).to_arrow().num_rows == 1
-    with pytest.raises(NotReadable, match=r"keeps \[0\] alone"):
+    with pytest.raises(NotReadable, match=r"keeps only \[0\]"):
         shard.subscribe(0)
 
 
@@ -525,7 +525,7 @@ REFUSED: dict[str, tuple[Callable[[Shard], object], str]] = {
     "`get` with null for a column that has none": (lambda s: s.get(("de", None)), "which is never null"),
     "`limit` or `n` that is no whole number, negative or too large": (lambda s: s.snapshot(limit=-1), "limit is -1"),
     "`until` of a subscription that is not later than `as_of`": (
-        lambda s: s.subscribe(0, until=0), "until is .0., where the contents as of 0"),
+        lambda s: s.subscribe(0, until=0), "until is .0., but the contents as of 0"),
 }  # fmt: skip
 
 

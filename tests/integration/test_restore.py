@@ -13,7 +13,7 @@ import pytest
 from persist.client.arguments import read_attribute
 from persist.client.contents_diff import DiffRequest, between
 from persist.client.optimistic_loop import RETRIES_MAX, Attempt
-from persist.client.rewrites import Restoring
+from persist.client.rewrites import RestoreOperation
 from persist.client.shard import Shard
 from persist.client.snapshot import Held, ReadSettings
 from persist.client.write import WriteHandle
@@ -340,9 +340,9 @@ def test_a_slow_try_is_told_what_the_other_try_of_its_token_was(monkeypatch: pyt
 def test_a_try_that_finds_nothing_since_the_other_one_landed_is_told_so(
     monkeypatch: pytest.MonkeyPatch, months: Shard
 ) -> None:
-    token, told, real = token_of_key("undo"), [], Restoring._rewrite
+    token, told, real = token_of_key("undo"), [], RestoreOperation._rewrite
 
-    def rewrite(restoring: Restoring, held: Held, *args: Any) -> Attempt:
+    def rewrite(restoring: RestoreOperation, held: Held, *args: Any) -> Attempt:
         if not told:
             told.append(restoring)  # the other one, which goes on now, does not come here again
             told[:] = [months.restore(2, token=token)]
@@ -350,7 +350,7 @@ def test_a_try_that_finds_nothing_since_the_other_one_landed_is_told_so(
                 return real(restoring, found.held, *args)
         return real(restoring, held, *args)
 
-    monkeypatch.setattr(Restoring, "_rewrite", rewrite)
+    monkeypatch.setattr(RestoreOperation, "_rewrite", rewrite)
     assert [months.restore(2, token=token)] == told
     assert told[0].changed
 
@@ -367,9 +367,9 @@ def test_a_try_that_would_be_refused_though_the_other_one_landed_is_told_so(
     monkeypatch: pytest.MonkeyPatch, months: Shard, then: Callable[[Shard], object]
 ) -> None:
     """It was told that nothing was changed."""
-    token, told, real = token_of_key("undo"), [], Restoring._landed
+    token, told, real = token_of_key("undo"), [], RestoreOperation._landed
 
-    def landed(restoring: Restoring, *args: Any) -> object:
+    def landed(restoring: RestoreOperation, *args: Any) -> object:
         found = real(restoring, *args)
         if not told:
             told.append(restoring)  # the other one, which goes on now, does not come here again
@@ -377,7 +377,7 @@ def test_a_try_that_would_be_refused_though_the_other_one_landed_is_told_so(
             then(months)
         return found
 
-    monkeypatch.setattr(Restoring, "_landed", landed)
+    monkeypatch.setattr(RestoreOperation, "_landed", landed)
     again = months.restore(2, token=token)
     assert (again.as_of, again.lower, again.upper) == (told[0].as_of, Antichain(4), Antichain(5))
 

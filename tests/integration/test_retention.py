@@ -17,7 +17,7 @@ from compactor.metering import MaintenanceMetrics
 from compactor.tasks import retention_task
 from compactor.worker import Worker
 from persist.client.embedded import EmbeddedTransport
-from persist.client.rewrites import Truncating
+from persist.client.rewrites import TruncateOperation
 from persist.client.shard import Shard
 from persist.client.timestamps import shown_instant
 from persist.core import commands as c
@@ -90,9 +90,9 @@ def test_a_run_that_another_one_has_overtaken_does_nothing(
     shard.retain({"age": "3d", "cut_every": "1d"})
     days(world, machine, shard, 0, 3)
     world.pass_ms(3 * DAY_MS)
-    real, left = Truncating.run, [1]
+    real, left = TruncateOperation.run, [1]
 
-    def run(self: Truncating, *args: Any, **more: Any) -> Any:
+    def run(self: TruncateOperation, *args: Any, **more: Any) -> Any:
         if left:
             left.pop()
             shard.retain(None)
@@ -102,7 +102,7 @@ def test_a_run_that_another_one_has_overtaken_does_nothing(
             Worker(machine.location).run(NAME, idle=True)
         return real(self, *args, **more)
 
-    monkeypatch.setattr(Truncating, "run", run)
+    monkeypatch.setattr(TruncateOperation, "run", run)
     assert shard.run_retention().truncated is None
     assert ids(shard) == [0, 1, 2, 9]
 
@@ -376,7 +376,7 @@ def test_what_the_first_run_takes_by_a_cut_that_it_takes_itself_counts_too(
     shard.insert([{"id": 1_000 + number} for number in range(12)])
     world.pass_ms(60_000)
     upper = shard.upper()
-    with pytest.raises(InvalidUsage, match="would take away 100 of the 112 rows"):
+    with pytest.raises(InvalidUsage, match="would remove 100 of the 112 rows"):
         shard.retain(policy)
     assert (shard.retention().policy, shard.upper()) == (None, upper)
     shard.retain(policy, confirm=True)

@@ -152,7 +152,7 @@ def test_a_row_that_was_taken_away_too_often_is_told_where_it_would_be_shown(sha
         for read_all in (scan.to_table, scan.count_rows, lambda: scan.polars().collect()):
             with pytest.raises(NegativeMultiplicity):
                 read_all()
-        with pytest.raises(duckdb.Error, match="taken away more often than added"):
+        with pytest.raises(duckdb.Error, match="retracted more often than added"):
             duckdb.sql("select sum(id) from scan").fetchall()
         assert scan.count_rows(pc.field("id") < 300) == 100
 

@@ -16,7 +16,7 @@ import pytest
 
 import persist
 from persist.client.connect import AT_HOME, FarShard
-from persist.client.row_verbs import Verbs
+from persist.client.row_verbs import EditMethods
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, TokenReused, UpperMismatch
 from persist.parts.part_files import PartFiles
@@ -293,7 +293,7 @@ def test_two_who_read_add_and_upsert_do_not_lose_an_update(shard: Shard) -> None
 
     one, other = shard.snapshot(), shard.snapshot()
     shard.upsert([add(one)], read_time=one.as_of)
-    with pytest.raises(UpperMismatch, match="somebody wrote since it was read; nothing was changed") as refused:
+    with pytest.raises(UpperMismatch, match="nothing was changed") as refused:
         shard.upsert([add(other)], read_time=other.as_of)
     assert refused.value.details == {"expected": [1], "actual": [2]}
     latest = shard.snapshot()
@@ -371,7 +371,7 @@ BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
     ),
     "rows without the key": (lambda s: s.upsert([{"state": "a"}]), "column 'id' is absent from the rows"),
     "a column that the shard has not": (lambda s: s.upsert([{"id": 1, "nn": 1}]), "the shard has no column 'nn'"),
-    "rows with multiplicities": (lambda s: s.upsert([{"id": 1, "__diff": 2}]), "they say what is to be there, once"),
+    "rows with multiplicities": (lambda s: s.upsert([{"id": 1, "__diff": 2}]), "which this write does not take"),
     "a value that does not fit": (lambda s: s.upsert([{"id": 1, "n": "x"}]), "column 'n'"),
     "rows of no known form": (lambda s: s.upsert(7), "rows come as an Arrow table"),
     "a delete_column that the rows lack": (
@@ -383,14 +383,14 @@ BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
         "an upsert of some of the columns takes one row a key",
     ),
     "a read_time that is none": (lambda s: s.upsert(ROWS, read_time="now"), "read_time is 'now'"),
-    "neither where nor keys": (lambda s: s.delete(), "give where or keys, and not both"),
-    "both where and keys": (lambda s: s.delete("id = 1", keys=[1]), "give where or keys, and not both"),
+    "neither where nor keys": (lambda s: s.delete(), "give either where or keys"),
+    "both where and keys": (lambda s: s.delete("id = 1", keys=[1]), "give either where or keys"),
     "a predicate that cannot be read": (lambda s: s.delete("id ="), "where"),
-    "keys that are no list": (lambda s: s.delete(keys="1"), "keys must be a list of keys"),
+    "keys that are no list": (lambda s: s.delete(keys="1"), "keys must be a non-empty list of keys"),
     "a key of too many values": (lambda s: s.delete(keys=[(1, 2)]), "a key has 2 values"),
     "a key of another type": (lambda s: s.delete(keys=["x"]), "is no int64"),
     "a text as the key of numbers": (lambda s: s.delete(keys=["1"]), "is no int64"),
-    "nothing to set": (lambda s: s.update({}), "it must give values by the names of columns"),
+    "nothing to set": (lambda s: s.update({}), "it must map column names to values"),
     "setting a column that the shard has not": (lambda s: s.update({"nn": 1}), "the shard has no column 'nn'"),
     "setting a value that does not fit": (lambda s: s.update({"n": "x"}), "column 'n'"),
     "setting null where none is allowed": (lambda s: s.update({"id": None}), "'id' would be null"),
@@ -398,7 +398,7 @@ BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
     "an expression of another type": (lambda s: s.update({"n": pc.field("state")}), "cast it first"),
     "rows for which where is not true": (
         lambda s: s.replace_where("n < 30", [{"id": 7, "state": "x", "n": 70}]),
-        "`where` is not true",
+        "do not match `where`",
     ),
     "an overwrite without the key": (
         lambda s: s.overwrite(pa.table({"state": ["a"]})),
@@ -428,7 +428,7 @@ BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
     "a condition of no known form": (lambda s: s.merge(ROWS).when_matched_delete(7), "condition is 7"),
     "a new row that lacks what takes no null": (
         lambda s: s.merge([{"id": 9, "n": 1}]).when_not_matched_insert({"n": persist.source("n")}).execute(),
-        "'id' is absent from the rows, and takes no null",
+        "'id' is absent from the rows, and a new row needs a value in it",
     ),
 }
 
@@ -456,6 +456,6 @@ def test_a_closed_shard_is_refused(shard: Shard) -> None:
 
 
 def test_a_far_shard_has_every_verb_at_its_home() -> None:
-    verbs = {name for name in vars(Verbs) if not name.startswith("_")}
+    verbs = {name for name in vars(EditMethods) if not name.startswith("_")}
     assert verbs <= set(AT_HOME)
     assert all(getattr(FarShard, name) is not getattr(Shard, name) for name in verbs)

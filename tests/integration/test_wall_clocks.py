@@ -195,7 +195,7 @@ def test_settings_are_changed_one_after_another(shard: Shard) -> None:
 
 
 def test_a_client_of_a_server_does_not_say_what_new_shards_keep() -> None:
-    with pytest.raises(InvalidUsage, match="a server says itself how much history new shards keep"):
+    with pytest.raises(InvalidUsage, match="a server decides how much history new shards keep"):
         persist.connect("http://localhost:1", history="30d")
 
 

@@ -144,8 +144,8 @@ def truncate_by_time_only() -> Broken:
         floor = floor_at(going.view.drops, going.start)
         return dataclasses.replace(going, end=going.start, taken_at=(), floor=floor)
 
-    real = persist.client.rewrites._Going.of
-    return patch.object(persist.client.rewrites._Going, "of", of)
+    real = persist.client.rewrites._RemovedRows.of
+    return patch.object(persist.client.rewrites._RemovedRows, "of", of)
 
 
 def truncate_ignores_the_upper() -> Broken:

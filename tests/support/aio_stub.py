@@ -64,7 +64,8 @@ def stub() -> str:
 def _class(kind: type[AsyncHandle[Any]], scope: _Scope) -> Iterator[str]:
     below, base = kind.below, kind.__mro__[1]
     name = scope.use(below.__name__, below.__module__)
-    yield f"class {kind.__name__}({f'AsyncHandle[{name}]' if base is AsyncHandle else base.__name__}):"
+    bases = f"AsyncHandle[{name}]" if base is AsyncHandle else base.__name__
+    yield f"class {kind.__name__}({bases}, below={name}):"
     inherited = set() if base is AsyncHandle else {*dir(base.below), *_attributes(base.below)}
     hidden = INTERNAL | inherited
     for attribute, (annotation, module) in sorted(_attributes(below).items()):

@@ -22,7 +22,7 @@ EAGER = Policy(rollup_every=32, inline_batches=16)
 class UntendedPool(LeasePool):
     """Shared leases that are looked at by hand, whenever the clock has moved."""
 
-    def _begin_to_tend(self) -> None:
+    def _start_thread(self) -> None:
         return
 
 

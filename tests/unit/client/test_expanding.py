@@ -40,7 +40,7 @@ def test_more_rows_than_fit_are_refused_whatever_their_sum_wraps_to(diffs: tuple
 
 
 def test_a_negative_row_is_told_without_its_values() -> None:
-    sentence = "1 of 2 rows, taken away more often than added, cannot be shown: it is there -2 times"
+    sentence = "1 of 2 rows, retracted more often than added, cannot be shown: it is there -2 times"
     with pytest.raises(NegativeMultiplicity, match=sentence) as refused:
         list(expanded(pa.table({"v": ["ann", "bob"], "__diff": [1, -2]})))
     assert "bob" not in f"{refused.value} {refused.value.details}"

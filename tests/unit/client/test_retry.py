@@ -231,7 +231,7 @@ def test_what_a_refusal_found_is_told_where_an_earlier_try_may_still_land() -> N
     ) as told:
         send(Scripted("unknown, upper before"), "orders", WRITE, RETRY_S)
     assert told.value.details == {"refused": "upper_mismatch", "expected": [3], "actual": [2]}
-    with pytest.raises(Indeterminate, match="look at the shard before you go on"):
+    with pytest.raises(Indeterminate, match="look at the shard before you continue"):
         send(Scripted("unknown, conflict"), "orders", c.Drop(), RETRY_S)
 
 
