@@ -31,7 +31,7 @@ from blob.memory_blobs import MemoryBlob
 from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.snapshot import ReadSettings, holding, part_reader
+from persist.client.snapshot import ReadSettings, hold_time, part_reader
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Part, Run
@@ -203,7 +203,7 @@ def opened(folder: str, name: str) -> tuple[float, float, float, float]:
     loaded = time.perf_counter()
     shard = client.shard(name)
     shard.insert([{"id": 1}])
-    with holding(client.transport, name, None, "bench", 10.0, ReadSettings()) as held:
+    with hold_time(client.transport, name, None, "bench", 10.0, ReadSettings()) as held:
         schema, reader = part_reader(client.transport, held.view, ReadSettings())
         narrow = KeyRange(encode_key(schema, (100_000,)), encode_key(schema, (200_000,)))
         runs = reader.expanded(held.runs, narrow)

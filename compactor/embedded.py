@@ -11,7 +11,7 @@ from typing import Any
 
 from persist.client.embedded import EmbeddedTransport
 from persist.client.maintaining import OPTIMIZE, VERBS
-from persist.client.row_retention import kept_by_itself
+from persist.client.row_retention import maintained_transport
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import check_shard_name
@@ -24,7 +24,7 @@ EPOCHS_PER_CALL = 8
 
 def open_transport(location: Location) -> EmbeddedTransport:
     """The transport of an embedded program. Its users close it, and the location with it."""
-    return kept_by_itself(location, maintain)
+    return maintained_transport(location, maintain)
 
 
 def maintain(location: Location, name: str, verb: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import persist
 from compactor.loop import Loop
 from compactor.metering import Counters, MaintenanceMetrics, ShardFigures
-from persist.client.location_metrics import newest, of_location, of_shards, own_pools
+from persist.client.location_metrics import location_families, location_pools, newest, shard_families
 from persist.client.transport import Transport
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
@@ -131,7 +131,7 @@ def of_maintenance(
     location: Location, loop: Loop, metrics: MaintenanceMetrics, transport: Transport | None = None
 ) -> Iterator[Family]:
     """All metrics of a process. `transport`: of commits through a server, if there is one."""
-    yield from of_location(location)
+    yield from location_families(location)
     if transport is not None:
         by_name = {family.name: family for family in transport.families() if family.name.startswith("persist_client_")}
         yield from by_name.values()
@@ -150,10 +150,10 @@ def of_maintenance(
     text = "When the shards were last listed, in seconds since 1970 (0: never)"
     yield one("persist_maintenance_round_timestamp_seconds", GAUGE, text, loop.round_ms / 1000)
     yield one("persist_maintenance_shards_waiting", GAUGE, "Shards with an active or scheduled visit", loop.waiting)
-    yield from pools({**own_pools(location), "maintenance_threads": (loop.running, loop.concurrency)})
+    yield from pools({**location_pools(location), "maintenance_threads": (loop.running, loop.concurrency)})
     yield from of_process(persist.__version__)
     yield from _of_merges(shards)
-    yield from of_shards(location, newest(location.machines(), SHARDS_MAX))
+    yield from shard_families(location, newest(location.machines(), SHARDS_MAX))
 
 
 def _of_merges(shards: list[tuple[str, ShardFigures]]) -> Iterator[Family]:

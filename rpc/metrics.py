@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import persist
-from persist.client.location_metrics import newest, of_location, of_shards, own_pools
+from persist.client.location_metrics import location_families, location_pools, newest, shard_families
 from persist.commit.location import Location
 from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, one
 from persist.regions.replica import ReplicaLocation
@@ -106,13 +106,13 @@ class ServerMetrics:
         yield self._seconds.family("persist_request_seconds", "Seconds to the answer", ("verb",))
         yield from self.tokens.families(None if principal.is_unlimited else principal.name)
         yield from self._others(principal)
-        yield from of_location(location)
-        yield from pools({**self._pools(), **own_pools(location)})
+        yield from location_families(location)
+        yield from pools({**self._pools(), **location_pools(location)})
         yield from of_process(persist.__version__)
         machines = newest(
             [machine for machine in location.machines() if principal.sees(machine.name)], self._shards_max
         )
-        yield from of_shards(location, machines)
+        yield from shard_families(location, machines)
         if isinstance(location, ReplicaLocation):
             yield from _of_replica(location)
             yield from _of_followed([machine.name for machine in machines], location)

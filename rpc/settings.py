@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from persist.client.server_address import Trust
+from persist.client.server_address import ClientTls
 from persist.commit.system import Clock
 from persist.copies.verify import samples_of
 from persist.core import record
@@ -265,9 +265,9 @@ class ServerSettings:
         return TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca or None)
 
     @property
-    def trust(self) -> Trust:
+    def trust(self) -> ClientTls:
         """TLS settings of requests to other servers."""
-        return Trust(self.ca_file, self.certificate_file)
+        return ClientTls(self.ca_file, self.certificate_file)
 
     def open_index(self, clock: Clock) -> IndexFile | IndexUrl | None:
         """The index of regions; None: there is none. Raises what `persist.regions.region_index.open_index` raises."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from persist.client.server_address import said_of
+from persist.client.server_address import certificate_error_text
 from persist.core.errors import InvalidUsage
 
 LOOK_AGAIN_S = 0.5
@@ -141,7 +141,7 @@ def context_of(files: TlsFiles) -> ssl.SSLContext:
             context.verify_mode = ssl.CERT_OPTIONAL
     except (OSError, ValueError) as error:
         names = " and ".join(filter(None, (files.certificate, files.key, files.client_ca)))
-        raise InvalidUsage(f"the TLS files {names} cannot be used: {said_of(error)}") from error
+        raise InvalidUsage(f"the TLS files {names} cannot be used: {certificate_error_text(error)}") from error
     return context
 
 

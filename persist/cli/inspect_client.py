@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 from persist.cli.connection_args import check_url
 from persist.cli.terminal import plain
-from persist.client.server_address import Trust, normal
+from persist.client.server_address import ClientTls, normalize_url
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.formats.http_messages import error_from_json
 from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, tls_of
@@ -38,9 +38,9 @@ class Server:
     Raises InvalidUsage: the URL is not one of servers, or a PEM file cannot be used.
     """
 
-    def __init__(self, url: str, token: str | None, trust: Trust | None = None) -> None:
+    def __init__(self, url: str, token: str | None, trust: ClientTls | None = None) -> None:
         check_url(url)
-        urls = tuple(dict.fromkeys(map(normal, url.split(","))))
+        urls = tuple(dict.fromkeys(map(normalize_url, url.split(","))))
         tls = tls_of(urls, trust)
         self._pools = {url: ConnectionPool(url, connect_s=ANSWER_S, tls=tls) for url in urls}
         self._url = urls[0]

@@ -19,7 +19,7 @@ from persist.cli.terminal import Screen, plain
 from persist.client.arguments import columns_of
 from persist.client.connect import Client
 from persist.client.shard_listing import ShardsDropped
-from persist.client.timestamps import kept_ms, read_point
+from persist.client.timestamps import read_point, retention_ms
 from persist.core.batch import HollowBatch
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard
 from persist.core.ids import check_shard_name
@@ -201,7 +201,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
 def run_create(arguments: argparse.Namespace) -> int:
     check_shard_name(arguments.name)
     if arguments.history is not None:
-        kept_ms(arguments.history)
+        retention_ms(arguments.history)
     schema, checks = _new_schema(arguments), read_checks(arguments.check)
     with client_of(arguments, must_exist=False) as client:
         is_there = False

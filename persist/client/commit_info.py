@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from persist.client.arguments import check_int, checked, json_object
-from persist.client.idempotency import RetriedCall, settled
-from persist.client.timestamps import datetime_text, shown_instant
+from persist.client.idempotency import RetriedCall, call_with_retries
+from persist.client.timestamps import datetime_text, to_datetime
 from persist.client.transport import Transport
 from persist.core.audit_log import (
     INFO_BYTES_MAX,
@@ -64,13 +64,13 @@ class HistoryEntry:
         return f"{self.seqno}.{self.number}"
 
 
-def entries_told(
+def read_entries(
     transport: Transport, name: str, before: EntryPlace | None, limit: int, maintenance: bool
 ) -> list[PlacedEntry]:
     """Read the commit history before a place (None: its end), newest first. Fewer than `limit` only at its end."""
     entries: list[PlacedEntry] = []
     while len(entries) < limit:
-        page = settled(
+        page = call_with_retries(
             partial(transport.history, name, before, limit - len(entries), maintenance),
             RetriedCall(f"the commit history of shard {name!r}", name),
             transport,
@@ -85,14 +85,14 @@ def entries_told(
     return entries
 
 
-def entry_shown(placed: PlacedEntry) -> HistoryEntry:
+def to_history_entry(placed: PlacedEntry) -> HistoryEntry:
     """Convert a stored entry for callers; `info` is parsed."""
     entry = placed.entry
     caller = entry.caller or NOBODY
     return HistoryEntry(
         int(placed.place.seqno),
         placed.place.number,
-        shown_instant(placed.at_ms),
+        to_datetime(placed.at_ms),
         entry.operation,
         entry.lower.element,
         entry.upper.element,

@@ -17,13 +17,13 @@ from blob import without_secrets
 from persist.client.arguments import check_numbers, checked
 from persist.client.arguments import names as tuple_of
 from persist.client.commit_info import Info
-from persist.client.contents_diff import Named
+from persist.client.contents_diff import NamedTime
 from persist.client.deadlines import Timeable, checked_timeout
 from persist.client.optimistic_loop import check_complete
 from persist.client.rewrites import RestoreOperation
-from persist.client.server_address import Trust
+from persist.client.server_address import ClientTls
 from persist.client.shard import HandleSettings, Shard
-from persist.client.shard_listing import PAGE_MAX, Chosen, ShardsDropped, ShardSummary, drop_all, page
+from persist.client.shard_listing import PAGE_MAX, DropRequest, ShardsDropped, ShardSummary, drop_shards, summary_page
 from persist.client.stream_cuts import (
     ASKED_AT_ONCE,
     TRUNCATED_AT_ONCE,
@@ -31,10 +31,10 @@ from persist.client.stream_cuts import (
     CutRequest,
     CutTruncated,
     TruncationRequest,
-    take,
-    truncate,
+    take_cut,
+    truncate_by_cut,
 )
-from persist.client.timestamps import kept_ms
+from persist.client.timestamps import retention_ms
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location, LocationSettings, all_names, open_location, open_stores
 from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
@@ -159,9 +159,9 @@ class Connection:
         HistoryDefaults(self.history or DEFAULT_HISTORY)
 
     @property
-    def trust(self) -> Trust:
+    def trust(self) -> ClientTls:
         """The TLS files of the client: trusted CAs, and its certificate."""
-        return Trust(self.ca_file, self.certificate_file)
+        return ClientTls(self.ca_file, self.certificate_file)
 
     @property
     def request_s(self) -> float:
@@ -281,7 +281,7 @@ class Client(Timeable):
         check_shard_name(name)
         if (home := self._at(name, writes=True)) is not self:
             return home.create_shard(name, schema, key, history=history, unique=unique, checks=checks)
-        settings = None if history is None else ShardSettings(kept_ms(history), version=1)
+        settings = None if history is None else ShardSettings(retention_ms(history), version=1)
         constraining = ConstraintChange.of(unique, None, {} if checks is None else checks)
         record, follows = constraining.applied(_columns(schema, tuple_of("key", key))).to_record(), ""
         for _ in range(LIVES_MAX):
@@ -349,7 +349,7 @@ class Client(Timeable):
             if tag not in tags:
                 raise InvalidUsage(f"shard {name!r} has no tag {tag!r:.300}; `persist tag list {name}` shows them")
             as_of = tags[tag].time
-        to = Named.of("as_of", as_of, self.transport, name, (0.0, settings.read.retry_s))
+        to = NamedTime.of("as_of", as_of, self.transport, name, (0.0, settings.read.retry_s))
         check_complete(name, to.time, view, "cloned")
         assert to.time is not None
         source.snapshot(to.time).close()
@@ -427,7 +427,7 @@ class Client(Timeable):
         checked("at", at, datetime, type(None))
         chosen = None if names is None else tuple_of("names", names)
         request = CutRequest(chosen, prefix, at, tuple_of("cursors", cursors))
-        return take(self.transport, request, self._settings, at_once)
+        return take_cut(self.transport, request, self._settings, at_once)
 
     def truncate(
         self,
@@ -452,7 +452,7 @@ class Client(Timeable):
         Returns: an outcome for each shard; `complete` if none was refused.
         Raises: InvalidUsage (the cut is of another location, or an argument is invalid; nothing was changed).
         """
-        return truncate(self.transport, cut, self._settings, TruncationRequest(dry_run, retries, info, at_once))
+        return truncate_by_cut(self.transport, cut, self._settings, TruncationRequest(dry_run, retries, info, at_once))
 
     def summaries(self, prefix: str = "") -> Iterator[ShardSummary]:
         """What each shard holds whose name begins with `prefix`: rows, bytes, since, upper, policy. Ascending.
@@ -463,7 +463,7 @@ class Client(Timeable):
         checked("prefix", prefix, str)
         after: str | None = ""
         while after is not None:
-            summaries, after = page(self.transport, self._settings, prefix, after, PAGE_MAX)
+            summaries, after = summary_page(self.transport, self._settings, prefix, after, PAGE_MAX)
             yield from summaries
 
     def drop_shards(
@@ -485,7 +485,7 @@ class Client(Timeable):
         Raises: InvalidUsage (no such shards, too many, or not as many as were confirmed; nothing was dropped).
         """
         chosen = None if names is None else tuple_of("names", names)
-        return drop_all(self.transport, self._settings, Chosen(chosen, prefix, confirm, force))
+        return drop_shards(self.transport, self._settings, DropRequest(chosen, prefix, confirm, force))
 
     def metrics(self) -> dict[str, float]:
         """What this client has done so far: calls, bytes, seconds, tries. It needs no request.

@@ -13,20 +13,20 @@ import pyarrow as pa
 from persist.client.arguments import checked, html_table
 from persist.client.read_leases import Hold
 from persist.client.row_reader import Rows, Split
-from persist.client.small_reads import holding_together
+from persist.client.small_reads import hold_shared
 from persist.client.snapshot import (
     Held,
     ReadLease,
     ReadSettings,
     SnapshotSplit,
     check_lease,
-    holding,
+    hold_time,
     latest,
     leased_blobs,
     part_reader,
     wait_for_upper,
 )
-from persist.client.timestamps import BEFORE_ALL, NothingWritten, as_of_at, resolved, shown_instant
+from persist.client.timestamps import BEFORE_ALL, NothingWritten, as_of_at, resolve_time, to_datetime
 from persist.client.transport import OneShard, Transport
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpgradeNeeded
@@ -43,7 +43,7 @@ T = TypeVar("T")
 DROPS_FOR_OTHERS = 16  # drops of a shard that overwrites leave for truncations
 
 
-def whole_view(transport: Transport, name: str, view: ShardView) -> ShardView:
+def load_full_view(transport: Transport, name: str, view: ShardView) -> ShardView:
     """The shard as of this view or later with all of its batches: a drop removes rows from before any interval.
 
     Raises what a view request may.
@@ -56,7 +56,7 @@ def runs_of(view: ShardView) -> tuple[Run, ...]:
     return tuple(run for batch in view.batches for run in batch.runs)
 
 
-def within(runs: Iterable[Run], low: int, high: int) -> tuple[Run, ...]:
+def runs_in_interval(runs: Iterable[Run], low: int, high: int) -> tuple[Run, ...]:
     """The runs with only those parts that may have updates at times in `(low, high]`."""
     parts = (tuple(part for part in run.parts if part.time_max > low and part.time_min <= high) for run in runs)
     return tuple(Run(kept_parts) for kept_parts in parts if kept_parts)
@@ -100,7 +100,7 @@ def changes_at(
         yield at_time(table, drop.at)
 
 
-def retracted(reader: PartReader, view: ShardView, drops: Sequence[RowDrop]) -> Iterator[pa.Table]:
+def drop_retractions(reader: PartReader, view: ShardView, drops: Sequence[RowDrop]) -> Iterator[pa.Table]:
     """The retractions of several drops of a view that has all batches, one drop after the other."""
     runs = runs_of(view)
     for drop in drops:
@@ -112,7 +112,7 @@ def may_replace_all(view: ShardView) -> bool:
     return view.upper.element not in (None, 0) and len(view.drops) < DROPS_MAX - DROPS_FOR_OTHERS
 
 
-def unless_refused(commit: Callable[[], T]) -> T | None:
+def try_drop(commit: Callable[[], T]) -> T | None:
     """The result of the commit of a drop; None: this shard does not allow a drop, and nothing was changed.
 
     Raises other errors of the commit.
@@ -232,7 +232,7 @@ class Changes(Rows):
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedTime:
     """A time that a caller named, by its number or by a wall clock; None is the latest one."""
 
     time: int | None
@@ -241,15 +241,15 @@ class Named:
     @classmethod
     def of(
         cls, what: str, point: Point, transport: Transport, name: str, limits: tuple[float, float], least: int = 0
-    ) -> Named:
+    ) -> NamedTime:
         """`limits`: how long to wait for a wall clock in the future, and for an answer, in seconds.
 
         `least` is the earliest time allowed. Raises InvalidUsage unless it is a time, and what `resolved` and
         `as_of_at` raise.
         """
         if isinstance(point, datetime):
-            resolution = resolved(transport, name, point, *limits)
-            return cls(as_of_at(name, resolution), shown_instant(resolution.at_ms))
+            resolution = resolve_time(transport, name, point, *limits)
+            return cls(as_of_at(name, resolution), to_datetime(resolution.at_ms))
         _check_point(what, point, least)
         return cls(point)
 
@@ -284,7 +284,7 @@ class DiffRequest:
 
 
 @dataclass(frozen=True)
-class Between:
+class HeldInterval:
     """Two complete times of a shard, and the hold on them and all times between."""
 
     held: Held
@@ -319,15 +319,15 @@ def _fields(split: SnapshotSplit) -> dict[str, Any]:
 
 
 @contextmanager
-def between(
+def hold_interval(
     transport: Transport, name: str, start: int, end: int | None, request: DiffRequest, settings: ReadSettings
-) -> Iterator[Between]:
+) -> Iterator[HeldInterval]:
     """Hold the earlier of two times (`end` None: the latest complete one) and wait for the later one.
 
     The lease outlives the block, unless the block raises. Raises NotReadable, Unavailable.
     """
     low = start if end is None else min(start, end)
-    hold = holding_together if request.shares else holding
+    hold = hold_shared if request.shares else hold_time
     with hold(transport, name, low, request.purpose, request.wait_s, settings) as held:
         end = _latest(held.view) if end is None else end
         high = max(start, end)
@@ -340,7 +340,7 @@ def between(
                 as_of=[high],
                 since=held.view.since.to_json(),
             )
-        yield Between(held, start, end)
+        yield HeldInterval(held, start, end)
 
 
 def _latest(view: ShardView) -> int:
@@ -352,12 +352,12 @@ def _latest(view: ShardView) -> int:
 
 
 def changes_of(
-    transport: Transport, name: str, start: Named, end: Named, request: DiffRequest, settings: ReadSettings
+    transport: Transport, name: str, start: NamedTime, end: NamedTime, request: DiffRequest, settings: ReadSettings
 ) -> Changes:
     """The changes of one shard. Raises what `Shard.changes` says."""
     assert start.time is not None
     request = replace(request, shares=request.num_splits == 1)  # several splits are meant for other processes
-    with between(transport, name, start.time, end.time, request, settings) as interval:
+    with hold_interval(transport, name, start.time, end.time, request, settings) as interval:
         request.check_names(interval.held.view)
         splits = interval.splits(request.num_splits, request.columns)
         schema, hold = part_reader(transport, interval.held.view, settings)[0], Hold(interval.held.lease)
@@ -366,13 +366,16 @@ def changes_of(
 
 
 def changes_between(
-    start: tuple[OneShard, str, Named], end: tuple[OneShard, str, Named], request: DiffRequest, settings: ReadSettings
+    start: tuple[OneShard, str, NamedTime],
+    end: tuple[OneShard, str, NamedTime],
+    request: DiffRequest,
+    settings: ReadSettings,
 ) -> Changes:
     """The changes from one shard as of a time to another one as of its time. Raises what `Shard.changes` says."""
     shared = settings.shared_by(READS_AT_ONCE)
     with ExitStack() as stack:
         earlier, later = (
-            stack.enter_context(holding(transport, name, at.time, request.purpose, request.wait_s, shared))
+            stack.enter_context(hold_time(transport, name, at.time, request.purpose, request.wait_s, shared))
             for transport, name, at in (start, end)
         )
         schema, reader = part_reader(earlier.transport, earlier.view, shared)
@@ -403,7 +406,7 @@ def changes_between(
 
 def runs_between(view: ShardView, low: int, high: int) -> tuple[Run, ...]:
     """The runs that may have updates at times in `(low, high]` that count as of `high`."""
-    return within(contents(runs_of(view), view.drops, high), low, high)
+    return runs_in_interval(contents(runs_of(view), view.drops, high), low, high)
 
 
 def _ranges(

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.snapshot import Held, kept, part_reader
+from persist.client.snapshot import Held, part_reader, with_renewal
 from persist.client.write import Updates, as_updates
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, shown
@@ -73,7 +73,7 @@ class Contents:
             return
         _, reader = part_reader(self.held.transport, self.held.view, self.held.settings, keeps)
         runs, time = self.following or (self.held.runs, self.time)
-        yield from kept(reader.read_range(runs, as_of=time, key_range=key_range), self.held.lease)
+        yield from with_renewal(reader.read_range(runs, as_of=time, key_range=key_range), self.held.lease)
 
     def changes(
         self, after: int, key_range: KeyRange = ALL_KEYS, keeps: RowGroupFilter | None = None
@@ -83,7 +83,7 @@ class Contents:
             return
         _, reader = part_reader(self.held.transport, self.held.view, self.held.settings, keeps)
         changes = reader.read_changes(self.held.runs, after, self.time, key_range=key_range)
-        yield from kept(changes, self.held.lease)
+        yield from with_renewal(changes, self.held.lease)
 
 
 @dataclass(frozen=True)

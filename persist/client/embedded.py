@@ -11,7 +11,7 @@ from persist.client.arguments import check_int
 from persist.client.deadlines import Patience
 from persist.client.erasure_api import wait_json
 from persist.client.lease_pool import LeasePool
-from persist.client.location_metrics import of_location, own_pools
+from persist.client.location_metrics import location_families, location_pools
 from persist.client.maintaining import Maintain
 from persist.client.timestamps import instant_text
 from persist.commit.location import Location
@@ -110,8 +110,8 @@ class EmbeddedTransport:
         return self.location.sight.storms
 
     def families(self) -> Iterator[Family]:
-        yield from of_location(self.location)
-        yield from pools(own_pools(self.location))
+        yield from location_families(self.location)
+        yield from pools(location_pools(self.location))
 
     def belongs(self) -> tuple[str, int]:
         binding = self._patience.ask("the location", self.location.identity.check)

@@ -20,8 +20,8 @@ import pyarrow as pa
 from persist.client.idempotency import after_commit, send, send_for
 from persist.client.optimistic_edit import unless_landed
 from persist.client.optimistic_loop import Count, RewriteOperation, check_complete, latest_of
-from persist.client.snapshot import Held, kept, part_reader
-from persist.client.timestamps import datetime_text, instant_text, period_ms, shown_instant
+from persist.client.snapshot import Held, part_reader, with_renewal
+from persist.client.timestamps import datetime_text, instant_text, period_ms, to_datetime
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
@@ -108,7 +108,7 @@ class Picked:
         _, reader = part_reader(held.transport, held.view, held.settings)
         ranges = self.ranges if self.where is None else (self.where.key_range(),)
         for key_range in ranges:
-            for table in kept(self._read(reader, held, low, high, key_range), held.lease):
+            for table in with_renewal(self._read(reader, held, low, high, key_range), held.lease):
                 rows = negated(table if self.where is None else self.where.apply(table))
                 if len(rows):
                     yield rows
@@ -304,8 +304,8 @@ def _status(key: str, erasure: Erasure, waits: tuple[Wait, ...], now_ms: int) ->
         at=erasure.at,
         question=erasure.question.hex(),
         reason=erasure.reason,
-        requested=shown_instant(erasure.requested_ms),
-        deadline=None if erasure.deadline_ms is None else shown_instant(erasure.deadline_ms),
+        requested=to_datetime(erasure.requested_ms),
+        deadline=None if erasure.deadline_ms is None else to_datetime(erasure.deadline_ms),
         removed=None,
         waits=waits,
         doomed=erasure.doomed,

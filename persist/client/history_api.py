@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import check_int, check_splits, checked, checked_wait, names
 from persist.client.commit_info import Info, info_bytes
-from persist.client.contents_diff import Changes, DiffRequest, Named, changes_between, changes_of
+from persist.client.contents_diff import Changes, DiffRequest, NamedTime, changes_between, changes_of
 from persist.client.erasure_api import (
     EraseOperation,
     ErasureStatus,
@@ -34,7 +34,7 @@ from persist.client.rewrites import (
 )
 from persist.client.shard_base import ShardBase
 from persist.client.snapshot import at_latest
-from persist.client.timestamps import BEFORE_ALL, as_of_at, datetime_text, kept_ms, resolved, shown_instant
+from persist.client.timestamps import BEFORE_ALL, as_of_at, datetime_text, resolve_time, retention_ms, to_datetime
 from persist.core import commands as c
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import InvalidUsage
@@ -60,7 +60,7 @@ class ShardTag:
     @classmethod
     def of(cls, name: str, tag: Tag) -> ShardTag:
         """The tag of this name as callers see it."""
-        return cls(name, tag.time, None if tag.until_ms is None else shown_instant(tag.until_ms))
+        return cls(name, tag.time, None if tag.until_ms is None else to_datetime(tag.until_ms))
 
 
 def tag_json(tag: ShardTag) -> dict[str, Any]:
@@ -111,8 +111,8 @@ class HistoryMethods(ShardBase):
         if later._transport.inner is not self._transport.inner:
             raise InvalidUsage(f"shards {self.name!r} and {later.name!r} were opened by two clients; open both by one")
         limits = (wait_s, read.retry_s)
-        first = Named.of("start", start, self._transport, self.name, limits, BEFORE_ALL)
-        last = Named.of("end", end, later._transport, later.name, limits, BEFORE_ALL)
+        first = NamedTime.of("start", start, self._transport, self.name, limits, BEFORE_ALL)
+        last = NamedTime.of("end", end, later._transport, later.name, limits, BEFORE_ALL)
         if later._transport.shard == self._transport.shard:
             changes = changes_of(self._transport, self.name, first, last, request, read)
         else:
@@ -152,7 +152,7 @@ class HistoryMethods(ShardBase):
         if as_of is None:
             raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
         settings, info_json, changes = self._settings, _checked(token, retries, info), as_attribute_updates(attributes)
-        to = Named.of("as_of", as_of, self._transport, self.name, (0.0, settings.read.retry_s))
+        to = NamedTime.of("as_of", as_of, self._transport, self.name, (0.0, settings.read.retry_s))
         restore = RestoreOperation.of(self._transport, self.name, settings, to, info=info_json, attributes=changes)
         return restore.run(token, retries)
 
@@ -323,9 +323,9 @@ class HistoryMethods(ShardBase):
             forgotten), Conflict (the tag is at another time), Unavailable (no clock can be trusted for `keep`).
         """
         if isinstance(at, datetime):
-            at = as_of_at(self.name, resolved(self._transport, self.name, at, 0.0, self._settings.read.retry_s))
+            at = as_of_at(self.name, resolve_time(self._transport, self.name, at, 0.0, self._settings.read.retry_s))
         checked("at", at, int, type(None))
-        keep_ms = None if keep is None else kept_ms(keep, "keep", takes_none=False)
+        keep_ms = None if keep is None else retention_ms(keep, "keep", takes_none=False)
         check_tag_name(name)
 
         def set_at(time: int) -> ShardTag:

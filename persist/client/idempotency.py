@@ -83,7 +83,7 @@ def send(
         return transport.apply(name, command, caller)
 
     has_token = isinstance(command, c.WriterCommand)
-    return settled(
+    return call_with_retries(
         ask,
         RetriedCall(f"a command on shard {name!r}", name),
         transport,
@@ -106,12 +106,14 @@ def read_details(transport: OneShard, name: str, retry_s: float) -> ShardDetails
     """The settings, tags and critical readers of a shard as of now. Raises what every call may."""
     request = ViewRequest(with_batches=False, with_details=True)
     call = RetriedCall(f"a view of shard {name!r}", name)
-    view = settled(lambda: transport.view(name, request), call, transport, retry_s, remedy="repeat it", lapses=True)
+    view = call_with_retries(
+        lambda: transport.view(name, request), call, transport, retry_s, remedy="repeat it", lapses=True
+    )
     assert view.details is not None
     return view.details
 
 
-def settled(
+def call_with_retries(
     ask: Callable[[], _T],
     call: RetriedCall,
     transport: Transport,
@@ -247,7 +249,7 @@ def _attributes(changes: tuple[AttributeUpdate, ...]) -> list[tuple[object, ...]
     return [(change.key, change.verb, change.value, change.expected) for change in changes]
 
 
-def standing_for_themselves(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+def with_id_digests(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """The runs, with parts that a token recognises by their ids only, not by their rows."""
     return tuple(Run(tuple(replace(part, rows_digest=_by_id(part)) for part in run.parts)) for run in runs)
 

@@ -57,7 +57,7 @@ class Lease(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LeaseKind:
     """Reads that may share a lease: of one shard, for one purpose, with leases of one length."""
 
     name: str
@@ -80,7 +80,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SinglePoint:
     """A single time that is read: that of a tag, or one that is kept separately."""
 
     time: int
@@ -88,28 +88,28 @@ class Point:
 
 
 @dataclass(eq=False)
-class Shared:
+class SharedLease:
     """A lease that several reads use. It holds `since` and later times, or only its `point`, from `lease.seqno` on."""
 
-    kind: Kind
+    kind: LeaseKind
     lease: Lease
     since: int
-    point: Point | None
+    point: SinglePoint | None
     opened_s: float
     moved_s: float
     active_s: float  # when something was last read by it
     seen: SeqNo  # the newest State from which a read was planned
     latest: int  # the latest time that was read
-    uses: set[Use] = field(default_factory=set)
+    uses: set[LeaseUse] = field(default_factory=set)
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PERIODS + 1))  # period, earliest time
     is_left: bool = False  # it takes no more uses, and the last of them closes it
 
 
 @dataclass(eq=False)
-class Use:
+class LeaseUse:
     """One read by a shared lease: of a time, planned from the State `seqno`. It lapses if it pauses for a lease."""
 
-    shared: Shared
+    shared: SharedLease
     as_of: int
     seqno: SeqNo
     active_s: float
@@ -120,7 +120,7 @@ class Use:
 class _Known:
     """The leases of one kind that take new reads."""
 
-    shared: list[Shared] = field(default_factory=list)
+    shared: list[SharedLease] = field(default_factory=list)
     opening: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -131,14 +131,14 @@ class LeasePool:
         self._clock = clock
         self._process = OwnProcess("this client")
         self._changed = threading.Condition()
-        self._known: dict[Kind, _Known] = {}
-        self._released: deque[Use] = deque()  # by garbage collections, which may run while a thread holds the lock
+        self._known: dict[LeaseKind, _Known] = {}
+        self._released: deque[LeaseUse] = deque()  # by garbage collections, which may run while a thread holds the lock
         self._tends = False
         self._closed = False
         # Not by `atexit`, which does not run at the end of processes that `multiprocessing` has started.
         self._at_exit = Finalize(self, _close_at_exit, (weakref.ref(self),), exitpriority=0)
 
-    def take(self, kind: Kind, as_of: int | str | None) -> Use | None:
+    def take(self, kind: LeaseKind, as_of: int | str | None) -> LeaseUse | None:
         """A use of the lease that may cover this time, this tag, or the latest time (None); None: there is none.
 
         Until `joined` is called with what is read, it holds everything that may be read. A view that is requested from
@@ -155,11 +155,11 @@ class LeasePool:
                 return None
             shared = next((lease for lease in usable if lease.point is not None), usable[0])
             earliest = shared.latest if as_of is None else shared.since if isinstance(as_of, str) else as_of
-            use = Use(shared, earliest, shared.seen, self._clock.monotonic())
+            use = LeaseUse(shared, earliest, shared.seen, self._clock.monotonic())
             shared.uses.add(use)
             return use
 
-    def joined(self, use: Use, as_of: int, seqno: SeqNo, *, was_named: bool) -> None:
+    def joined(self, use: LeaseUse, as_of: int, seqno: SeqNo, *, was_named: bool) -> None:
         """Set what the read has come to: this time, planned from this State.
 
         A time that `was_named` may be named again, so it stays held for a while. The next read of the latest time is
@@ -174,8 +174,13 @@ class LeasePool:
                 self._changed.notify_all()
 
     def open(
-        self, kind: Kind, as_of: int, point: Point | None, instead: Shared | None, open_lease: Callable[[], Lease]
-    ) -> Use | None:
+        self,
+        kind: LeaseKind,
+        as_of: int,
+        point: SinglePoint | None,
+        instead: SharedLease | None,
+        open_lease: Callable[[], Lease],
+    ) -> LeaseUse | None:
         """A use of a new lease, which `open_lease` takes; `instead` exists and does not cover the time.
 
         None: another read is taking one at this moment, or has taken one, or there are too many. Raises what
@@ -199,8 +204,8 @@ class LeasePool:
                     return None
             now = self._clock.monotonic()
             lease = open_lease()
-            shared = Shared(kind, lease, as_of, point, now, now, now, lease.seqno, as_of)
-            use = Use(shared, as_of, lease.seqno, now)
+            shared = SharedLease(kind, lease, as_of, point, now, now, now, lease.seqno, as_of)
+            use = LeaseUse(shared, as_of, lease.seqno, now)
             shared.uses.add(use)
             with self._changed:
                 shared.is_left = self._closed
@@ -216,7 +221,7 @@ class LeasePool:
         self._end(lambda one: one is not shared and (one is instead or (one.point, point) == (None, None)), kind)
         return use
 
-    def leave(self, shared: Shared) -> None:
+    def leave(self, shared: SharedLease) -> None:
         """It takes no more reads, is neither moved nor renewed here, and stays as it is for its current uses.
 
         It has lapsed, or another process renews it.
@@ -224,7 +229,7 @@ class LeasePool:
         with self._changed:
             self._left(shared.kind, lambda one: one is shared)
 
-    def give_back(self, use: Use) -> None:
+    def give_back(self, use: LeaseUse) -> None:
         """The read is over. The lease is kept for the next one for a while."""
         if self._process.is_left:
             return
@@ -236,7 +241,7 @@ class LeasePool:
         if ended:
             shared.lease.close()
 
-    def release(self, use: Use) -> None:
+    def release(self, use: LeaseUse) -> None:
         """As `give_back`, for a garbage collection: soon, and without waiting."""
         self._released.append(use)
         if self._closed and not self._process.is_left:  # the thread of the pool has ended
@@ -245,7 +250,7 @@ class LeasePool:
                 closing.start()
                 closing.join(EXIT_S)
 
-    def is_read(self, use: Use) -> None:
+    def is_read(self, use: LeaseUse) -> None:
         """Called when a read starts or continues. Raises Expired: it has paused for so long that its hold lapsed."""
         if use.has_lapsed:
             raise Expired("the hold of this snapshot is gone: its lease lapsed while nothing was read; take it again")
@@ -271,7 +276,7 @@ class LeasePool:
             kinds = list(self._known)
         for kind in kinds:
             self._end(partial(_is_over, now), kind)
-        due: list[tuple[Shared, int, SeqNo]] = []
+        due: list[tuple[SharedLease, int, SeqNo]] = []
         with self._changed:
             for shared in [one for kind, known in self._known.items() if not kind.is_plan for one in known.shared]:
                 kind = shared.kind
@@ -313,7 +318,7 @@ class LeasePool:
             with suppress(IndexError):  # another thread was faster
                 self.give_back(self._released.popleft())
 
-    def _fits(self, shared: Shared, as_of: int | str | None) -> bool:
+    def _fits(self, shared: SharedLease, as_of: int | str | None) -> bool:
         kind = shared.kind
         if kind.is_plan and self._clock.monotonic() - shared.opened_s >= kind.takes_s:
             return False
@@ -321,12 +326,12 @@ class LeasePool:
             return as_of == shared.point.tag if isinstance(as_of, str) else as_of == shared.point.time
         return not isinstance(as_of, int) or shared.since <= as_of
 
-    def _read(self, use: Use) -> None:
+    def _read(self, use: LeaseUse) -> None:
         shared = use.shared
         use.active_s = shared.active_s = self._clock.monotonic()
         shared.seen, shared.latest = max(shared.seen, use.seqno), max(shared.latest, use.as_of)
 
-    def _remember(self, use: Use) -> None:
+    def _remember(self, use: LeaseUse) -> None:
         """Remember which time was read, for as long as leases are kept."""
         shared, now = use.shared, self._clock.monotonic()
         period = int(now * PERIODS / shared.kind.kept_s)
@@ -336,7 +341,7 @@ class LeasePool:
         else:
             shared.recent.append((period, use.as_of))
 
-    def _moved(self, shared: Shared, now: float) -> tuple[int, SeqNo]:
+    def _moved(self, shared: SharedLease, now: float) -> tuple[int, SeqNo]:
         """The new position of a lease: times that are read, or were read recently, stay held. No read joins before."""
         shared.moved_s = now
         begin = int(now * PERIODS / shared.kind.kept_s) - PERIODS
@@ -344,7 +349,7 @@ class LeasePool:
         shared.since = max(shared.since, min(wanted, default=shared.latest))
         return shared.since, _needed_from(shared)
 
-    def _end(self, is_over: Callable[[Shared], bool], kind: Kind) -> None:
+    def _end(self, is_over: Callable[[SharedLease], bool], kind: LeaseKind) -> None:
         """Take no more uses of these leases of a kind, and release the unused ones."""
         with self._changed:
             ended = [shared for shared in self._left(kind, is_over) if not shared.uses]  # plans never end their use
@@ -352,7 +357,7 @@ class LeasePool:
             if not deadlines.has_passed():
                 shared.lease.close()
 
-    def _left(self, kind: Kind, is_over: Callable[[Shared], bool]) -> list[Shared]:
+    def _left(self, kind: LeaseKind, is_over: Callable[[SharedLease], bool]) -> list[SharedLease]:
         """Mark these leases of a kind as left; those that took new reads up to now. The lock is held."""
         known = self._known.get(kind)
         over = [shared for shared in known.shared if is_over(shared)] if known is not None else []
@@ -363,7 +368,7 @@ class LeasePool:
             self._forget_empty(kind)
         return over
 
-    def _forget_empty(self, kind: Kind) -> None:
+    def _forget_empty(self, kind: LeaseKind) -> None:
         """Forget a kind without leases. The lock is held."""
         known = self._known.get(kind)
         if known is not None and not known.shared:
@@ -375,16 +380,16 @@ class LeasePool:
             threading.Thread(target=partial(_tend_all, weakref.ref(self)), name="persist-leases", daemon=True).start()
 
 
-def _needed_from(shared: Shared) -> SeqNo:
+def _needed_from(shared: SharedLease) -> SeqNo:
     """The first State that is still needed."""
     return min((use.seqno for use in shared.uses), default=shared.seen)
 
 
-def _is_far(shared: Shared) -> bool:
+def _is_far(shared: SharedLease) -> bool:
     return _needed_from(shared) - shared.lease.seqno >= COMMITS_HELD_MAX
 
 
-def _is_over(now: float, shared: Shared) -> bool:
+def _is_over(now: float, shared: SharedLease) -> bool:
     """Whether it takes no more reads: it is released then, or left to its uses."""
     if shared.kind.is_plan:
         return now >= shared.opened_s + shared.kind.takes_s

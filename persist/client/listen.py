@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import checked_wait
-from persist.client.contents_diff import changes_at, runs_of, whole_view, within
+from persist.client.contents_diff import changes_at, load_full_view, runs_in_interval, runs_of
 from persist.client.deadlines import Timeable
-from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_held, kept, part_reader
+from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_held, part_reader, with_renewal
 from persist.client.transport import Transport
 from persist.core.batch import HollowBatch
 from persist.core.errors import HistoryLost, InvalidUsage, Overloaded, Unavailable
@@ -163,11 +163,11 @@ class Listen(Timeable):
 
         The removed rows are computed here, since no retractions were written.
         """
-        whole = whole_view(self._transport, self._name, view)
+        whole = load_full_view(self._transport, self._name, view)
         check_held(whole, max(drop.at - 1, 0))
         wanted, reader = self._reader(whole)
         runs = taken_away(runs_of(whole), whole.drops, drop)
-        written = within(clipped(runs_of(whole), drop.cut), drop.at - 1, drop.at)
+        written = runs_in_interval(clipped(runs_of(whole), drop.cut), drop.at - 1, drop.at)
         rows = sum(part.rows for run in (*runs, *written) for part in run.parts)
         pieces = changes_at(reader, runs, written, drop, wanted.key_range, wanted.read)
         yield from self._events(pieces, rows, Antichain(drop.at + 1), wanted)
@@ -191,7 +191,7 @@ class Listen(Timeable):
         self.schema = wanted.schema
         held: list[pa.Table] = []
         left = self._settings.memory_bytes if rows <= EVENT_ROWS else 0
-        for piece in filter(len, map(wanted.apply, kept(pieces, self._lease))):
+        for piece in filter(len, map(wanted.apply, with_renewal(pieces, self._lease))):
             left -= piece.nbytes
             if left < 0:
                 yield from (ListenEvent(lower, lower, table) for table in held)

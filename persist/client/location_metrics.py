@@ -49,7 +49,7 @@ STATES: dict[str, tuple[str, Callable[[State], float]]] = {
 }
 
 
-def of_location(location: Location) -> Iterator[Family]:
+def location_families(location: Location) -> Iterator[Family]:
     """Calls to the stores, commits, upkeep, caches and pools, of all shards together."""
     yield from stores(location.store_calls)
     counted = location.counted()
@@ -68,7 +68,7 @@ def of_location(location: Location) -> Iterator[Family]:
         yield one("persist_background_dropped_total", COUNTER, "Pieces of upkeep dropped: too many waited", dropped)
 
 
-def own_pools(location: Location) -> dict[str, tuple[int, int]]:
+def location_pools(location: Location) -> dict[str, tuple[int, int]]:
     """The pools of a location: how much is in use, and the size."""
     sizes = {"machines": (len(location.machines()), MACHINES_MAX)}
     if isinstance(location.background, ThreadBackground):
@@ -76,7 +76,7 @@ def own_pools(location: Location) -> dict[str, tuple[int, int]]:
     return sizes
 
 
-def of_shards(location: Location, machines: Sequence[Machine]) -> Iterator[Family]:
+def shard_families(location: Location, machines: Sequence[Machine]) -> Iterator[Family]:
     """The metrics of these shards, whose number the caller bounds: of their States, and of the work done here."""
     states = [(machine.name, state) for machine in machines if (state := machine.cached) is not None]
     now_ms = location.clock.now_ms()

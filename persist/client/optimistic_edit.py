@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from persist.client.contents_diff import may_replace_all, runs_of, unless_refused, within
+from persist.client.contents_diff import may_replace_all, runs_in_interval, runs_of, try_drop
 from persist.client.dml_plans import Contents, VerbBinding
 from persist.client.idempotency import send_for
 from persist.client.optimistic_loop import (
@@ -24,12 +24,12 @@ from persist.client.optimistic_loop import (
     Step,
     check_open,
     check_readable,
-    landed_rewrite,
+    find_landed_rewrite,
+    landed_or_none,
     latest_of,
-    unless_overtaken,
 )
-from persist.client.small_reads import holding_briefly
-from persist.client.snapshot import Held, kept, part_reader
+from persist.client.small_reads import hold_for_block
+from persist.client.snapshot import Held, part_reader, with_renewal
 from persist.client.timestamps import record_json
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
@@ -120,7 +120,7 @@ class EditOperation(RewriteOperation):
         if view.upper == MINIMUM and (first := self._first(view, token)) is not None:
             return first
         check_readable(self.name, view)
-        with holding_briefly(self.transport, self.name, None, self.purpose, self.read) as held:
+        with hold_for_block(self.transport, self.name, None, self.purpose, self.read) as held:
             self._check_expected(held.view)
             attempt = self._rewrite(held, token, RACES_MAX, REDONE_MAX)
         assert attempt.done is not None
@@ -179,7 +179,7 @@ class EditOperation(RewriteOperation):
         expected = self.expected or EMPTY
         parts = {**self._parts(view), "tombstone": EMPTY}
         own = token or mint(Token, self.transport.ids)
-        done = unless_refused(lambda: self._writer(view).commit_rewrite(runs, expected, token=own, **parts))
+        done = try_drop(lambda: self._writer(view).commit_rewrite(runs, expected, token=own, **parts))
         if done is None:
             return None
         return Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
@@ -225,10 +225,10 @@ class EditOperation(RewriteOperation):
         """Count the rows that were written at this time, without drops. None: they cannot be read any more."""
         count = Count()
         try:
-            with holding_briefly(self.transport, self.name, time, self.purpose, self.read) as held:
+            with hold_for_block(self.transport, self.name, time, self.purpose, self.read) as held:
                 _, reader = part_reader(held.transport, held.view, held.settings)
-                written = reader.read_changes(within(runs_of(held.view), time - 1, time), time - 1, time)
-                count.read(kept(written, held.lease))
+                written = reader.read_changes(runs_in_interval(runs_of(held.view), time - 1, time), time - 1, time)
+                count.read(with_renewal(written, held.lease))
         except PersistError:  # it has landed, whether or not its rows can be read
             return None
         return count
@@ -253,13 +253,13 @@ def unless_landed(handle: WriteHandle, token: Token | None) -> Iterator[None]:
         raise
     except InvalidUsage:
         if token is not None:
-            edit_landed(handle, "insert", token)
+            find_landed_edit(handle, "insert", token)
         raise
 
 
-def edit_landed(handle: WriteHandle, verb: str, token: Token) -> c.Appended | None:
+def find_landed_edit(handle: WriteHandle, verb: str, token: Token) -> c.Appended | None:
     """The interval of the edit of this token, if it has landed. Changes nothing. Raises what every write may."""
-    return landed_rewrite(handle, token, **edit_parts(verb))
+    return find_landed_rewrite(handle, token, **edit_parts(verb))
 
 
 def edit_parts(verb: str, question: bytes = b"") -> dict[str, Any]:
@@ -267,10 +267,10 @@ def edit_parts(verb: str, question: bytes = b"") -> dict[str, Any]:
     return {"operation": verb, "question": question, **({"cut": 0} if verb == c.INSERT else {})}
 
 
-def landed(transport: OneShard, name: str, token: Token, retry_s: float) -> c.Appended | None:
+def find_landed_write(transport: OneShard, name: str, token: Token, retry_s: float) -> c.Appended | None:
     """The interval of the write of this token, whatever it wrote, if it has landed. Changes nothing.
 
     A command without a digest matches every command of its token. Raises what every write may.
     """
     command = c.Rewrite(writer_of(token), token, MINIMUM, c.NEVER, c.INSERT, cut=0)
-    return unless_overtaken(lambda: send_for(c.Appended, transport, name, command, retry_s))
+    return landed_or_none(lambda: send_for(c.Appended, transport, name, command, retry_s))

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.contents_diff import DiffRequest, Named, between
+from persist.client.contents_diff import DiffRequest, NamedTime, hold_interval
 from persist.client.dml_plans import GainedKeys
 from persist.client.idempotency import send_for
 from persist.client.read_leases import HandleSettings
@@ -50,7 +50,7 @@ BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
 
 # Refusals, which say that nothing was changed. They are not raised if another try of the token has landed.
 REFUSED = (Expired, InvalidUsage, NotReadable, UpperMismatch)
-LATEST = Named(None)
+LATEST = NamedTime(None)
 _T = TypeVar("_T")
 
 
@@ -117,14 +117,14 @@ class RewriteOperation(ABC):
 
     transport: OneShard
     name: str
-    to: Named
+    to: NamedTime
     write: WriteSettings
     read: ReadSettings
     info: bytes = b""  # for the commit history
     passes: c.PassedCut | None = None  # the cut of a retention policy
 
     @classmethod
-    def of(cls, transport: OneShard, name: str, settings: HandleSettings, to: Named = LATEST, **more: Any) -> Self:
+    def of(cls, transport: OneShard, name: str, settings: HandleSettings, to: NamedTime = LATEST, **more: Any) -> Self:
         """With settings that bound its memory, and with `more` fields."""
         write = replace(settings.write, part_bytes_target=min(BUFFER_BYTES, settings.write.part_bytes_target))
         read = replace(settings.read, memory_bytes=min(READ_BYTES, settings.read.memory_bytes))
@@ -172,7 +172,7 @@ class RewriteOperation(ABC):
     def _held(self, start: int, settings: ReadSettings | None = None) -> Iterator[Held]:
         """A lease on all times from `start` on, for the block."""
         request = DiffRequest(wait_s=0.0, purpose=self.purpose)
-        with between(self.transport, self.name, start, None, request, settings or self.read) as interval:
+        with hold_interval(self.transport, self.name, start, None, request, settings or self.read) as interval:
             try:
                 yield interval.held
             finally:
@@ -286,13 +286,15 @@ class RewriteOperation(ABC):
 
     def _landed(self, token: Token) -> c.Appended | None:
         """The interval that it took, if it has landed already; also for a dropped shard."""
-        return landed_rewrite(self._writer(None), token, **self._parts(None))
+        return find_landed_rewrite(self._writer(None), token, **self._parts(None))
 
     def _counted(self, done: c.Appended) -> Count | None:
         """Count the rows of the commit that took this interval. None: they cannot be read any more."""
         count, time = Count(), done.lower.element or 0
         try:
-            with between(self.transport, self.name, time - 1, time, DiffRequest(wait_s=0.0), self.read) as interval:
+            with hold_interval(
+                self.transport, self.name, time - 1, time, DiffRequest(wait_s=0.0), self.read
+            ) as interval:
                 count.read(interval.splits(1, None)[0].read(self.transport))
             interval.held.lease.close()
         except PersistError:  # it has landed, whether or not its rows can be read
@@ -316,15 +318,15 @@ class RewriteOperation(ABC):
         )
 
 
-def landed_rewrite(handle: WriteHandle, token: Token, **parts: Any) -> c.Appended | None:
+def find_landed_rewrite(handle: WriteHandle, token: Token, **parts: Any) -> c.Appended | None:
     """The interval of the rewrite of this token, if it has landed; `parts` are those of `Rewrite`. Changes nothing.
 
     The command expects a time that precedes every upper, so it can never land. Raises what every write may.
     """
-    return unless_overtaken(lambda: handle.commit_rewrite((), MINIMUM, c.NEVER, token=token, **parts))
+    return landed_or_none(lambda: handle.commit_rewrite((), MINIMUM, c.NEVER, token=token, **parts))
 
 
-def unless_overtaken(ask: Callable[[], c.Appended]) -> c.Appended | None:
+def landed_or_none(ask: Callable[[], c.Appended]) -> c.Appended | None:
     """The answer to a write that can never land: the interval if its token has landed; None: it has not."""
     try:
         return ask()

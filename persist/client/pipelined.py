@@ -25,7 +25,7 @@ from persist.attributes.attribute_handle import Attributes
 from persist.client import deadlines
 from persist.client.arguments import check_numbers
 from persist.client.deadlines import Timeable
-from persist.client.unique_insert import CheckedWriter, conformed
+from persist.client.unique_insert import CheckedWriter, conform_rows
 from persist.client.write import Updates
 from persist.commit.system import Clock, OwnProcess
 from persist.core.attribute import AttributeUpdate, named_key
@@ -306,7 +306,7 @@ def _left_s() -> float | None:
 
 def _conformed(updates: Updates, schema: ShardSchema) -> _Append:
     """One table with the shard's columns, without times, which the service chooses."""
-    rows = conformed(updates, schema, None)
+    rows = conform_rows(updates, schema, None)
     return _Append(rows.drop_columns([TIME]), _weight(rows, schema))
 
 

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 
 from persist.client.arguments import check_int, check_splits, checked, checked_time, checked_wait, names
 from persist.client.listen import Listen, ListenEvent
-from persist.client.row_reader import expanded, first_negative, multiplicities
+from persist.client.row_reader import expand_rows, first_negative, multiplicities
 from persist.client.shard_base import ShardBase
-from persist.client.small_reads import holding_together, rows_at_once
-from persist.client.snapshot import LATEST_TRIES_MAX, Held, ReadLease, Snapshot, Tagged, holding
-from persist.client.timestamps import BEFORE_ALL, NothingWritten, as_of_at, resolved, shown_instant
+from persist.client.small_reads import hold_shared, read_unleased
+from persist.client.snapshot import LATEST_TRIES_MAX, Held, ReadLease, Snapshot, Tagged, hold_time
+from persist.client.timestamps import BEFORE_ALL, NothingWritten, as_of_at, resolve_time, to_datetime
 from persist.client.write import Time
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, NotReadable, shown
@@ -173,11 +173,12 @@ class ReadMethods(ShardBase):
             tag: the name of a tag, instead of a time.
         Raises: InvalidUsage (no columns), and what `snapshot` raises.
         """
-        from persist.client.scan import scanned  # Arrow's datasets are slow to import, and few programs need them
+
+        from persist.client.scan import open_scan  # Arrow's datasets are slow to import, and few programs need them
 
         selection = self._selection(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
         with self._held(_named(as_of, tag), purpose, wait_s) as (held, timestamp):
-            return scanned(held, selection, timestamp)
+            return open_scan(held, selection, timestamp)
 
     def get(
         self, key: Key, *, as_of: int | datetime | None = None, columns: Sequence[str] | None = None
@@ -328,7 +329,7 @@ class ReadMethods(ShardBase):
     ) -> Snapshot:
         """`options`: the number of splits, the seconds to wait, and the purpose."""
         num_splits, wait_s, purpose = options
-        hold = holding_together if num_splits == 1 else holding  # several splits are meant for other processes
+        hold = hold_shared if num_splits == 1 else hold_time  # several splits are meant for other processes
         with self._held(at, purpose, wait_s, hold) as (held, timestamp):
             return replace(held.snapshot(num_splits, selection, limit), timestamp=timestamp)
 
@@ -339,24 +340,24 @@ class ReadMethods(ShardBase):
         if isinstance(as_of, datetime):
             as_of = as_of_at(self.name, self._resolved(as_of, WAIT_S))
         checked_time("as_of", as_of, BEFORE_ALL)
-        table = rows_at_once(self._transport, self.name, as_of, selection, limit, self._settings.read)
+        table = read_unleased(self._transport, self.name, as_of, selection, limit, self._settings.read)
         if table is None:
             with self._snapshot(as_of, selection, limit, (1, WAIT_S, purpose)) as snapshot:
                 table = snapshot.to_arrow()
         if table.schema.names == [DIFF] and first_negative(table) is None:  # Arrow tables without columns have no rows
             return [{} for _ in range(sum(multiplicities(table)))]
-        rows: list[dict[str, Any]] = pa.concat_tables(expanded(table)).to_pylist()
+        rows: list[dict[str, Any]] = pa.concat_tables(expand_rows(table)).to_pylist()
         return rows
 
     @contextmanager
     def _held(
-        self, at: int | datetime | Tagged | None, purpose: str, wait_s: float, hold: Holding = holding
+        self, at: int | datetime | Tagged | None, purpose: str, wait_s: float, hold: Holding = hold_time
     ) -> Iterator[tuple[Held, datetime | None]]:
         """A complete time, held, and the wall clock that named it. The lease outlives the block, unless it raises."""
         timestamp = None
         if isinstance(at, datetime):
             resolution = self._resolved(at, wait_s)
-            at, timestamp = as_of_at(self.name, resolution), shown_instant(resolution.at_ms)
+            at, timestamp = as_of_at(self.name, resolution), to_datetime(resolution.at_ms)
         with ExitStack() as stack:
             yield self._entered(stack, at, (purpose, wait_s), hold), timestamp
 
@@ -380,7 +381,7 @@ class ReadMethods(ShardBase):
         return stack.enter_context(self._before_all(purpose, wait_s))
 
     def _before_all(self, purpose: str, wait_s: float) -> AbstractContextManager[Held]:
-        return holding(self._transport, self.name, BEFORE_ALL, purpose, wait_s, self._settings.read)
+        return hold_time(self._transport, self.name, BEFORE_ALL, purpose, wait_s, self._settings.read)
 
     def _schema_of(self, selection: Selection) -> int | None:
         """The id of the schema that names the selected columns; None: none is named.
@@ -402,7 +403,7 @@ class ReadMethods(ShardBase):
     def _resolved(self, when: datetime, wait_s: float) -> c.TimeResolved:
         checked("when", when, datetime)
         checked_wait("wait_s", wait_s)
-        return resolved(self._transport, self.name, when, wait_s, self._settings.read.retry_s)
+        return resolve_time(self._transport, self.name, when, wait_s, self._settings.read.retry_s)
 
 
 def snapshot_of(

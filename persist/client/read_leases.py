@@ -102,7 +102,7 @@ class ReadLease(Timeable):
         def register() -> ReadLease:
             reader = mint(ReaderId, transport.ids)
             command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
-            return taken(transport, name, command, settings, must_hold=must_hold)
+            return register_lease(transport, name, command, settings, must_hold=must_hold)
 
         try:
             return register()
@@ -212,7 +212,7 @@ class ReadLease(Timeable):
         return send(self._transport, self._name, command, bound_s if retry_s is None else min(retry_s, bound_s))
 
 
-def taken(
+def register_lease(
     transport: Transport,
     name: str,
     command: c.RegisterReader,

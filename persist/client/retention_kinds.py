@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.commit_info import info_bytes
-from persist.client.contents_diff import Named
+from persist.client.contents_diff import NamedTime
 from persist.client.idempotency import send
 from persist.client.optimistic_loop import (
     Count,
@@ -23,8 +23,8 @@ from persist.client.optimistic_loop import (
 )
 from persist.client.read_leases import HandleSettings
 from persist.client.rewrites import DROP, DropOperation, Truncated
-from persist.client.snapshot import Held, holding, kept, part_reader
-from persist.client.timestamps import record_json, shown_instant
+from persist.client.snapshot import Held, hold_time, part_reader, with_renewal
+from persist.client.timestamps import record_json, to_datetime
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core import record
@@ -215,7 +215,7 @@ class ColumnRetention(RewriteOperation):
                 if low is None
                 else reader.read_changes(held.runs, low, high)
             )
-            return _non_empty(negated(search.sieve.rows(table)) for table in kept(tables, held.lease))
+            return _non_empty(negated(search.sieve.rows(table)) for table in with_renewal(tables, held.lease))
         shared = held.settings.shared_by(READS_AT_ONCE)
         return self._passed_and_overdue(replace(held, settings=shared), search, so_far, high)
 
@@ -229,7 +229,7 @@ class ColumnRetention(RewriteOperation):
         reader = self._reader(held, again.sieve)
         rows = (again.sieve.rows(_present(table)) for table in reader.read_range(held.runs, as_of=high))
         removed = map(negated, self._passed(held, again, so_far, high))
-        for table in _non_empty(map(_present, kept(reader.difference(removed, rows), held.lease))):
+        for table in _non_empty(map(_present, with_renewal(reader.difference(removed, rows), held.lease))):
             search.overran = True
             yield negated(table)
 
@@ -237,13 +237,13 @@ class ColumnRetention(RewriteOperation):
         """The retractions of the rows that all consumers have passed; the others are noted as waiting."""
         sieve, reader = search.sieve, self._reader(held, search.sieve)
         if not so_far:  # the consumers have passed nothing, or what they have passed is not known
-            for table in kept(reader.read_range(held.runs, as_of=high), held.lease):
+            for table in with_renewal(reader.read_range(held.runs, as_of=high), held.lease):
                 search.note_waiting(sieve.rows(_present(table)))
             return
         before = (sieve.rows(_present(table)) for table in reader.read_range(held.runs, as_of=so_far - 1))
         since = self._retracted_since(held, search, so_far, high)
         left = reader.difference(before, since)
-        yield from _non_empty(table.filter(pc.less(table.column(DIFF), 0)) for table in kept(left, held.lease))
+        yield from _non_empty(table.filter(pc.less(table.column(DIFF), 0)) for table in with_renewal(left, held.lease))
 
     def _retracted_since(self, held: Held, search: _Search, so_far: int, high: int) -> Iterator[pa.Table]:
         """The retractions since the time `so_far`, in key order, with positive `__diff`, whatever was added besides."""
@@ -270,7 +270,7 @@ class ColumnRetention(RewriteOperation):
         if not dry_run:
             send(self.transport, self.name, c.NoteLooked(looked, search.overran), self.read.retry_s)
         passes = behind(self.facts, upper.element or 0) if search.overran else ()
-        done = ColumnRun(self.column.name, shown_instant(max(0, self.old_ms)), lower, upper, removed)
+        done = ColumnRun(self.column.name, to_datetime(max(0, self.old_ms)), lower, upper, removed)
         after = record.replace(self.facts, done=record.replace(self.facts.done, looked=looked))
         return RetentionOutcome(done, passes, waiting(after))
 
@@ -368,7 +368,7 @@ def dropped(
     transport: OneShard, name: str, due: Due, settings: HandleSettings, info: bytes, *, dry_run: bool
 ) -> Truncated | str:
     """The result of a drop, or a sentence that says why it is refused. Raises what `Shard.truncate` says."""
-    drop = DropOperation.of(transport, name, settings, Named(due.cut.upper), info=info, passes=passed_cut(due))
+    drop = DropOperation.of(transport, name, settings, NamedTime(due.cut.upper), info=info, passes=passed_cut(due))
     try:
         return _counted(drop, due.cut.upper) if dry_run else drop.run(None, dry_run=False)
     except InvalidUsage as error:
@@ -385,7 +385,7 @@ def _counted(drop: DropOperation, cut: int) -> Truncated:
 
     Raises InvalidUsage if it is refused.
     """
-    with holding(drop.transport, drop.name, None, drop.purpose, 0.0, drop.read) as held:
+    with hold_time(drop.transport, drop.name, None, drop.purpose, 0.0, drop.read) as held:
         upper, removed = drop.counted(held, cut)
         return Truncated(cut, None, upper, upper, removed, DROP)
 
@@ -413,7 +413,7 @@ def _refusal(check: Callable[[], object]) -> str | None:
 
 def count_dropped(transport: OneShard, name: str, upper: int, settings: HandleSettings) -> int:
     """How many rows a drop before `upper` would remove; 0 if it is refused."""
-    drop = DropOperation.of(transport, name, settings, Named(upper))
+    drop = DropOperation.of(transport, name, settings, NamedTime(upper))
     try:
         return drop.run(None, dry_run=True).removed or 0
     except (InvalidUsage, NotReadable):

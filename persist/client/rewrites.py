@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.contents_diff import READS_AT_ONCE, Between, Named, Point, runs_of, within
+from persist.client.contents_diff import READS_AT_ONCE, HeldInterval, NamedTime, Point, runs_in_interval, runs_of
 from persist.client.dml_plans import Contents, GainedKeys
 from persist.client.idempotency import after_commit
 from persist.client.optimistic_loop import (
@@ -23,8 +23,8 @@ from persist.client.optimistic_loop import (
     latest_of,
     read_facts,
 )
-from persist.client.snapshot import Held, holding, kept, part_reader
-from persist.client.timestamps import record_json, resolved, shown_instant
+from persist.client.snapshot import Held, hold_time, part_reader, with_renewal
+from persist.client.timestamps import record_json, resolve_time, to_datetime
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
@@ -123,7 +123,7 @@ class RestoreOperation(RewriteOperation):
     def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
         """What leads back from the latest time: to `low`, from which the staged rows lead on, or all the way."""
         lead_to = held.as_of if low is None else low
-        [split] = Between(held, latest_of(held.view), lead_to).splits(1, None)
+        [split] = HeldInterval(held, latest_of(held.view), lead_to).splits(1, None)
         rows = split.read(self.transport)
         return rows if count.gained is None else count.gained.of(rows)
 
@@ -149,7 +149,7 @@ class RestoreOperation(RewriteOperation):
 
     def _differs(self, held: Held) -> bool:
         """Whether the contents at the two times differ. Rows staged in several tries may cancel out."""
-        [split] = Between(held, held.as_of, latest_of(held.view)).splits(1, None)
+        [split] = HeldInterval(held, held.as_of, latest_of(held.view)).splits(1, None)
         return any(table.num_rows for table in split.read(self.transport))
 
     def _unchanged(self, as_of: int, view: ShardView, token: Token | None) -> Restored:
@@ -268,7 +268,7 @@ class TruncateOperation(RewriteOperation):
         """The retractions of the rows to remove, in key order."""
         removed = _RemovedRows.of(self.transport, held)
         held.lease.check()
-        for table in kept(removed.tables(), held.lease):
+        for table in with_renewal(removed.tables(), held.lease):
             yield table.filter(pc.less(table.column(DIFF), 0))
 
     def _step(self, before: Held, now: Held) -> Step:
@@ -336,7 +336,7 @@ class _RemovedRows:
         return self.reader.difference(map(negated, taken), rows)
 
     def _since(self) -> tuple[Run, ...]:
-        return within(clipped(runs_of(self.view), self.floor), self.start, self.end)
+        return runs_in_interval(clipped(runs_of(self.view), self.floor), self.start, self.end)
 
 
 @dataclass(frozen=True)
@@ -404,7 +404,7 @@ class DropOperation(RewriteOperation):
         check_complete(self.name, before - 1, self._view(), "truncated")
         if before <= read_facts(self.transport, self.name, self.read.retry_s).facts.truncated.before:
             return self._view().upper, 0
-        with holding(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
+        with hold_time(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
             return self.counted(held, before)
 
     def counted(self, held: Held, before: int) -> tuple[Antichain, int]:
@@ -415,7 +415,7 @@ class DropOperation(RewriteOperation):
             check_droppable(self.name, view.batches, view.drops, before)
             _, reader = part_reader(self.transport, view, self.read)
             runs = runs_until(contents(runs_of(view), view.drops, view.upper.element or 0), before)
-            count.read(kept(map(negated, reader.read_range(runs, as_of=before - 1)), held.lease))
+            count.read(with_renewal(map(negated, reader.read_range(runs, as_of=before - 1)), held.lease))
             return view.upper, count.removed
         finally:
             held.lease.close()
@@ -436,10 +436,10 @@ def mode_of(mode: object) -> Literal["retract", "drop"]:
     raise InvalidUsage(f"mode is {mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
 
 
-def cut_of(transport: OneShard, name: str, before: Point, retry_s: float) -> Named:
+def cut_of(transport: OneShard, name: str, before: Point, retry_s: float) -> NamedTime:
     """The cut that a caller named; a wall clock names the upper that the shard had then. Raises as `resolved`."""
     if not isinstance(before, datetime):
-        return Named.of("before", before, transport, name, (0.0, retry_s))
-    resolution = resolved(transport, name, before, 0.0, retry_s)
+        return NamedTime.of("before", before, transport, name, (0.0, retry_s))
+    resolution = resolve_time(transport, name, before, 0.0, retry_s)
     upper = resolution.upper.element
-    return Named(TIME_MAX if upper is None else upper, shown_instant(resolution.at_ms))
+    return NamedTime(TIME_MAX if upper is None else upper, to_datetime(resolution.at_ms))

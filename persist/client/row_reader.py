@@ -137,7 +137,7 @@ def first_negative(table: pa.Table) -> int | None:
     return int(negative.argmax()) if negative.any() else None
 
 
-def expanded(table: pa.Table, rows_max: int = PIECE_ROWS) -> Iterator[pa.Table]:
+def expand_rows(table: pa.Table, rows_max: int = PIECE_ROWS) -> Iterator[pa.Table]:
     """Each row repeated `__diff` times, without that column: one table after another, at least one.
 
     Pieces have at most `rows_max` rows, unless all multiplicities are 1. Raises NegativeMultiplicity, and InvalidUsage
@@ -173,7 +173,7 @@ def _pieces(rows: pa.Table, counts: npt.NDArray[np.int64], rows_max: int) -> Ite
         yield from _pieces(rows.slice(half), counts[half:], rows_max)
 
 
-def limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
+def limit_rows(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
     """The first rows, at most `limit` of them (None: all), counted with their multiplicity.
 
     The multiplicity of the last row is reduced to fit. A negative multiplicity counts by its absolute value. No more

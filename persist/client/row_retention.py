@@ -9,7 +9,7 @@ from typing import Any
 
 from persist.client.arguments import checked, names
 from persist.client.commit_info import info_bytes
-from persist.client.contents_diff import Named
+from persist.client.contents_diff import NamedTime
 from persist.client.embedded import EmbeddedTransport
 from persist.client.history_api import HistoryMethods
 from persist.client.idempotency import after_commit, read_details, send, send_for
@@ -32,7 +32,7 @@ from persist.client.retention_kinds import (
     run_by_column,
 )
 from persist.client.rewrites import Truncated, TruncateOperation
-from persist.client.timestamps import instant_ms, period_ms, record_json, shown_instant
+from persist.client.timestamps import instant_ms, period_ms, record_json, to_datetime
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location
 from persist.core import commands as c
@@ -84,7 +84,7 @@ def _current_rungs(facts: Facts, now_ms: int) -> Iterator[Rung]:
     for rung, (form, period_start) in _RUNGS.items():
         if not getattr(ladder, rung) or latest < 0 or facts.since.is_empty or _newest(facts, rung) == latest:
             continue
-        at = period_start(shown_instant(now_ms))
+        at = period_start(to_datetime(now_ms))
         yield Rung(f"{rung}-{at.strftime(form)}", instant_ms("now", at))
 
 
@@ -238,7 +238,7 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
     facts, done = answer.facts, answer.facts.done
     now_ms = transport.clock.now_ms() if answer.checked_ms is None else answer.checked_ms
     planned, looked, following = plan(facts, now_ms), done.looked, next_turn_ms(facts, now_ms)
-    held_by = (*no_clock_of(answer), *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
+    held_by = (*clock_notes(answer), *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
     due = planned.due
     if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
         due, held_by = None, (*held_by, reason)
@@ -247,15 +247,15 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
         facts.version,
         len(facts.cuts),
         done.upper,
-        shown_instant(done.at_ms) if done.at_ms else None,
+        to_datetime(done.at_ms) if done.at_ms else None,
         done.removed,
         done.overran,
         None if due is None else due.cut.upper,
-        None if following is None else shown_instant(following),
+        None if following is None else to_datetime(following),
         tuple(dict.fromkeys(held_by)),
         answer.rows,
         facts.stored_bytes,
-        shown_instant(looked.at_ms) if looked.at_ms else None,
+        to_datetime(looked.at_ms) if looked.at_ms else None,
         looked.removed if looked.at_ms else None,
         has_to_look(facts, now_ms),
     )
@@ -273,7 +273,7 @@ def _waits(facts: Facts, now_ms: int) -> tuple[str, ...]:
     return ()
 
 
-def no_clock_of(answer: c.RetentionIs) -> tuple[str, ...]:
+def clock_notes(answer: c.RetentionIs) -> tuple[str, ...]:
     """The note if the policy cannot trust any clock."""
     return () if answer.checked_ms is not None or answer.facts.policy is None else (NO_CLOCK,)
 
@@ -314,7 +314,7 @@ def run_retention(
         truncation = _truncated(transport, name, due, settings, _How(answer.facts.drops, retries, dry_run, now_ms))
         if isinstance(truncation, tuple):
             held_by = tuple(dict.fromkeys((*planned.held_by, *truncation)))
-            return RetentionRun(None, (), (), held_by, cuts, shown_instant(now_ms))
+            return RetentionRun(None, (), (), held_by, cuts, to_datetime(now_ms))
         done = truncation
         if done.changed:
             answer = read_facts(transport, name, retry_s)
@@ -342,7 +342,7 @@ def _truncated(
         if how.drops:
             done = dropped(transport, name, due, settings, info, dry_run=how.dry_run)
             return (done,) if isinstance(done, str) else done
-        to = Named(due.cut.upper)
+        to = NamedTime(due.cut.upper)
         truncation = TruncateOperation.of(transport, name, settings, to, info=info, passes=passed_cut(due))
         return truncation.run(None, how.retries, dry_run=how.dry_run)
     except (InvalidUsage, NotReadable):  # the shard is fed by append by now, or another run has come that far
@@ -369,7 +369,7 @@ def _run_result(
         tuple(dict.fromkeys((*passes, *by_column.passes))),
         tuple(dict.fromkeys((*held_by, *by_column.held_by))),
         cuts,
-        shown_instant(now_ms),
+        to_datetime(now_ms),
         by_column.done,
     )
 
@@ -442,7 +442,7 @@ def _cut_at_once(transport: OneShard, name: str, facts: Facts, now_ms: int, sett
     upper = due.cut.upper
     if facts.drops:
         return count_dropped(transport, name, upper, settings)
-    truncation = TruncateOperation.of(transport, name, settings, Named(upper))
+    truncation = TruncateOperation.of(transport, name, settings, NamedTime(upper))
     try:
         return truncation.run(None, 0, dry_run=True).removed or 0
     except NotReadable:  # what was forgotten cannot be cut
@@ -567,7 +567,7 @@ class RetentionKeeper:
         return bool(outlived_rungs(facts.policy, facts.tags)) or has_to_look(facts, now_ms)
 
 
-def kept_by_itself(location: Location, maintain: Maintain) -> EmbeddedTransport:
+def maintained_transport(location: Location, maintain: Maintain) -> EmbeddedTransport:
     """A transport of an embedded program whose small reads share leases.
 
     Its background work runs the policies of the shards to which it commits, if its location collects: then there may

@@ -13,7 +13,7 @@ from persist.client.dml_plans import KEYS_MAX, Delete, Overwrite, Plan, ReplaceW
 from persist.client.merge import Merge
 from persist.client.optimistic_edit import Edited, EditOperation
 from persist.client.shard_base import ShardBase
-from persist.client.write import Updates, reusable
+from persist.client.write import Updates, to_rereadable
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX, Antichain
@@ -60,7 +60,7 @@ class EditMethods(ShardBase):
             have happened: repeat it with the token). Nothing was changed, except perhaps after Indeterminate.
         """
         checked("delete_column", delete_column, str, type(None))
-        plan = Upsert(reusable(rows), delete_column)
+        plan = Upsert(to_rereadable(rows), delete_column)
         return self._edit(plan, read_time, token, attributes, info)
 
     def delete(
@@ -146,7 +146,7 @@ class EditMethods(ShardBase):
         Raises: InvalidUsage (the predicate is not true for a row), and what `upsert` raises.
         """
         checked("where", where, str)
-        plan = ReplaceWhere(where, reusable(rows))
+        plan = ReplaceWhere(where, to_rereadable(rows))
         return self._edit(plan, read_time, token, attributes, info)
 
     def overwrite(
@@ -172,7 +172,7 @@ class EditMethods(ShardBase):
         Returns: as `upsert`.
         Raises: what `upsert` raises.
         """
-        return self._edit(Overwrite(reusable(rows)), read_time, token, attributes, info)
+        return self._edit(Overwrite(to_rereadable(rows)), read_time, token, attributes, info)
 
     def merge(self, source: Updates, on: Sequence[str] | None = None) -> Merge:
         """A merge of a source into the shard. Add clauses to it, then `execute` it.
@@ -183,7 +183,7 @@ class EditMethods(ShardBase):
         Returns: the merge under construction: see `Merge`.
         Raises: InvalidUsage (an argument is invalid); `execute` if there is no such column.
         """
-        return Merge.of(partial(self._edit, known=self._schema_id), reusable(source), on)
+        return Merge.of(partial(self._edit, known=self._schema_id), to_rereadable(source), on)
 
     def _edit(
         self,

@@ -19,8 +19,8 @@ import pyarrow.fs
 from blob import optional
 from persist.client.arguments import NUMBER_MAX, check_int, checked
 from persist.client.read_leases import Hold
-from persist.client.row_reader import expanded, first_negative, part_reader
-from persist.client.snapshot import Held, kept, leased_blobs
+from persist.client.row_reader import expand_rows, first_negative, part_reader
+from persist.client.snapshot import Held, leased_blobs, with_renewal
 from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
 from persist.core.record import replace as changed
@@ -88,7 +88,7 @@ class HeldRows:
         pieces = reader.read_range(
             runs, as_of=held.as_of, key_range=wanted.key_range, columns=wanted.read, finish=select
         )
-        for piece in kept(pieces, held.lease):
+        for piece in with_renewal(pieces, held.lease):
             if len(piece):
                 yield piece
             self.check_open()
@@ -322,7 +322,7 @@ _HOW = frozenset(  # options of pyarrow's own datasets for reading files, which 
 )
 
 
-def scanned(held: Held, selection: Selection, timestamp: datetime | None) -> Scan:
+def open_scan(held: Held, selection: Selection, timestamp: datetime | None) -> Scan:
     """A scan of a selection of a held time, which it holds from now on. Raises InvalidUsage."""
     wanted = resolve_selection(valid_schemas(held.view.schemas), selection)
     if wanted.columns == ():
@@ -412,7 +412,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filt
         total = 0
         for table in self._tables([], read, wanted):
             if first_negative(table) is not None:
-                next(expanded(table))  # raises NegativeMultiplicity
+                next(expand_rows(table))  # raises NegativeMultiplicity
             total += pc.sum(table.column(DIFF)).as_py()
         return total
 
@@ -513,7 +513,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filt
 
     def _batches(self, shown: list[str], read: list[str], wanted: Any, rows: int) -> Iterator[pa.RecordBatch]:
         for table in self._tables(shown, read, wanted):
-            for piece in expanded(table):
+            for piece in expand_rows(table):
                 yield from piece.to_batches(rows)
 
     def _tables_for(self, names: list[str], may: RowGroupFilter | None, finish: Finish | None) -> Iterator[pa.Table]:
@@ -527,7 +527,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filt
         if wanted is not None:
             _, read = required_columns(self.schema, names, wanted)
         for table in self._rows.tables(read, may, finish if wanted is None else finish_matching):
-            yield from expanded(table)
+            yield from expand_rows(table)
 
 
 def _as_table(verb: str) -> InvalidUsage:

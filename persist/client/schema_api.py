@@ -13,7 +13,7 @@ from persist.client.dml_plans import Contents, with_keys
 from persist.client.idempotency import after_commit, send_for
 from persist.client.optimistic_loop import check_readable
 from persist.client.shard_base import ShardBase
-from persist.client.small_reads import holding_briefly
+from persist.client.small_reads import hold_for_block
 from persist.client.snapshot import Held, ReadSettings, check_lease, leased_blobs, part_reader
 from persist.client.transport import OneShard
 from persist.core import commands as c
@@ -85,7 +85,7 @@ class SchemaEvolution:
         if view.upper == MINIMUM and (number := self._landed(after, view.upper)) is not None:
             return number  # the shard was empty
         check_readable(self.name, view)
-        with holding_briefly(self.transport, self.name, None, look.purpose, self.read) as held:
+        with hold_for_block(self.transport, self.name, None, look.purpose, self.read) as held:
             for _ in range(RACES_MAX):
                 if held.view.schema_id != self.expected_id:  # it has landed before, or this raises SchemaMismatch
                     return self.send(after)
@@ -326,7 +326,7 @@ class SchemaMethods(ShardBase):
             return []
         check_readable(self.name, view)
         look = SchemaLook(current_schema(view.schemas)[1], self.name)
-        with holding_briefly(self._transport, self.name, None, "broken constraints", self._settings.read) as held:
+        with hold_for_block(self._transport, self.name, None, "broken constraints", self._settings.read) as held:
             return list(look.broken(held))
 
     # --- how it changes them

@@ -42,16 +42,16 @@ def with_constraints_of(schema: ShardSchema, other: ShardSchema) -> ShardSchema:
     return schema.with_details(unique=wanted.unique, not_null=wanted.not_null, checks=wanted.checks)
 
 
-def alike(schema: ShardSchema, other: ShardSchema) -> bool:
+def has_same_columns(schema: ShardSchema, other: ShardSchema) -> bool:
     """Whether shards have the same columns now: ids, names, types, order, key and defaults."""
     if schema.ids != other.ids or schema.key != other.key or not schema.arrow.equals(other.arrow):
         return False
     return schema.details.default_of == other.details.default_of
 
 
-def same(schema: ShardSchema, other: ShardSchema) -> bool:
+def is_same_schema(schema: ShardSchema, other: ShardSchema) -> bool:
     """Whether schemas of one shard are the same: a plain one has no ids, and never equals one that has some."""
-    return schema.is_plain == other.is_plain and alike(schema, other)
+    return schema.is_plain == other.is_plain and has_same_columns(schema, other)
 
 
 def first_schema(shard: Shard) -> tuple[int, ShardSchema]:
@@ -61,7 +61,7 @@ def first_schema(shard: Shard) -> tuple[int, ShardSchema]:
     return first, schemas[first]
 
 
-def taken_name(shard: Shard, before: int, known: ShardSchema) -> tuple[str, str] | None:
+def reused_name(shard: Shard, before: int, known: ShardSchema) -> tuple[str, str] | None:
     """A name that was one column's by the schema of the id `before`, and is another's by `known`; and what became of
     the column.
 
@@ -72,7 +72,7 @@ def taken_name(shard: Shard, before: int, known: ShardSchema) -> tuple[str, str]
     return next((move for move in moves if move[0] in known.id_of), None)
 
 
-def own_handle(shard: Shard) -> Shard:
+def copy_handle(shard: Shard) -> Shard:
     """Another handle of the shard with the same known schema. From then on their schemas are independent."""
     with shard._lock:
         handle = copy(shard)
@@ -80,7 +80,7 @@ def own_handle(shard: Shard) -> Shard:
     return handle
 
 
-def learnt(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSchema] | None:
+def learn_schema(shard: Shard, number: int, known: ShardSchema) -> tuple[int, ShardSchema] | None:
     """The current schema of the shard, which the handle uses from then on; None: its columns have the same names.
 
     `number` and `known` are the schema whose names a caller used. Raises InvalidUsage if one of the names is another
@@ -125,7 +125,7 @@ class NamedColumns:
                 )
 
 
-def known_by(shard: Shard) -> tuple[int, ShardSchema]:
+def known_schema(shard: Shard) -> tuple[int, ShardSchema]:
     """The id of the schema that the handle knows, and the schema, read atomically."""
     return shard._current_schema()
 
@@ -141,14 +141,14 @@ def evolve(shard: Shard, view: ShardView, schema: ShardSchema) -> None:
 
 
 @dataclass(frozen=True)
-class Life:
+class SchemaHistory:
     """The schemas that a shard has had, oldest first: as they were written, and with the ids that followed."""
 
     written: tuple[ShardSchema, ...]
     numbered: tuple[ShardSchema, ...]
 
     @classmethod
-    def of(cls, shard: Shard) -> Life:
+    def of(cls, shard: Shard) -> SchemaHistory:
         """As of now. Raises what every call may."""
         records = shard.view().schemas
         sound = valid_schemas(records)
@@ -159,10 +159,10 @@ class Life:
         """The last place in this history with these columns; None: there is none."""
         plain = [at for at, known in enumerate(self.written) if known.is_plain]
         if schema.is_plain and plain:
-            places = [at for at in plain if alike(schema, self.written[at])]
+            places = [at for at in plain if has_same_columns(schema, self.written[at])]
         else:  # if all are plain, the ids are those of the last one
             begin = len(plain) - 1 if len(plain) == len(self.written) else 0
-            places = [at for at in range(begin, len(self.written)) if alike(schema, self.numbered[at])]
+            places = [at for at in range(begin, len(self.written)) if has_same_columns(schema, self.numbered[at])]
         return places[-1] if places else None
 
     def following(self, place: int, target: int) -> ShardSchema:
@@ -181,7 +181,7 @@ def check_alike(whose: str, schemas: Mapping[str, ShardSchema]) -> None:
     """Raise InvalidUsage unless these shards, by their names, have the same columns now."""
     first = next(iter(schemas))
     for name, schema in schemas.items():
-        if not alike(schema, schemas[first]):
+        if not has_same_columns(schema, schemas[first]):
             raise InvalidUsage(
                 f"{whose}: shards {first!r} and {name!r} have different schemas, in names or numbers of columns; "
                 "change both alike (Shard.alter), or make one with the schema of the other (create_shard(name, "

@@ -18,7 +18,7 @@ from persist.core.errors import InvalidUsage
 _TOKEN = re.compile(r"[\x20-\x7e]+")
 
 
-def normal(url: str) -> str:
+def normalize_url(url: str) -> str:
     """The canonical form of a server's base URL. Raises InvalidUsage."""
     try:
         parts = urlsplit(url.strip())
@@ -46,7 +46,7 @@ def checked_token(name: str, token: str | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class ClientTls:
     """PEM files. `ca_file`: trusted CAs; None: those of the system. `certificate_file`: a certificate with its key."""
 
     ca_file: str | None = None
@@ -66,14 +66,14 @@ class Trust:
                 # A key with a passphrase is refused; otherwise OpenSSL would prompt for it on the terminal.
                 context.load_cert_chain(self.certificate_file, password=lambda: b"")
             except (OSError, ValueError) as error:
-                reason = said_of(error)
+                reason = certificate_error_text(error)
                 raise InvalidUsage(
                     f"certificate_file {self.certificate_file!r:.200} cannot be used: {reason}"
                 ) from error
         return context
 
 
-def said_of(error: Exception) -> str:
+def certificate_error_text(error: Exception) -> str:
     """Why a certificate and its key cannot be used; OpenSSL's own messages only say where it has stopped."""
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":

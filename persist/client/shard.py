@@ -14,9 +14,9 @@ from persist.client.commit_info import (
     Info,
     checked_limit,
     checked_purpose,
-    entries_told,
-    entry_shown,
+    read_entries,
     read_place,
+    to_history_entry,
 )
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.read_api import ReadMethods
@@ -26,7 +26,7 @@ from persist.client.row_retention import RetentionMethods
 from persist.client.row_verbs import EditMethods
 from persist.client.schema_api import SchemaMethods
 from persist.client.snapshot import ReadLease
-from persist.client.timestamps import instant_of, kept_ms, period_ms
+from persist.client.timestamps import instant_of, period_ms, retention_ms
 from persist.client.transport import Transport
 from persist.client.unique_insert import CheckedWriter
 from persist.client.write import Time, Updates, WriteHandle
@@ -263,7 +263,7 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, SchemaMethods):
         known = self.settings
         if history is None and not known.version:
             raise InvalidUsage(f"shard {self.name!r} has no settings yet: say how much history it is to keep")
-        history_ms = known.history_ms if history is None else kept_ms(history)
+        history_ms = known.history_ms if history is None else retention_ms(history)
         checked("expected_version", expected_version, int, type(None))
         every_ms = known.mark_every_ms if mark_every is None else period_ms(mark_every, "mark_every", "10s")
         version = known.version if expected_version is None else expected_version
@@ -298,8 +298,8 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, SchemaMethods):
         """
         place = read_place("before", before.place if isinstance(before, HistoryEntry) else before)
         checked("maintenance", maintenance, bool)
-        entries = entries_told(self._transport, self.name, place, checked_limit(limit), maintenance)
-        return [entry_shown(entry) for entry in entries]
+        entries = read_entries(self._transport, self.name, place, checked_limit(limit), maintenance)
+        return [to_history_entry(entry) for entry in entries]
 
     def open_reader(self, since: int | None = None, *, purpose: str = "reader") -> ReadLease:
         """A hold on history, which lasts as long as it is renewed.

@@ -11,7 +11,7 @@ from persist.client.idempotency import send
 from persist.client.optimistic_loop import read_facts
 from persist.client.read_leases import HandleSettings
 from persist.client.row_retention import policy_json
-from persist.client.stream_cuts import check_names_or_prefix, chosen_names, each, error_json
+from persist.client.stream_cuts import check_names_or_prefix, chosen_names, error_json, map_names
 from persist.client.timestamps import instant_of, record_json
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
@@ -76,7 +76,7 @@ class ShardsDropped:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class DropRequest:
     """The shards to drop: `names`, or those whose names begin with `prefix`."""
 
     names: tuple[str, ...] | None
@@ -93,17 +93,17 @@ class Chosen:
             raise InvalidUsage("the prefix of shards to drop must not be empty")
 
 
-def page(
+def summary_page(
     transport: Transport, settings: HandleSettings, prefix: str, after: str, limit: int
 ) -> tuple[list[ShardSummary], str | None]:
     """A page of shards beyond `after`, ascending, and the name after which the next page begins (None: no more)."""
     names = transport.names(prefix, after, limit)
-    summaries = each(lambda name: _summary(transport, name, settings.read.retry_s), names, AT_ONCE)
+    summaries = map_names(lambda name: _summary(transport, name, settings.read.retry_s), names, AT_ONCE)
     existing = [summary for summary in summaries if summary is not None]
     return existing, names[-1] if len(names) == limit else None
 
 
-def drop_all(transport: Transport, settings: HandleSettings, chosen: Chosen) -> ShardsDropped:
+def drop_shards(transport: Transport, settings: HandleSettings, chosen: DropRequest) -> ShardsDropped:
     """Drop the shards. Raises what `Client.drop_shards` says."""
     chosen.check()
     names = chosen_names(transport, chosen.names, chosen.prefix, DROPPED_MAX)
@@ -126,7 +126,7 @@ def drop_all(transport: Transport, settings: HandleSettings, chosen: Chosen) -> 
             return ShardDropped(name, error)
         return ShardDropped(name, None)
 
-    return ShardsDropped(True, tuple(each(drop_one, names, AT_ONCE)))
+    return ShardsDropped(True, tuple(map_names(drop_one, names, AT_ONCE)))
 
 
 def _summary(transport: Transport, name: str, retry_s: float) -> ShardSummary | None:

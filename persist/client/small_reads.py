@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from blob import BlobNotFound
 from persist.client.arguments import checked, checked_wait
-from persist.client.lease_pool import Kind, LeasePool, Point, Use
-from persist.client.row_reader import limited, part_reader
+from persist.client.lease_pool import LeaseKind, LeasePool, LeaseUse, SinglePoint
+from persist.client.row_reader import limit_rows, part_reader
 from persist.client.snapshot import (
     FEW_BATCH_ROWS,
     FEW_MEMORY_BYTES,
@@ -20,7 +20,7 @@ from persist.client.snapshot import (
     ReadSettings,
     Tagged,
     check_lease,
-    holding,
+    hold_time,
     lease_point,
 )
 from persist.client.timestamps import BEFORE_ALL, NothingWritten, latest
@@ -52,7 +52,7 @@ class Read:
 class LentLease(ReadLease):
     """A shared lease for one of its users. Closing it returns it to the pool; it never moves."""
 
-    def __init__(self, own: OneShard, name: str, settings: ReadSettings, pool: LeasePool, use: Use) -> None:
+    def __init__(self, own: OneShard, name: str, settings: ReadSettings, pool: LeasePool, use: LeaseUse) -> None:
         super().__init__(own, name, use.shared.lease.reader, settings, use.seqno)
         self.since = Antichain(use.as_of)
         self.is_point = use.shared.point is not None
@@ -87,7 +87,7 @@ class LentLease(ReadLease):
 
 
 @contextmanager
-def holding_together(  # noqa: PLR0913 - as `holding`
+def hold_shared(  # noqa: PLR0913 - as `holding`
     transport: Transport,
     name: str,
     as_of: AsOf,
@@ -97,7 +97,7 @@ def holding_together(  # noqa: PLR0913 - as `holding`
     *,
     is_plan: bool = False,
 ) -> Iterator[Held]:
-    """As `snapshot.holding`, for a read in this process, by a lease that its reads share. Raises as `holding`.
+    """As `snapshot.hold_time`, for a read in this process, by a lease that its reads share. Raises as `holding`.
 
     It takes its own lease if it has to wait for the time, or new readers cannot hold the time. `is_plan`: for reads
     elsewhere at any later time; the lease is never released, and lapses.
@@ -107,7 +107,7 @@ def holding_together(  # noqa: PLR0913 - as `holding`
     read = Read(name, as_of, purpose, wait_s)
     held = _shared(transport, read, settings, is_plan) if isinstance(transport, OneShard) else None
     if held is None:
-        with holding(transport, name, as_of, purpose, wait_s, settings) as own:
+        with hold_time(transport, name, as_of, purpose, wait_s, settings) as own:
             yield own
         return
     try:
@@ -118,11 +118,11 @@ def holding_together(  # noqa: PLR0913 - as `holding`
 
 
 @contextmanager
-def holding_briefly(
+def hold_for_block(
     transport: Transport, name: str, as_of: AsOf, purpose: str, settings: ReadSettings
 ) -> Iterator[Held]:
-    """As `holding_together`, without a wait; the lease is closed at the end of the block."""
-    with holding_together(transport, name, as_of, purpose, 0.0, settings) as held:
+    """As `hold_shared`, without a wait; the lease is closed at the end of the block."""
+    with hold_shared(transport, name, as_of, purpose, 0.0, settings) as held:
         try:
             yield held
         finally:
@@ -135,7 +135,7 @@ def _shared(transport: OneShard, read: Read, settings: ReadSettings, is_plan: bo
     is_time = type(as_of) is int and 0 <= as_of <= TIME_MAX
     if pool is None or not (as_of is None or is_time or isinstance(as_of, Tagged)):
         return None
-    kind = Kind(read.name, transport.shard, read.purpose, settings.lease_ms, is_plan)
+    kind = LeaseKind(read.name, transport.shard, read.purpose, settings.lease_ms, is_plan)
     for _ in range(TRIES):
         try:
             held = _Joining(transport, read, settings, pool, kind).held()
@@ -158,7 +158,7 @@ class _Joining:
     read: Read
     settings: ReadSettings
     pool: LeasePool
-    kind: Kind
+    kind: LeaseKind
 
     def held(self) -> Held | None:
         """None: the lease is gone, or another read took one; try again. Raises NotReadable: not by a shared lease."""
@@ -182,7 +182,7 @@ class _Joining:
             self.pool.give_back(use)
         return opened
 
-    def _lent(self, use: Use, at: int, view: ShardView) -> Held | None:
+    def _lent(self, use: LeaseUse, at: int, view: ShardView) -> Held | None:
         lease = LentLease(self.transport, self.read.name, self.settings, self.pool, use)
         try:
             lease.keep()
@@ -195,10 +195,10 @@ class _Joining:
             lease.close()
             raise
 
-    def _opened(self, view: ShardView, at: int, instead: Use | None, tag: str) -> Held | None:
+    def _opened(self, view: ShardView, at: int, instead: LeaseUse | None, tag: str) -> Held | None:
         """By a new shared lease at this time, or on this single time if the shard's history begins later."""
         name, settings = self.read.name, self.settings
-        point = Point(at, tag) if tag or not view.since.less_equal(at) else None
+        point = SinglePoint(at, tag) if tag or not view.since.less_equal(at) else None
         if point is not None and self.kind.is_plan:
             return None
 
@@ -238,7 +238,7 @@ def _time(view: ShardView, as_of: AsOf) -> tuple[int, bool]:
     return at, view.erased.less_equal(at)
 
 
-def _covers(view: ShardView, use: Use, at: int) -> bool:
+def _covers(view: ShardView, use: LeaseUse, at: int) -> bool:
     """Whether the shared lease exists in the State of the view, and holds the time and that State."""
     reader, point = view.reader, use.shared.point
     if reader is None or reader.seqno > view.seqno or reader.point != (point is not None):
@@ -252,7 +252,7 @@ def _covers(view: ShardView, use: Use, at: int) -> bool:
 # gone, maintenance has deleted it: then the caller reads again, with a hold.
 
 
-def rows_at_once(
+def read_unleased(
     transport: Transport, name: str, at: int | None, selection: Selection, limit: int, settings: ReadSettings
 ) -> pa.Table | None:
     """The first selected rows as of a time (None: the latest complete one): the columns and `__diff`.
@@ -283,7 +283,7 @@ def rows_at_once(
     )
     try:
         with translated_but_missing():
-            rows = list(limited(filter(len, map(wanted.apply, pieces)), limit))
+            rows = list(limit_rows(filter(len, map(wanted.apply, pieces)), limit))
     except (BlobNotFound, Corruption):  # a read with a hold reports what is wrong
         return None
     return pa.concat_tables([wanted.no_updates().drop_columns([TIME]), *rows])

@@ -17,12 +17,12 @@ import pyarrow as pa
 from blob import BlobNotFound
 from persist.client import deadlines
 from persist.client.arguments import checked, checked_time, checked_wait, html_table
-from persist.client.read_leases import Hold, taken
+from persist.client.read_leases import Hold, register_lease
 from persist.client.read_leases import ReadLease as ReadLease
 from persist.client.read_leases import ReadSettings as ReadSettings
-from persist.client.row_reader import Rows, expanded, limited
+from persist.client.row_reader import Rows, expand_rows, limit_rows
 from persist.client.row_reader import part_reader as part_reader
-from persist.client.timestamps import BEFORE_ALL, schema_then
+from persist.client.timestamps import BEFORE_ALL, schema_id_at
 from persist.client.timestamps import latest as latest
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
@@ -117,8 +117,8 @@ class SnapshotSplit:
         selection = Selection(self.where, columns=self.columns)
         wanted = select_by_schema(valid_schemas(self.schemas), self.schema_id, selection)
         _, reader = part_reader(transport, self, settings, wanted.keeps)
-        pieces = kept(replace(self, columns=wanted.read)._pieces(reader, batch_rows), lease)
-        yield from limited(filter(len, map(wanted.apply, pieces)), self.limit)
+        pieces = with_renewal(replace(self, columns=wanted.read)._pieces(reader, batch_rows), lease)
+        yield from limit_rows(filter(len, map(wanted.apply, pieces)), self.limit)
 
     def _renewed(self, transport: Transport) -> ReadLease:
         """The lease of the snapshot in this process, or elsewhere one with the same id. Raises Expired."""
@@ -179,7 +179,7 @@ class Snapshot(Rows):
         large = any(part.size > WHOLE_BYTES_MAX for split in self.splits for run in split.runs for part in run.parts)
         at_once = min(len(self.splits), SPLITS_AT_ONCE) if large else 1  # threads are slower for one small read
         if at_once == 1 or self.limit is not None or deadlines.current() is not None:  # a deadline bounds one thread
-            return limited(super()._tables(), self.limit)
+            return limit_rows(super()._tables(), self.limit)
         return prefetch_each((split.with_share(at_once).read(self._transport) for split in self.splits), at_once)
 
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
@@ -188,7 +188,7 @@ class Snapshot(Rows):
         Raises: with `expand`, NegativeMultiplicity (a row was retracted more often than added) and InvalidUsage (more
             than 2^31 - 1 rows); and what reading may.
         """
-        return pa.concat_tables(expanded(self._all())) if expand else self._all()
+        return pa.concat_tables(expand_rows(self._all())) if expand else self._all()
 
     def _shown(self) -> pa.Table:
         return self.to_arrow(expand=True)
@@ -269,7 +269,7 @@ class Held:
         """The schema whose columns a selection shows; None: the current one."""
         if not selection.then:
             return None
-        return schema_then(self.view, self.as_of)
+        return schema_id_at(self.view, self.as_of)
 
     def snapshot(self, num_splits: int, selection: Selection, limit: int | None = None) -> Snapshot:
         """The selection, at most `limit` rows of it, in splits. Raises InvalidUsage, Expired."""
@@ -280,7 +280,7 @@ class Held:
 
 
 @contextmanager
-def holding(
+def hold_time(
     transport: Transport, name: str, as_of: int | Tagged | None, purpose: str, wait_s: float, settings: ReadSettings
 ) -> Iterator[Held]:
     """Take a lease at `as_of` (None: the latest complete time) and wait until it is complete, for at most `wait_s`.
@@ -348,7 +348,7 @@ def lease_point(
     """
     tag, since = (at.name, None) if isinstance(at, Tagged) else ("", Antichain(at))
     command = c.RegisterReader(mint(ReaderId, transport.ids), since, settings.lease_ms, purpose, point=True, tag=tag)
-    return taken(transport, name, command, settings, must_hold=must_hold)
+    return register_lease(transport, name, command, settings, must_hold=must_hold)
 
 
 def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, settings: ReadSettings) -> ReadLease:
@@ -433,7 +433,7 @@ def _in_shard(error: Corruption, name: str) -> Corruption:
     return Corruption(message, **{**error.details, "shard": name})
 
 
-def kept(pieces: Iterator[pa.Table], lease: ReadLease) -> Iterator[pa.Table]:
+def with_renewal(pieces: Iterator[pa.Table], lease: ReadLease) -> Iterator[pa.Table]:
     """The pieces; the lease is renewed between them. Raises what `leased_blobs` says."""
     while True:
         with leased_blobs(lease):

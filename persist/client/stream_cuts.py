@@ -14,11 +14,11 @@ from typing import Any, Final, TypeVar
 
 from persist.client.arguments import check_int, checked
 from persist.client.commit_info import Info, info_bytes
-from persist.client.contents_diff import Named
+from persist.client.contents_diff import NamedTime
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.read_leases import HandleSettings
 from persist.client.rewrites import Truncated, TruncateOperation
-from persist.client.timestamps import INSTANT_MAX, instant_ms, resolved, shown_instant
+from persist.client.timestamps import INSTANT_MAX, instant_ms, resolve_time, to_datetime
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import all_names
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard, UpgradeNeeded, UpperMismatch, shown
@@ -90,7 +90,7 @@ class Cut:
     @property
     def taken(self) -> datetime:
         """When it was taken, in UTC, by the client's clock."""
-        return shown_instant(self.taken_ms)
+        return to_datetime(self.taken_ms)
 
     def shard_id(self, name: str) -> ShardId:
         """The id of the shard: a name that was dropped and used again is another shard."""
@@ -303,7 +303,7 @@ def chosen_names(
     return tuple(islice(all_names(transport.names, prefix or ""), count_max + 1))
 
 
-def take(transport: Transport, request: CutRequest, settings: HandleSettings, at_once: int) -> Cut:
+def take_cut(transport: Transport, request: CutRequest, settings: HandleSettings, at_once: int) -> Cut:
     """The cut. Raises what `Client.cut` says."""
     request.check()
     check_at_once(at_once)
@@ -323,7 +323,7 @@ def take(transport: Transport, request: CutRequest, settings: HandleSettings, at
             raise UnknownShard(dropped(name))
         return view.shard_id, _frontier(OneShard(transport, view.shard_id), name, view, request, retry_s)
 
-    frontiers = zip(names, each(frontier_of, names, at_once), strict=True)
+    frontiers = zip(names, map_names(frontier_of, names, at_once), strict=True)
     cut_frontiers = {name: frontier for name, frontier in frontiers if frontier is not None}
     if not cut_frontiers:
         raise InvalidUsage(f"there is no shard whose name begins with {request.prefix!r}: a cut needs one at least")
@@ -354,7 +354,9 @@ class TruncationRequest:
         check_at_once(self.at_once)
 
 
-def truncate(transport: Transport, cut: Cut, settings: HandleSettings, request: TruncationRequest) -> CutTruncated:
+def truncate_by_cut(
+    transport: Transport, cut: Cut, settings: HandleSettings, request: TruncationRequest
+) -> CutTruncated:
     """Truncate every shard of the cut. Raises what `Client.truncate` says."""
     checked("cut", cut, Cut)
     request.check()
@@ -371,13 +373,13 @@ def truncate(transport: Transport, cut: Cut, settings: HandleSettings, request: 
                     actual=[],
                 )
             shard = OneShard(transport, cut.shard_id(name))
-            truncation = TruncateOperation.of(shard, name, settings, Named(before), info=info)
+            truncation = TruncateOperation.of(shard, name, settings, NamedTime(before), info=info)
             done = truncation.run(None, request.retries, dry_run=request.dry_run)
         except PersistError as error:
             return ShardTruncated(name, None, error)
         return ShardTruncated(name, done, None)
 
-    return CutTruncated(tuple(each(truncate_one, sorted(cut.shards), request.at_once)))
+    return CutTruncated(tuple(map_names(truncate_one, sorted(cut.shards), request.at_once)))
 
 
 def error_json(error: PersistError) -> dict[str, Any]:
@@ -390,7 +392,7 @@ def check_at_once(at_once: int) -> None:
     check_int("at_once", at_once, 1, AT_ONCE_MAX)
 
 
-def each(work: Callable[[str], _T], names: Iterable[str], at_once: int) -> list[_T]:
+def map_names(work: Callable[[str], _T], names: Iterable[str], at_once: int) -> list[_T]:
     """The results of `work` for each name, in order. The first error ends it. 1 at once: on this thread."""
     if at_once == 1:
         return [work(name) for name in names]
@@ -406,7 +408,7 @@ def each(work: Callable[[str], _T], names: Iterable[str], at_once: int) -> list[
 def _frontier(transport: OneShard, name: str, view: ShardView, request: CutRequest, retry_s: float) -> Antichain:
     """The frontier of one shard."""
     if request.at is not None:
-        return resolved(transport, name, request.at, 0.0, retry_s).upper
+        return resolve_time(transport, name, request.at, 0.0, retry_s).upper
     if view.details is None:
         return view.upper
     frontiers = [view.upper]

@@ -113,14 +113,14 @@ def read_point(what: str, text: str) -> int | datetime:
         ) from None
 
 
-def shown_instant(at_ms: int) -> datetime:
+def to_datetime(at_ms: int) -> datetime:
     """Convert milliseconds since 1970 to a datetime in UTC."""
     return EPOCH + at_ms * MILLISECOND
 
 
 def instant_text(at_ms: int) -> str:
     """Format milliseconds since 1970 in RFC 3339, UTC."""
-    return shown_instant(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return to_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def datetime_text(at: datetime | None) -> str | None:
@@ -141,7 +141,7 @@ def _json_value(value: Any) -> Any:
     return value.to_json() if hasattr(value, "to_json") else value
 
 
-def kept_ms(kept: timedelta | str, what: str = "history", *, takes_none: bool = True) -> int | None:
+def retention_ms(kept: timedelta | str, what: str = "history", *, takes_none: bool = True) -> int | None:
     """Convert a duration of history to milliseconds; None: for ever. Raises InvalidUsage naming `what`.
 
     Without `takes_none` a duration of zero is refused, too.
@@ -166,7 +166,7 @@ def period_ms(period: object, what: str, such_as: str = "90d") -> int:
     return duration_ms
 
 
-def resolved(transport: Transport, name: str, at: datetime, wait_s: float, retry_s: float) -> c.TimeResolved:
+def resolve_time(transport: Transport, name: str, at: datetime, wait_s: float, retry_s: float) -> c.TimeResolved:
     """The state of the shard at a wall clock. Waits until the instant has passed, for at most `wait_s`.
 
     Raises InvalidUsage, NotReadable (it is not known), NotComplete (it has not passed), Unavailable (clocks disagree).
@@ -232,10 +232,10 @@ class ClockStretches:
     def of_time(self, time: int) -> datetime | None:
         """The wall clock of one time; None if it is not known."""
         place = int(np.searchsorted(self.uppers, time, side="right"))
-        return shown_instant(int(self.instants_ms[place])) if 0 < place < len(self.uppers) else None
+        return to_datetime(int(self.instants_ms[place])) if 0 < place < len(self.uppers) else None
 
 
-def dates_of(transport: Transport, name: str, first: int, last: int, retry_s: float) -> ClockStretches:
+def load_clock_stretches(transport: Transport, name: str, first: int, last: int, retry_s: float) -> ClockStretches:
     """The wall clocks of the times from `first` to `last`: a request for each 4,096 stretches, at least one.
 
     They never change, as long as `first` is kept. Raises NotReadable (it was forgotten), InvalidUsage (it is not
@@ -260,12 +260,12 @@ def dates_of(transport: Transport, name: str, first: int, last: int, retry_s: fl
 def instant_of(transport: Transport, name: str, time: int, retry_s: float) -> datetime | None:
     """The wall clock from which a time is shown; None if it is not known. Raises what `dates_of` raises."""
     frontier(time)  # raises InvalidUsage unless it is a time
-    return dates_of(transport, name, time, time, retry_s).of_time(time)
+    return load_clock_stretches(transport, name, time, time, retry_s).of_time(time)
 
 
 # The schema of a shard as of a time.
 
 
-def schema_then(view: ShardView, as_of: int) -> int:
+def schema_id_at(view: ShardView, as_of: int) -> int:
     """The id of the newest schema of the shard when a complete time was written. It never changes."""
     return schema_at(valid_schemas(view.schemas), view.schema_times, as_of)

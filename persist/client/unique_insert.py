@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from persist.client.dml_plans import NONE, BoundVerb, Contents, RowSet, VerbBinding, check_uncrowded, with_keys
 from persist.client.optimistic_edit import EditOperation, unless_landed
 from persist.client.read_leases import HandleSettings, ReadSettings
-from persist.client.small_reads import holding_briefly
-from persist.client.write import Pinned, Updates, WriteHandle, as_updates, gathered, reusable
+from persist.client.small_reads import hold_for_block
+from persist.client.write import PinnedRows, Updates, WriteHandle, as_updates, gather_dicts, to_rereadable
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import Caller
@@ -50,7 +50,7 @@ class InsertVerb:
     verb: ClassVar[str] = "insert"
 
     def bound(self, schema: ShardSchema) -> BoundVerb:
-        rows = conformed(self.rows, schema, None)
+        rows = conform_rows(self.rows, schema, None)
         keyed = key_schema(schema)
         row_set = _with_added_keys(rows, keyed, schema) if schema.details.unique else NONE
         # It checks its keys itself: a row that it retracts may be absent.
@@ -91,7 +91,7 @@ def _with_added_keys(rows: pa.Table, keyed: ShardSchema, schema: ShardSchema) ->
     return with_keys(distinct_keys(rows.filter(pc.greater(rows.column(DIFF), 0)), keyed), keyed, schema)
 
 
-def conformed(rows: Updates, schema: ShardSchema, default_time: int | None) -> pa.Table:
+def conform_rows(rows: Updates, schema: ShardSchema, default_time: int | None) -> pa.Table:
     """The rows in `updates_schema`; without `default_time` they must have no time column. Raises InvalidUsage."""
     tables = []
     for piece in iter_pieces(as_updates(rows, schema)):
@@ -132,7 +132,7 @@ class CheckedWriter(WriteHandle):
         if _requirements(current_schema(view.schemas)[1]) != _requirements(self.schema_of(updates)[1]):
             updates = self._as_of_now(updates)
         schema_id, schema = self.schema_of(updates)
-        rows = conformed(updates, schema, None)
+        rows = conform_rows(updates, schema, None)
         check_rows(rows, schema)
         if schema.details.unique:
             retracts = _retract(rows)
@@ -143,7 +143,7 @@ class CheckedWriter(WriteHandle):
 
         Raises what `act` does, and InvalidUsage: a name means another column by now.
         """
-        updates = gathered(updates)
+        updates = gather_dicts(updates)
         try:
             return act(updates)
         except InvalidUsage:
@@ -157,7 +157,7 @@ class CheckedWriter(WriteHandle):
 
         None: there is no newer one, or the rows cannot be read again.
         """
-        if isinstance(updates, Pinned) and not isinstance(updates.rows, (pa.Table, pa.RecordBatch)):
+        if isinstance(updates, PinnedRows) and not isinstance(updates.rows, (pa.Table, pa.RecordBatch)):
             return None
         known = self.schema_of(updates)[0]
         updates = self._as_of_now(updates)
@@ -182,11 +182,11 @@ class CheckedWriter(WriteHandle):
         TokenReused if rows are refused, and a write with the token has landed.
         """
         with unless_landed(self, token):
-            updates = gathered(updates)
+            updates = gather_dicts(updates)
             for tries in range(1, SCHEMAS_MAX + 1):
-                schema = updates.schema if isinstance(updates, Pinned) else self._newest()[1]
+                schema = updates.schema if isinstance(updates, PinnedRows) else self._newest()[1]
                 if schema.details.unique:
-                    updates = reusable(updates)
+                    updates = to_rereadable(updates)
                 try:
                     return write(updates, schema.details.unique)
                 except SchemaMismatch:
@@ -200,7 +200,7 @@ class CheckedWriter(WriteHandle):
 
     def _as_of_now(self, updates: Updates) -> Updates:
         """The rows, after the schema has changed. Raises InvalidUsage: a name means another column by now."""
-        if not isinstance(updates, Pinned):
+        if not isinstance(updates, PinnedRows):
             self._learn()
             return updates
         return updates.by(valid_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas))
@@ -210,7 +210,7 @@ class CheckedWriter(WriteHandle):
     ) -> c.Appended:
         if not unique:
             return super()._inserted(rows, attributes, token, info, unique=False)
-        known = rows.schema_id if isinstance(rows, Pinned) else self._newest()[0]
+        known = rows.schema_id if isinstance(rows, PinnedRows) else self._newest()[0]
         insert = InsertOperation.of(
             self._transport,
             self._name,
@@ -234,7 +234,7 @@ class CheckedWriter(WriteHandle):
 
         def read(rows: Updates) -> tuple[int, ShardSchema, pa.Table]:
             schema_id, schema = self.schema_of(rows)
-            return schema_id, schema, conformed(rows, schema, lower.element or 0)
+            return schema_id, schema, conform_rows(rows, schema, lower.element or 0)
 
         def look(view: ShardView) -> int | None:
             start = view.upper.element
@@ -275,7 +275,7 @@ class CheckedWriter(WriteHandle):
             check_keys(given, _with_added_keys(given, key_schema(schema), schema), Contents(schema, None, -1))
             return 0
         try:
-            with holding_briefly(self._transport, self._name, start - 1, "unique keys", ReadSettings()) as held:
+            with hold_for_block(self._transport, self._name, start - 1, "unique keys", ReadSettings()) as held:
                 waits = view.erasing or pending_drop(view.drops, view.upper) is not None
                 if waits and held.view.upper != view.upper:
                     return None
@@ -304,6 +304,6 @@ def _requirements(schema: ShardSchema) -> object:
 
 
 def _can_be_read_again(updates: Updates) -> bool:
-    updates = updates.rows if isinstance(updates, Pinned) else updates
+    updates = updates.rows if isinstance(updates, PinnedRows) else updates
     is_frame = hasattr(updates, "iloc") or type(updates).__module__.partition(".")[0] == "polars"
     return isinstance(updates, (pa.Table, pa.RecordBatch, list)) or is_frame

@@ -15,7 +15,7 @@ from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import check_numbers, checked
 from persist.client.commit_info import Info, info_bytes
 from persist.client.deadlines import Timeable
-from persist.client.idempotency import digest_of, send, send_for, standing_for_themselves
+from persist.client.idempotency import digest_of, send, send_for, with_id_digests
 from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
@@ -37,7 +37,7 @@ from persist.parts.schema_evolution import current_for_names, newest, renames, v
 
 
 @dataclass(frozen=True)
-class Pinned:
+class PinnedRows:
     """Rows in any form that a writer takes, and the schema, with its id, that their column names refer to.
 
     A handle that threads share may learn of a later schema between two uses of it. Such rows are read by this one.
@@ -47,7 +47,7 @@ class Pinned:
     schema_id: int
     schema: ShardSchema
 
-    def by(self, schemas: Mapping[int, ShardSchema]) -> Pinned:
+    def by(self, schemas: Mapping[int, ShardSchema]) -> PinnedRows:
         """The same rows by the last of these schemas of the shard, without columns that were dropped since.
 
         Raises InvalidUsage unless they are a table or a batch.
@@ -59,7 +59,7 @@ class Pinned:
         called = renames(known, current)
         kept = [name for name in self.rows.schema.names if called.get(name, name) is not None]
         rows = self.rows.select(kept).rename_columns([called.get(name) or name for name in kept])
-        return Pinned(rows, number, current)
+        return PinnedRows(rows, number, current)
 
 
 # Write handles.
@@ -247,7 +247,7 @@ class WriteHandle(Timeable):
         `default_time` as in `stage`. Raises InvalidUsage (the rows do not fit).
         """
         runs = self._parts(updates, default_time, self._inline_bytes_max, digests=by_rows)
-        return runs if by_rows else standing_for_themselves(runs)
+        return runs if by_rows else with_id_digests(runs)
 
     @property
     def _inline_bytes_max(self) -> int:
@@ -284,7 +284,7 @@ class WriteHandle(Timeable):
 
         The columns of an iterator are not known in advance. Raises what every call may.
         """
-        if isinstance(updates, Pinned):
+        if isinstance(updates, PinnedRows):
             return updates.schema_id, updates.schema
         schema_id, schema = self._newest()
         if set(names_of(updates)).issubset(schema.updates_schema.names):
@@ -458,7 +458,7 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
 
     Raises InvalidUsage, also while the result is iterated; errors of the caller's iterator pass through.
     """
-    if isinstance(updates, Pinned):
+    if isinstance(updates, PinnedRows):
         return as_updates(updates.rows, schema)
     if isinstance(updates, (pa.Table, pa.RecordBatch)):
         return updates
@@ -469,12 +469,12 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
     if (reader := _reader_of(updates)) is not None:
         return _readable(reader)
     if isinstance(updates, Iterable) and not isinstance(updates, (str, bytes, Mapping)):
-        rows = gathered(updates)
+        rows = gather_dicts(updates)
         return rows if rows is updates or not isinstance(rows, list) else as_updates(rows, schema)
     raise _no_rows(updates)
 
 
-def gathered(updates: Updates) -> Updates:
+def gather_dicts(updates: Updates) -> Updates:
     """The rows as they are, but dicts from a tuple, a generator or another iterable as a list."""
     is_frame = hasattr(updates, "columns") or any(
         hasattr(updates, name) for name in ("__arrow_c_stream__", "__arrow_c_array__")
@@ -489,10 +489,10 @@ def gathered(updates: Updates) -> Updates:
     return updates
 
 
-def reusable(rows: Updates) -> Updates:
+def to_rereadable(rows: Updates) -> Updates:
     """Rows that can be read repeatedly: one-time sources are read into memory. Raises as `as_updates`."""
-    if isinstance(rows, Pinned):
-        return Pinned(reusable(rows.rows), rows.schema_id, rows.schema)
+    if isinstance(rows, PinnedRows):
+        return PinnedRows(to_rereadable(rows.rows), rows.schema_id, rows.schema)
     if isinstance(rows, (pa.Table, pa.RecordBatch, list)) or hasattr(rows, "iloc"):
         return rows
     if (reader := _reader_of(rows)) is not None:

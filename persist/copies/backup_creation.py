@@ -20,7 +20,7 @@ from persist.client.arguments import checked
 from persist.client.embedded import EmbeddedTransport
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.client.stream_cuts import check_at_once
-from persist.client.timestamps import instant_text, resolved, shown_instant
+from persist.client.timestamps import instant_text, resolve_time, to_datetime
 from persist.commit.location import Location
 from persist.copies.backup_store import (
     BLOBS,
@@ -245,7 +245,7 @@ class _BackupRun:
     def _state(self, hold: _Hold, at_ms: int | None) -> State:
         name, upper = hold.name, hold.upper
         if at_ms is not None:
-            upper = resolved(self.transport, name, shown_instant(at_ms), SETTLES_S, LEASE.retry_s).upper
+            upper = resolve_time(self.transport, name, to_datetime(at_ms), SETTLES_S, LEASE.retry_s).upper
             if upper < hold.upper:
                 raise Unavailable(
                     f"shard {name!r} had {hold.upper} before {instant_text(at_ms)}, when it should have had {upper}: "

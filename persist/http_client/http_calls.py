@@ -17,8 +17,8 @@ import msgspec
 
 from persist.client import deadlines
 from persist.client.connect import Connection
-from persist.client.server_address import Trust
-from persist.client.server_address import normal as normal
+from persist.client.server_address import ClientTls
+from persist.client.server_address import normalize_url as normalize_url
 from persist.commit.system import Clock, OwnProcess, SystemIds
 from persist.core.errors import (
     Corruption,
@@ -48,7 +48,7 @@ class Servers:
     """The servers of one client by their base URLs. Thread-safe."""
 
     def __init__(self, urls: Sequence[str], clock: Clock) -> None:
-        self.urls = tuple(dict.fromkeys(normal(url) for url in urls))
+        self.urls = tuple(dict.fromkeys(normalize_url(url) for url in urls))
         if not 0 < len(self.urls) <= SERVERS_MAX:
             raise InvalidUsage(f"give 1 to {SERVERS_MAX} servers, not {len(self.urls)}")
         self._clock = clock
@@ -132,7 +132,7 @@ class HttpCalls:
         clock: Clock,
         *,
         token: str | None,
-        trust: Trust | None = None,
+        trust: ClientTls | None = None,
         timeout_s: float,
         connect_s: float | None = None,
     ) -> None:

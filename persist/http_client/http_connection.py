@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from persist.client.server_address import Trust
+from persist.client.server_address import ClientTls
 from persist.core.errors import InvalidUsage
 
 # One response from its bytes, without a socket.
@@ -183,10 +183,10 @@ class NotSent(Exception):
     """The server was not reached, so the request was not sent."""
 
 
-def tls_of(urls: Iterable[str], trust: Trust | None) -> ssl.SSLContext | None:
+def tls_of(urls: Iterable[str], trust: ClientTls | None) -> ssl.SSLContext | None:
     """The TLS context for these URLs; None: none of them uses TLS. Raises InvalidUsage if a PEM file is invalid."""
     is_secure = any(url.lower().startswith("https:") for url in urls)
-    return (trust or Trust()).context() if is_secure else None
+    return (trust or ClientTls()).context() if is_secure else None
 
 
 class ConnectionPool:

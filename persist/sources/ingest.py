@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import NUMBER_MAX, check_numbers, checked
-from persist.client.schema_lineage import ShardSchema, known_by, own_handle, taken_name
+from persist.client.schema_lineage import ShardSchema, copy_handle, known_schema, reused_name
 from persist.client.shard import Shard
-from persist.client.write import Pinned
+from persist.client.write import PinnedRows
 from persist.core.errors import Conflict, InvalidUsage, Overloaded, PersistError, SchemaMismatch, Unavailable, shown
 from persist.sources.internal_shards import FeedFollower, WallClock, whole_events
 from persist.sources.reclock import (
@@ -92,9 +92,9 @@ class Ingester(FeedFollower):
         self._bindings = bindings
         self._source = source
         self._shard = shard
-        self._own = own_handle(shard)  # learns new constraints; the handle of the caller does not change
+        self._own = copy_handle(shard)  # learns new constraints; the handle of the caller does not change
         self._settings = settings or IngestSettings()
-        self._columns = known_by(shard)  # the names in records of the source
+        self._columns = known_schema(shard)  # the names in records of the source
         self._writer = shard.open_writer(purpose=f"ingesting by {bindings.shard.name}"[:256])
         self._heads: dict[str, int] = {}
         self._fed = FeedPosition(shard)
@@ -136,12 +136,12 @@ class Ingester(FeedFollower):
                 self._heads[partition] = int(positions[count - 1])
 
     def _append(self, moves: Moves, end: int) -> None:
-        def rows() -> Pinned | None:
+        def rows() -> PinnedRows | None:
             self._update_heads(moves)
             within = {partition: _within(move, self.upper, end) for partition, move in moves.items()}
             batch = {partition: move for partition, move in within.items() if len(move[0])}
             number, known = self._current_columns()
-            return Pinned(self._records(batch, known), number, known) if batch else None
+            return PinnedRows(self._records(batch, known), number, known) if batch else None
 
         for tries_left in range(SCHEMAS_TRIED_MAX, 0, -1):
             try:
@@ -154,9 +154,9 @@ class Ingester(FeedFollower):
 
     def _current_columns(self) -> tuple[int, ShardSchema]:
         """The newest known columns. Raises InvalidUsage if a name in the records now belongs to another column."""
-        number, known = max(map(known_by, (self._shard, self._own)), key=itemgetter(0))
+        number, known = max(map(known_schema, (self._shard, self._own)), key=itemgetter(0))
         if number != self._columns[0]:
-            taken = taken_name(self._shard, self._columns[0], known)
+            taken = reused_name(self._shard, self._columns[0], known)
             if taken is not None:
                 raise InvalidUsage(
                     f"column {taken[0]!r} of shard {self._shard.name!r} {taken[1]}, and another column has its name: "

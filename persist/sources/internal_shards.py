@@ -15,7 +15,7 @@ from persist.client.connect import Client
 from persist.client.listen import Listen
 from persist.client.schema_lineage import ShardSchema, current_schema, first_schema
 from persist.client.shard import Shard
-from persist.client.write import Pinned, WriteHandle
+from persist.client.write import PinnedRows, WriteHandle
 from persist.core.errors import Expired, InvalidUsage, NotReadable, ShardExists, Unavailable
 from persist.core.frontier import Antichain
 from persist.sources.sequenced_append import FeedPosition
@@ -125,9 +125,9 @@ class InternalColumns:
         columns.check(columns.shard.schema)
         return columns
 
-    def rows(self, table: pa.Table) -> Pinned:
+    def rows(self, table: pa.Table) -> PinnedRows:
         """Rows with the original column names, for a writer."""
-        return Pinned(table, self.first, self._schema)
+        return PinnedRows(table, self.first, self._schema)
 
     def check(self, schema: ShardSchema | None) -> None:
         """Raise InvalidUsage if a column has another name in a schema of the shard (None: unknown)."""

@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from persist.client.arguments import checked, checked_wait
 from persist.client.listen import Listen
-from persist.client.schema_lineage import NamedColumns, ShardSchema, alike, check_alike, known_by
+from persist.client.schema_lineage import NamedColumns, ShardSchema, check_alike, has_same_columns, known_schema
 from persist.client.shard import Shard
 from persist.client.unique_insert import CheckedWriter
-from persist.client.write import Pinned, Updates
+from persist.client.write import PinnedRows, Updates
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import (
     AttributeMismatch,
@@ -98,15 +98,15 @@ class _Lane:
                 raise
         return True
 
-    def _pin(self, rows: pa.Table, columns: ShardSchema) -> Pinned:
+    def _pin(self, rows: pa.Table, columns: ShardSchema) -> PinnedRows:
         """The rows with the columns of the shard. Raises InvalidUsage if these are not `columns`."""
-        number, known = known_by(self._shard)
-        if not alike(known, columns):
+        number, known = known_schema(self._shard)
+        if not has_same_columns(known, columns):
             raise InvalidUsage(
                 f"shard {self._shard.name!r} has other columns than this routed writer knows; change those of all its "
                 "shards alike, reopen the writer, and append the same rows again with the new names"
             )
-        return Pinned(rows, number, known)
+        return PinnedRows(rows, number, known)
 
 
 class RoutedWriter(Closeable):
@@ -203,7 +203,7 @@ class RoutedWriter(Closeable):
             for name in self._epochs[-1].shards:
                 self.routes.of(name).refresh_schema()
             self._columns = self._common_columns()
-            if alike(known, self._columns):
+            if has_same_columns(known, self._columns):
                 raise
         return table_by(self._columns, updates, "a routed writer")
 
@@ -211,7 +211,7 @@ class RoutedWriter(Closeable):
         """The columns of all shards. Raises InvalidUsage if they differ."""
         shards = {name: self.routes.of(name) for name in self._epochs[-1].shards}
         schemas = {name: shard.schema for name, shard in shards.items()}
-        if not all(alike(schema, next(iter(schemas.values()))) for schema in schemas.values()):
+        if not all(has_same_columns(schema, next(iter(schemas.values()))) for schema in schemas.values()):
             schemas = {name: shard.refresh_schema() for name, shard in shards.items()}
         check_alike(f"routes {self.routes.shard.name!r} take no rows", schemas)
         return next(iter(schemas.values()))

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from persist.client.arguments import checked
 from persist.client.idempotency import MODULUS, digest_of_rows
-from persist.client.schema_lineage import ShardSchema, known_by, learnt
+from persist.client.schema_lineage import ShardSchema, known_schema, learn_schema
 from persist.client.shard import Shard
-from persist.client.write import Pinned, Updates, WriteHandle, as_updates, gathered, reusable
+from persist.client.write import PinnedRows, Updates, WriteHandle, as_updates, gather_dicts, to_rereadable
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, Unavailable, UpperMismatch
 from persist.core.frontier import TIME_MAX
@@ -161,26 +161,26 @@ def _signed(number: int) -> int:
     return number - MODULUS if number >= MODULUS // 2 else number
 
 
-def pin_rows(updates: Updates, shard: Shard, who: str) -> Pinned:
+def pin_rows(updates: Updates, shard: Shard, who: str) -> PinnedRows:
     """The rows as one table that can be sent again, with the columns that the handle knows and `__diff`.
 
     If they do not fit and the columns of the shard were changed, the handle learns the new columns. Raises InvalidUsage
     (an iterator, rows with `__time`, rows that do not fit, a name that now means another column).
     """
-    rows, (number, known) = rereadable(updates), known_by(shard)
+    rows, (number, known) = rereadable(updates), known_schema(shard)
     try:
-        return Pinned(table_by(known, rows, who), number, known)
+        return PinnedRows(table_by(known, rows, who), number, known)
     except InvalidUsage:
-        newer = learnt(shard, number, known)
+        newer = learn_schema(shard, number, known)
         if newer is None:
             raise
-        return Pinned(table_by(newer[1], rows, who), *newer)
+        return PinnedRows(table_by(newer[1], rows, who), *newer)
 
 
 def rereadable(updates: Updates) -> Updates:
     """Rows that can be read twice: an Arrow stream is read into memory."""
     is_arrow = hasattr(updates, "__arrow_c_stream__") or hasattr(updates, "__arrow_c_array__")
-    return reusable(updates) if is_arrow else gathered(updates)
+    return to_rereadable(updates) if is_arrow else gather_dicts(updates)
 
 
 def table_by(schema: ShardSchema, updates: Updates, who: str) -> pa.Table:

@@ -18,18 +18,18 @@ import pyarrow as pa
 from persist.client.arguments import checked
 from persist.client.connect import Client
 from persist.client.schema_lineage import (
-    Life,
+    SchemaHistory,
     ShardSchema,
+    copy_handle,
     current_schema,
     evolve,
-    known_by,
-    own_handle,
-    same,
+    is_same_schema,
+    known_schema,
     with_constraints_of,
     without_constraints,
 )
 from persist.client.shard import Shard
-from persist.client.write import Pinned, Updates
+from persist.client.write import PinnedRows, Updates
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
     AttributeMismatch,
@@ -116,7 +116,7 @@ class FrontEnd(Closeable):
         """Release the writer."""
         self._writer.close()
 
-    def _write(self, rows: Pinned, number: int) -> int:
+    def _write(self, rows: PinnedRows, number: int) -> int:
         lost: Indeterminate | None = None
         for _ in range(WRITE_TRIES_MAX):
             try:
@@ -137,7 +137,7 @@ class FrontEnd(Closeable):
                 raise lost from error
         raise lost or Unavailable(f"other front ends of shard {self.log.name!r} were faster each time; retry")
 
-    def _try_write(self, rows: Pinned, number: int) -> int:
+    def _try_write(self, rows: PinnedRows, number: int) -> int:
         lower = self._log_upper() if self._upper is None else self._upper
         time = lower if self._clock is None else self._clock.time(lower)
         times = pa.repeat(pa.scalar(time, pa.int64()), rows.rows.num_rows)
@@ -189,9 +189,9 @@ class Replica(FeedFollower):
         """
         checked("log", log, Shard)
         checked("table", table, Shard)
-        self.log = own_handle(log)
-        self.table = own_handle(table)
-        self._place_in(Life.of(self.log), self.table.refresh_schema())
+        self.log = copy_handle(log)
+        self.table = copy_handle(table)
+        self._place_in(SchemaHistory.of(self.log), self.table.refresh_schema())
         self._writer = self.table.open_writer(purpose=f"replica of {log.name}"[:256])
         self._fed = FeedPosition(self.table)
 
@@ -230,7 +230,7 @@ class Replica(FeedFollower):
             is_new = True
         return is_new
 
-    def _new_rows(self, updates: pa.Table, columns: ShardSchema) -> Pinned | None:
+    def _new_rows(self, updates: pa.Table, columns: ShardSchema) -> PinnedRows | None:
         placed = self._fed.place(updates)
         return self._as_of_table(placed, columns) if placed.num_rows else None
 
@@ -246,23 +246,23 @@ class Replica(FeedFollower):
         A rival may do the same; its changes are detected and not repeated.
         """
         before = without_constraints(self.table.schema)
-        if same(columns, before):
+        if is_same_schema(columns, before):
             return False
         for _ in range(SCHEMAS_TRIED_MAX):
             view = self.table.view()  # before the log, so that the log includes the changes of a rival
             known = current_schema(view.schemas)[1]
-            life = Life.of(self.log)
+            life = SchemaHistory.of(self.log)
             place, target = self._place_in(life, known), life.place(columns)
             if target is None or place >= target:
                 self.table.refresh_schema()
-                return not same(known, before)
+                return not is_same_schema(known, before)
             try:
                 evolve(self.table, view, with_constraints_of(life.following(place, target), known))
             except SchemaMismatch:  # a rival was faster
                 continue
         raise Unavailable(f"the columns of table {self.table.name!r} are changed repeatedly; retry")
 
-    def _place_in(self, life: Life, known: ShardSchema) -> int:
+    def _place_in(self, life: SchemaHistory, known: ShardSchema) -> int:
         """The place of these columns of the table in the schema history of the log. Raises InvalidUsage (not in it)."""
         place = life.place(known)
         if place is not None:
@@ -278,16 +278,16 @@ class Replica(FeedFollower):
             "it was created or changed otherwise; apply the log to a table of another name"
         )
 
-    def _as_of_table(self, updates: pa.Table, columns: ShardSchema) -> Pinned:
+    def _as_of_table(self, updates: pa.Table, columns: ShardSchema) -> PinnedRows:
         """The updates with the columns of the table, which are those of the log or later ones.
 
         The schema history of the log is needed because a plain schema does not record what its columns became.
         """
-        number, known = known_by(self.table)
-        if same(columns, known):
-            return Pinned(updates, number, known)
-        life = Life.of(self.log)
+        number, known = known_schema(self.table)
+        if is_same_schema(columns, known):
+            return PinnedRows(updates, number, known)
+        life = SchemaHistory.of(self.log)
         start, end = life.place(columns), self._place_in(life, known)
         if start is None or start > end:
             raise Unavailable(f"the columns of log {self.log.name!r} have changed meanwhile; retry")
-        return Pinned(life.moved(updates, start, end), number, known)
+        return PinnedRows(life.moved(updates, start, end), number, known)

@@ -18,13 +18,13 @@ from persist.client.contents_diff import (
     Changes,
     ChangesSplit,
     DiffRequest,
-    Named,
+    NamedTime,
     PairSplit,
     changes_between,
     changes_of,
 )
 from persist.client.optimistic_loop import check_complete
-from persist.client.row_reader import expanded, first_negative
+from persist.client.row_reader import expand_rows, first_negative
 from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_for_upper
 from persist.client.timestamps import BEFORE_ALL
 from persist.core.errors import InvalidUsage
@@ -123,7 +123,7 @@ class SnapshotReader(SplitReader):
                 continue
             if first_negative(table) is not None:
                 raise self._negative(split)
-            yield from expanded(table, self._options.batch_rows)
+            yield from expand_rows(table, self._options.batch_rows)
 
     def _negative(self, split: SnapshotSplit) -> InvalidUsage:
         """The error that names the key: read again, since the key need not be among the columns."""
@@ -210,13 +210,13 @@ class DiffReader(SplitReader):
         one, limits = executors.one_shard(target), (read.wait_s, settings.retry_s)
         columns = tuple(name for name in self._schema.names if name != DIFF)
         asked = DiffRequest(read.partitions or planning.partitions_for, columns, read.wait_s, "spark changes")
-        first = Named.of("option 'start'", options.start, one, target.shard, limits, BEFORE_ALL)
+        first = NamedTime.of("option 'start'", options.start, one, target.shard, limits, BEFORE_ALL)
         if options.other in (None, target.shard):
-            last = Named.of("option 'end'", options.end, one, target.shard, limits, BEFORE_ALL)
+            last = NamedTime.of("option 'end'", options.end, one, target.shard, limits, BEFORE_ALL)
             return changes_of(one, target.shard, first, last, asked, settings)
         other = replace(target, shard=check_shard_name(options.other))
         two = executors.one_shard(other)
-        last = Named.of("option 'end'", options.end, two, other.shard, limits, BEFORE_ALL)
+        last = NamedTime.of("option 'end'", options.end, two, other.shard, limits, BEFORE_ALL)
         return changes_between((one, target.shard, first), (two, other.shard, last), asked, settings)
 
 
@@ -303,7 +303,7 @@ def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: s
     executors.check_there(named)
     target = named.at(writes=True)
     one, settings = executors.one_shard(target), target.connection.handles.read
-    to = Named.of("as_of", as_of, one, shard, (0.0, settings.retry_s)).time
+    to = NamedTime.of("as_of", as_of, one, shard, (0.0, settings.retry_s)).time
     view = executors.view_of(target)
     upper = check_complete(shard, to, view)
     reads = {name: value for name, value in options.items() if name.lower() not in ("info", "partbytes")}

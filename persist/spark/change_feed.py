@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from persist.client.contents_diff import changes_at, retractions, runs_of, whole_view, within
-from persist.client.row_reader import expanded, first_negative
-from persist.client.snapshot import ReadLease, ReadSettings, check_held, kept, leased_blobs, part_reader
-from persist.client.timestamps import TIMESTAMP, ClockStretches, dates_of
+from persist.client.contents_diff import changes_at, load_full_view, retractions, runs_in_interval, runs_of
+from persist.client.row_reader import expand_rows, first_negative
+from persist.client.snapshot import ReadLease, ReadSettings, check_held, leased_blobs, part_reader, with_renewal
+from persist.client.timestamps import TIMESTAMP, ClockStretches, load_clock_stretches
 from persist.client.transport import OneShard, Transport
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
@@ -168,7 +168,7 @@ class FeedSplit:
             for drop, runs in self.dropped
             for table in retractions(reader, runs, drop, self.key_range, self.columns)
         )
-        for table in kept(chain(self._written(reader, self.interval), gone), lease):
+        for table in with_renewal(chain(self._written(reader, self.interval), gone), lease):
             yield table if wanted is None else wanted.apply(table)
 
     def read_in_turn(self, transport: Transport, wanted: Filter | None = None) -> Iterator[Iterator[pa.Table]]:
@@ -186,13 +186,13 @@ class FeedSplit:
         for drop, runs in self.dropped:
             if rest.snapshot or rest.lower < drop.at:
                 stretches.append(self._written(reader, replace(rest, upper=Antichain(drop.at))))
-            at = within(came, drop.at - 1, drop.at)
+            at = runs_in_interval(came, drop.at - 1, drop.at)
             stretches.append(changes_at(reader, runs, at, drop, self.key_range, self.columns))
             rest = Interval(drop.at + 1, rest.upper, False, rest.keys)
         if Antichain(rest.lower) < rest.upper:
             stretches.append(self._written(reader, rest))
         for stretch in stretches:
-            yield (table if wanted is None else wanted.apply(table) for table in kept(stretch, lease))
+            yield (table if wanted is None else wanted.apply(table) for table in with_renewal(stretch, lease))
 
     def _written(self, reader: PartReader, interval: Interval) -> Iterator[pa.Table]:
         """What was written in the interval."""
@@ -210,7 +210,7 @@ class FeedSplit:
         interval = self.interval
         last = TIME_MAX if interval.upper.element is None else interval.upper.element - 1
         one = OneShard(transport, self.shard_id)
-        return dates_of(one, self.shard, interval.lower, last, self.settings.retry_s)
+        return load_clock_stretches(one, self.shard, interval.lower, last, self.settings.retry_s)
 
 
 def overlapping_batches(held: Iterable[HollowBatch], interval: Interval) -> list[HollowBatch]:
@@ -301,7 +301,7 @@ def _dropped(transport: Transport, view: ShardView, interval: Interval) -> Itera
     drops = interval.drops(view)
     if not drops:
         return
-    whole = whole_view(transport, view.name, view)
+    whole = load_full_view(transport, view.name, view)
     for drop in drops:
         check_held(whole, drop.at - 1)
         yield drop, taken_away(runs_of(whole), whole.drops, drop)
@@ -410,4 +410,4 @@ def _added(tables: Iterator[pa.Table], split: FeedSplit, options: ReadOptions) -
                 f"shard {split.shard!r} retracts a row at time {found[TIME]}: {found!r:.300}; a stream of rows cannot "
                 "show it, so read changes: option('readChangeFeed', 'true')"
             )
-        yield from expanded(table, options.batch_rows)
+        yield from expand_rows(table, options.batch_rows)

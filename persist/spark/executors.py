@@ -18,10 +18,10 @@ from pyspark import TaskContext
 
 from blob import without_secrets
 from persist.client.connect import Connection
-from persist.client.contents_diff import Between, PairSplit
 from persist.client.contents_diff import ChangesSplit as PastSplit
+from persist.client.contents_diff import HeldInterval, PairSplit
 from persist.client.embedded import EmbeddedTransport
-from persist.client.snapshot import Held, SnapshotSplit, check_held, holding, leased_blobs, part_reader
+from persist.client.snapshot import Held, SnapshotSplit, check_held, hold_time, leased_blobs, part_reader
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteHandle
 from persist.commit import location
@@ -209,7 +209,7 @@ def past_again(target: Target, split: PastSplit | PairSplit) -> PastSplit | Pair
     if held.lease.is_point:
         with forgotten(target, high):
             check_held(held.view, high)
-    [found] = Between(held, split.start, split.as_of).splits(1, split.columns)
+    [found] = HeldInterval(held, split.start, split.as_of).splits(1, split.columns)
     return carrying(replace(found, key_range=split.key_range), split.key_range)
 
 
@@ -257,7 +257,7 @@ class _Kept:
         shard = one_shard(target, self._shard)
         with (
             forgotten(target, self._at),
-            holding(shard, target.shard, self._at, "spark read again", WAIT_S, settings) as held,
+            hold_time(shard, target.shard, self._at, "spark read again", WAIT_S, settings) as held,
         ):
             return held
 

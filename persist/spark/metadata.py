@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from persist.client.commit_info import HistoryEntry, entries_told, entry_shown
+from persist.client.commit_info import HistoryEntry, read_entries, to_history_entry
 from persist.client.embedded import EmbeddedTransport
 from persist.client.snapshot import ReadLease, leased_blobs, part_reader
 from persist.client.transport import OneShard
@@ -152,10 +152,10 @@ def _history(target: Target, options: MetadataOptions) -> Iterator[list[Row]]:
     """An entry for each command that changed the shard, newest first, page by page."""
     one, left, before = executors.one_shard(target), options.limit, None
     while left:
-        entries = entries_told(one, target.shard, before, min(left, PAGE_MAX), options.maintenance)
+        entries = read_entries(one, target.shard, before, min(left, PAGE_MAX), options.maintenance)
         if not entries:
             return
-        yield [_entry(entry_shown(entry)) for entry in entries]
+        yield [_entry(to_history_entry(entry)) for entry in entries]
         left, before = left - len(entries), entries[-1].place
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from persist.client.contents_diff import retractions
-from persist.client.snapshot import ReadLease, kept, part_reader
+from persist.client.snapshot import ReadLease, part_reader, with_renewal
 from persist.client.transport import OneShard
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
@@ -420,14 +420,14 @@ class Admission:
         reader, key, time = slab.reader, slab.schema.key, slab.interval.lower
         if slab.runs and slab.interval.snapshot:
             tables = reader.read_range(slab.runs, as_of=time, key_range=within, columns=key, batch_rows=COUNTED_ROWS)
-            yield kept(tables, lease)
+            yield with_renewal(tables, lease)
         elif slab.runs:
             parts = [part for run in slab.runs for part in run.parts]
             lower, upper = Antichain(time), slab.interval.upper
-            yield kept(reader.read_updates(parts, lower, upper, key_range=within, columns=key), lease)
+            yield with_renewal(reader.read_updates(parts, lower, upper, key_range=within, columns=key), lease)
         for drop, runs in slab.dropped:
             if runs:
-                yield kept(retractions(reader, runs, drop, within, key), lease)
+                yield with_renewal(retractions(reader, runs, drop, within, key), lease)
 
     # --- weights
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from persist.client.idempotency import send
-from persist.client.small_reads import holding_together
-from persist.client.snapshot import ReadLease, SnapshotSplit, Tagged, holding, leased_blobs
-from persist.client.timestamps import BEFORE_ALL, as_of_at, instant_ms, instant_of, resolved, schema_then
+from persist.client.small_reads import hold_shared
+from persist.client.snapshot import ReadLease, SnapshotSplit, Tagged, hold_time, leased_blobs
+from persist.client.timestamps import BEFORE_ALL, as_of_at, instant_ms, instant_of, resolve_time, schema_id_at
 from persist.core.batch import Run
 from persist.core.commands import ResolveTime, TimeResolved
 from persist.core.errors import NotReadable, Unavailable, UpgradeNeeded
@@ -77,7 +77,7 @@ def seconds_since(target: Target, time: int) -> float | None:
 
 def _resolved(target: Target, options: ReadOptions, when: datetime) -> TimeResolved:
     retry_s = target.connection.handles.read.retry_s
-    return resolved(executors.transport(target.connection), target.shard, when, options.wait_s, retry_s)
+    return resolve_time(executors.transport(target.connection), target.shard, when, options.wait_s, retry_s)
 
 
 def _upper_time(found: TimeResolved) -> int:
@@ -95,9 +95,9 @@ def shown(target: Target, options: ReadOptions) -> tuple[int, ShardSchema]:
     one, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
     is_empty = options.as_of is None and view.upper.element == 0
     at = BEFORE_ALL if is_empty else as_of(target, options)
-    with holding(one, target.shard, at, "spark schema", options.wait_s, settings) as held:
+    with hold_time(one, target.shard, at, "spark schema", options.wait_s, settings) as held:
         try:
-            number = schema_then(held.view, held.as_of)
+            number = schema_id_at(held.view, held.as_of)
             return number, schema_shown(valid_schemas(held.view.schemas), number)
         finally:
             held.lease.close()
@@ -113,7 +113,7 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     if at is None and view.upper.element == 0:
         return []
     one, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
-    with holding_together(one, target.shard, at, "spark snapshot", options.wait_s, settings, is_plan=True) as held:
+    with hold_shared(one, target.shard, at, "spark snapshot", options.wait_s, settings, is_plan=True) as held:
         selection = replace(options.selection, columns=columns)
         found = list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))
         if held.as_of != BEFORE_ALL:

@@ -17,12 +17,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from persist.client.arguments import names as tuple_of
 from persist.client.commit_info import HistoryEntry, Info, info_bytes
-from persist.client.contents_diff import Named
+from persist.client.contents_diff import NamedTime
 from persist.client.history_api import ShardTag
 from persist.client.maintaining import Optimized, Vacuumed
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.shard import Shard
-from persist.client.snapshot import ReadLease, ReadSettings, Tagged, holding
+from persist.client.snapshot import ReadLease, ReadSettings, Tagged, hold_time
 from persist.client.timestamps import BEFORE_ALL
 from persist.core import errors
 from persist.core.errors import InvalidUsage, PersistError, UpperMismatch, shown
@@ -401,7 +401,7 @@ class ShardTable:
         target = self._near
         one = executors.one_shard(target)
         limits = (WAIT_S, target.connection.handles.read.retry_s)
-        return Named.of(what, point, one, self.name, limits, BEFORE_ALL).time
+        return NamedTime.of(what, point, one, self.name, limits, BEFORE_ALL).time
 
     def _fixed(  # noqa: PLR0913 - what is read, and how, each by its name
         self,
@@ -432,7 +432,7 @@ class ShardTable:
             return FixedRead(empty, BEFORE_ALL), None
         at = self._time("as_of", as_of) if tag is None else Tagged(check_tag_name(tag))
         one = executors.one_shard(target, view.shard_id)
-        with holding(one, self.name, at, "spark table", WAIT_S, settings) as held:
+        with hold_time(one, self.name, at, "spark table", WAIT_S, settings) as held:
             given = Options({**self._options, "path": self.name})
             found = NativeRead(self._spark, one, held, given).frame(native, root)
             if found is not None:

@@ -10,9 +10,9 @@ from itertools import chain
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.contents_diff import may_replace_all, retracted, unless_refused, whole_view
-from persist.client.optimistic_edit import edit_landed
-from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, kept, leased_blobs, part_reader
+from persist.client.contents_diff import drop_retractions, load_full_view, may_replace_all, try_drop
+from persist.client.optimistic_edit import find_landed_edit
+from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, leased_blobs, part_reader, with_renewal
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c
@@ -224,7 +224,7 @@ class Replacement:
             self._publish(runs, claims, left, commit)
         except (Expired, Conflict):
             # What has landed is told nothing of what came after it: its hold was given back, and rows may be erased.
-            if edit_landed(self.handle, commit.verb, commit.token) is None:
+            if find_landed_edit(self.handle, commit.verb, commit.token) is None:
                 raise
 
     def _publish(self, runs: Runs, claims: Runs | None, left: Runs, commit: ReplacementCommit) -> None:
@@ -297,7 +297,7 @@ class Replacement:
                 self._check_erased(view, self.base.upper)
                 seen = view.upper.element or 0
             try:
-                return unless_refused(partial(self._commit, runs, Antichain(seen), commit, drops=True)) is not None
+                return try_drop(partial(self._commit, runs, Antichain(seen), commit, drops=True)) is not None
             except UpperMismatch:
                 if commit.alone:
                     raise
@@ -364,8 +364,10 @@ class Replacement:
         parts = [part for batch in batches for part in batch.parts()]
         updates = reader.read_updates(parts, start, end)
         if drops := drops_within(view.drops, lower, upper):  # what others took away by a drop was not written
-            updates = chain(updates, retracted(reader, whole_view(transport, self.target.shard, view), drops))
-        pieces = kept(updates, lease)
+            updates = chain(
+                updates, drop_retractions(reader, load_full_view(transport, self.target.shard, view), drops)
+            )
+        pieces = with_renewal(updates, lease)
         opposite = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
         return self._retracting.stage_for_one_commit(_batches(opposite), None, by_rows=False)
 

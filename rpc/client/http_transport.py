@@ -17,7 +17,7 @@ from blob.metrics import MeteredBlob
 from persist.client import deadlines
 from persist.client.connect import Connection
 from persist.client.deadlines import Deadline, Patience
-from persist.client.idempotency import RetriedCall, settled
+from persist.client.idempotency import RetriedCall, call_with_retries
 from persist.client.lease_pool import LeasePool
 from persist.client.listen import ListenEvent
 from persist.commit.system import Clock, SystemClock, SystemIds
@@ -263,7 +263,7 @@ class HttpTransport:
         """Create a shard by a call that may be repeated."""
         call = Call(method, path, name, json.dumps(body).encode(), _CREATE, safe=False)
         remedy = "check whether the shard exists"
-        reply = settled(lambda: self._calls.call(call), what, self, self._calls.timeout_s, remedy=remedy)
+        reply = call_with_retries(lambda: self._calls.call(call), what, self, self._calls.timeout_s, remedy=remedy)
         return decode_view(reply.data)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from persist.client.commit_info import entry_json, entry_shown, read_place
+from persist.client.commit_info import entry_json, read_place, to_history_entry
 from persist.client.history_api import ShardTag, settings_json, tag_json
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.row_retention import RowRetention
@@ -22,10 +22,10 @@ from persist.client.stream_cuts import (
     Cut,
     CutRequest,
     TruncationRequest,
-    take,
-    truncate,
+    take_cut,
+    truncate_by_cut,
 )
-from persist.client.timestamps import datetime_text, instant_of, instant_text, read_instant, resolved
+from persist.client.timestamps import datetime_text, instant_of, instant_text, read_instant, resolve_time
 from persist.core import commands as c
 from persist.core.audit_log import PAGE_MAX
 from persist.core.commands import MAINTAIN, MANAGE, READ, WRITE
@@ -76,7 +76,7 @@ async def time_at(
     service, name = service_of(request), shard_of(request)
     instant = read_instant("parameter timestamp", timestamp)
     wait_s = min(wait, WAIT_S_MAX)
-    resolution = await service.work.run(partial(resolved, service.transport, name, instant, wait_s, wait_s))
+    resolution = await service.work.run(partial(resolve_time, service.transport, name, instant, wait_s, wait_s))
     upper = resolution.upper.element
     as_of = {} if upper is None or upper == 0 else {"as_of": upper - 1}
     return json_response({"frontier": resolution.upper.to_json(), **as_of, "timestamp": instant_text(resolution.at_ms)})
@@ -149,7 +149,7 @@ async def history(
         return Response(encoded(page), media_type=RECORD)
     following = None if page.following is None else f"{page.following.seqno}.{page.following.number}"
     return json_response(
-        {"entries": [entry_json(entry_shown(entry)) for entry in page.entries], "following": following}
+        {"entries": [entry_json(to_history_entry(entry)) for entry in page.entries], "following": following}
     )
 
 
@@ -294,7 +294,7 @@ async def cut(request: Request) -> Response:
         principal.require(READ, name)
     if wanted.prefix is not None:
         principal.require_prefix(wanted.prefix)
-    cut = await service.work.run(partial(take, service.transport, wanted, service.handles, ASKED_AT_ONCE))
+    cut = await service.work.run(partial(take_cut, service.transport, wanted, service.handles, ASKED_AT_ONCE))
     return Response(cut.to_json(), media_type="application/json")
 
 
@@ -324,7 +324,7 @@ async def truncate_all(
     options = TruncationRequest(dry_run, retries)
     service.snapshots.take(TRUNCATED_AT_ONCE)  # each takes as much memory as one
     try:
-        work = partial(truncate, transport_for(request), cut, service.handles, options)
+        work = partial(truncate_by_cut, transport_for(request), cut, service.handles, options)
         result = await service.work.run(work)
     finally:
         service.snapshots.give_back(TRUNCATED_AT_ONCE)

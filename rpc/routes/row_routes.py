@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from persist.client.connect import Client
 from persist.client.read_api import counted, snapshot_of
-from persist.client.row_reader import Rows, expanded
+from persist.client.row_reader import Rows, expand_rows
 from persist.client.shard import Shard
 from persist.client.snapshot import Snapshot, Tagged
-from persist.client.timestamps import as_of_at, instant_ms, instant_text, resolved
+from persist.client.timestamps import as_of_at, instant_ms, instant_text, resolve_time
 from persist.codecs import rows
 from persist.core import commands as c
 from persist.core import frontier as antichain
@@ -211,7 +211,7 @@ def _pieces(held: Rows, form: str, expand: bool) -> Generator[bytes]:
     def tables() -> Iterator[pa.Table]:
         for table in held.batches():
             visible = table.select(empty.schema.names)
-            yield from expanded(visible) if expand else (visible,)
+            yield from expand_rows(visible) if expand else (visible,)
 
     with held:
         yield from rows.write(tables(), empty.drop_columns(["__diff"]) if expand else empty, form)
@@ -319,7 +319,7 @@ def _selected(service: Service, name: str, selection: Selection) -> Selection:
 
 async def _after_of(service: Service, name: str, when: datetime) -> int | None:
     """The last time that was complete at a wall clock; None: nothing was written by then."""
-    resolution = await service.work.run(partial(resolved, service.transport, name, when, 0.0, 0.0))
+    resolution = await service.work.run(partial(resolve_time, service.transport, name, when, 0.0, 0.0))
     return None if resolution.upper.element == 0 else as_of_at(name, resolution)
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from persist.client.embedded import EmbeddedTransport
 from persist.client.maintaining import OPTIMIZE, VACUUM
 from persist.client.shard import Shard
-from persist.client.shard_listing import PAGE_MAX, Chosen, drop_all, page
+from persist.client.shard_listing import PAGE_MAX, DropRequest, drop_shards, summary_page
 from persist.client.transport import AsCaller
 from persist.codecs.schema_json import EXAMPLE, read_changes, read_schema, write_schema
 from persist.core import commands as c
@@ -120,7 +120,7 @@ async def names(
     principal.require_prefix(prefix)
     if details:
         query = (service.transport, service.handles, prefix, after, min(limit, PAGE_MAX))
-        listed, following = await service.work.run(page, *query)
+        listed, following = await service.work.run(summary_page, *query)
         shards = [shard.to_json() for shard in listed]
         return {"shards": shards, "more": following is not None, **({"after": following} if following else {})}
     shard_names = await service.work.run(service.location.names, prefix, after, limit)
@@ -140,14 +140,14 @@ async def delete_many(request: Request) -> Response:
     """Pass `shards` or `prefix`; without `confirm`, their number, it only lists them. An outcome for each."""
     service, principal = service_of(request), principal_of(request)
     body = await service.json(request, SCHEMA_BYTES_MAX, body_reader(_Drop))
-    chosen = Chosen(body.shards, body.prefix, body.confirm, body.force)
+    chosen = DropRequest(body.shards, body.prefix, body.confirm, body.force)
     chosen.check()
     for name in chosen.names or ():
         principal.require(ADMIN, name)
     if chosen.prefix is not None:
         principal.require_prefix(chosen.prefix)
     transport = AsCaller(service.transport, caller_of(request))
-    dropping = await service.work.run(drop_all, transport, service.handles, chosen)
+    dropping = await service.work.run(drop_shards, transport, service.handles, chosen)
     request.scope[SHARDS_KEY] = [outcome.shard for outcome in dropping.outcomes] if dropping.done else []
     return json_response(dropping.to_json())
 

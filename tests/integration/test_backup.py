@@ -21,7 +21,7 @@ from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from persist import AttributeUpdate, named_key
 from persist.client.shard import Shard
-from persist.client.timestamps import shown_instant
+from persist.client.timestamps import to_datetime
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backup_creation import BackupRequest, Progress, back_up
 from persist.copies.backup_restore import RestoreRequest, ShardRestored, restore, select_backup, verify_backup
@@ -397,7 +397,7 @@ def test_any_time_between_two_backups(world: World, machine: Machine, kept: Coun
     world.pass_ms(10_000)
     shard.insert([{"id": 50, "v": "between", "__diff": -1}, {"id": 51, "v": "a wrong deploy"}])
     made(machine, kept)
-    at = shown_instant(between_ms)
+    at = to_datetime(between_ms)
     found = store(machine, kept)
     _, other = elsewhere(world)
     [told] = restore(found, select_backup(found, at, None), other.location, RestoreRequest(at=at, at_once=1))
@@ -415,7 +415,7 @@ def poisoned(machine: Machine, world: World) -> tuple[Shard, datetime]:
     shard = machine.client.create_shard("fed", SCHEMA, ["id"])
     shard.append([{"id": 1, "v": "good"}], 0, 1)
     world.pass_ms(10_000)
-    at = shown_instant(world.true_ms)
+    at = to_datetime(world.true_ms)
     world.pass_ms(10_000)
     shard.append([{"id": 2, "v": "poison"}], 1, 2)
     return shard, at
@@ -458,7 +458,7 @@ def test_a_shard_that_is_younger_than_the_time_is_named_and_may_be_left_out(
 ) -> None:
     shard = filled(machine, "orders", 4)
     world.pass_ms(10_000)
-    at, expected = shown_instant(world.true_ms), rows(shard)
+    at, expected = to_datetime(world.true_ms), rows(shard)
     world.pass_ms(10_000)
     filled(machine, "young")
     made(machine, kept)
@@ -484,7 +484,7 @@ def test_a_time_whose_rows_break_a_constraint_that_was_set_later_restores_nothin
     """It was refused after the shard was there, with the contents of the backup."""
     shard = filled(machine, "orders", 4)
     world.pass_ms(10_000)
-    at = shown_instant(world.true_ms)
+    at = to_datetime(world.true_ms)
     world.pass_ms(10_000)
     shard.delete(where="id >= 0")
     shard.set_constraints(checks={"none": "id < 0"})

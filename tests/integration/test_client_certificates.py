@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.server_address import Trust
+from persist.client.server_address import ClientTls
 from persist.commit.system import SystemClock
 from persist.core.errors import Forbidden, InvalidUsage, PersistError, Unauthorized, Unavailable
 from persist.regions.region_index import RegionEntry, RegionIndex, open_index, write_index
@@ -63,7 +63,7 @@ class Place:
     def asked(self, server: Server, certificate: str | None, headers: dict[str, str] | None = None) -> tuple[int, str]:
         """The status of a listing, and the serial number of the certificate that the server has shown."""
         request = urllib.request.Request(f"{server.url}/v1/shards?prefix=eu/", headers=headers or {})
-        context = Trust(self.ca, certificate).context()
+        context = ClientTls(self.ca, certificate).context()
         try:
             with urllib.request.urlopen(request, context=context) as answer:
                 return answer.status, answer.fp.raw._sock.getpeercert()["serialNumber"]

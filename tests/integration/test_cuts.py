@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 import persist
 from persist.client.stream_cuts import SHARDS_MAX, TIMES, Cut
-from persist.client.timestamps import shown_instant
+from persist.client.timestamps import to_datetime
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard, UpgradeNeeded
 from persist.core.frontier import EMPTY, Antichain
@@ -73,7 +73,7 @@ def test_a_cut_has_each_shards_upper(machine: Machine) -> None:
 
 
 def test_a_cut_by_a_wall_clock_is_the_same_whenever_it_is_taken(world: World, machine: Machine) -> None:
-    at = shown_instant(1_760_000_002_000)  # after the second row of eu/items; eu/orders has just been created
+    at = to_datetime(1_760_000_002_000)  # after the second row of eu/items; eu/orders has just been created
     cut = machine.client.cut(prefix="eu/", at=at)
     assert (cut.kind, cut["eu/items"], cut["eu/orders"]) == ("timestamp", Antichain(2), Antichain(0))
     machine.shard("eu/orders").insert([{"id": 9}])
@@ -260,7 +260,7 @@ def test_a_wall_clock_that_a_shard_does_not_know_refuses_the_cut(world: World, m
     right = world.machine()
     right.location.machine("eu/orders").apply(c.LowerSeal())
     world.pass_ms(2 * HOUR_MS)
-    at = shown_instant(world.true_ms - HOUR_MS)
+    at = to_datetime(world.true_ms - HOUR_MS)
     with typed(TestClient(create_app(right.location, ServerSettings()), base_url="http://127.0.0.1")) as http:
         answer = http.post("/v1/cuts", json={"prefix": "eu/", "at": at.isoformat()})
         assert (answer.status_code, answer.json()["kind"]) == (410, "not_readable"), answer.text

@@ -9,7 +9,7 @@ import pytest
 
 from persist.client import timestamps
 from persist.client.shard import Shard
-from persist.client.timestamps import dates_of
+from persist.client.timestamps import load_clock_stretches
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.frontier import TIME_MAX
 from persist.core.state import Policy
@@ -38,7 +38,7 @@ def insert(world: World, shard: Shard, passes_ms: int) -> None:
 def dated(shard: Shard, first: int, last: int) -> list[datetime | None]:
     """The wall clocks of these times, as a column is told them."""
     times = pa.chunked_array([range(first, last + 1)], pa.int64())
-    return dates_of(shard._transport, NAME, first, last, ASK_S).of(times).to_pylist()
+    return load_clock_stretches(shard._transport, NAME, first, last, ASK_S).of(times).to_pylist()
 
 
 def test_each_time_is_told_the_wall_clock_that_it_is_told_alone(world: World, shard: Shard) -> None:
@@ -91,7 +91,7 @@ def test_what_was_forgotten_is_refused_and_a_closed_shard_is_dated_to_its_end(wo
     known = dated(shard, 3, 4)
     shard.advance_upper(None)
     times = pa.chunked_array([[3, 4, TIME_MAX]], pa.int64())
-    assert dates_of(shard._transport, NAME, 3, TIME_MAX, ASK_S).of(times).to_pylist()[:2] == known
+    assert load_clock_stretches(shard._transport, NAME, 3, TIME_MAX, ASK_S).of(times).to_pylist()[:2] == known
 
 
 def test_too_many_wall_clocks_at_once_are_refused(world: World, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:

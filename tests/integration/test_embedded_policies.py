@@ -47,7 +47,7 @@ def program(world: World, *, collects: bool = True) -> Client:
         ids=Ids(clock, world.machines),
         background=InlineBackground(),
     )
-    return Client(row_retention.kept_by_itself(location, maintain))
+    return Client(row_retention.maintained_transport(location, maintain))
 
 
 def live(world: World, shard: Shard, days: int) -> list[int]:

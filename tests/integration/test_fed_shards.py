@@ -16,7 +16,7 @@ from persist.client import unique_insert
 from persist.client.embedded import EmbeddedTransport
 from persist.client.erasure_api import EraseOperation
 from persist.client.shard import Shard
-from persist.client.timestamps import shown_instant
+from persist.client.timestamps import to_datetime
 from persist.core.errors import Conflict, ConstraintViolated, InvalidUsage, NotReadable, PersistError, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
@@ -181,12 +181,12 @@ def test_a_policy_takes_rows_away_and_no_append_is_refused(world: World, machine
     for time in range(4, 30):
         world.pass_ms(DAY_MS // 2)
         append(shard, time)
-        written[time] = shown_instant(world.true_ms)
+        written[time] = to_datetime(world.true_ms)
         world.pass_ms(DAY_MS // 2)
         machine.location.machine(NAME).refresh()
         keep(NAME)
         if time > 14:
-            age = shown_instant(world.true_ms) - written[ids(shard)[0]]
+            age = to_datetime(world.true_ms) - written[ids(shard)[0]]
             assert 7 <= age.days <= 9, "seven days, one until the next cut, and one until the next commit"
     assert shard.upper() == Antichain(30)
 
@@ -275,11 +275,11 @@ def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyP
     fed = machine.client.create_shard("keyed", SCHEMA, ["id"], unique=True)
     fed.append([{"id": 0}], 0, 1)
     fed.erase(keys=[0])
-    real, rows = unique_insert.holding_briefly, pa.table({"id": range(1, 40), "__time": range(1, 40)})
+    real, rows = unique_insert.hold_for_block, pa.table({"id": range(1, 40), "__time": range(1, 40)})
 
     def holding(*args: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(unique_insert, "holding_briefly", real)
+            patch.setattr(unique_insert, "hold_for_block", real)
             other = machine.shard("keyed")
             time = other.upper().element or 0
             other.append(rows.slice(time - 1, 1), time, time + 1)
@@ -288,12 +288,12 @@ def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyP
 
     fed.append(rows.slice(0, 2), 1, 3)
     fed.erase(keys=[1])
-    monkeypatch.setattr(unique_insert, "holding_briefly", holding)
+    monkeypatch.setattr(unique_insert, "hold_for_block", holding)
     before = fed.upper()
     with pytest.raises(PersistError) as refused:
         fed.append(rows, 1, 40)
     assert refused.value.kind == "unavailable", "nothing was written, and it may be repeated"
-    monkeypatch.setattr(unique_insert, "holding_briefly", real)
+    monkeypatch.setattr(unique_insert, "hold_for_block", real)
     assert before < fed.upper() < Antichain(40)
     fed.append(rows, 1, 40)
     assert fed.upper() == Antichain(40)

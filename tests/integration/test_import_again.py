@@ -17,7 +17,7 @@ import persist
 from persist.cli.import_job import INSERT, OVERWRITE, UPSERT, after
 from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
-from persist.client.timestamps import shown_instant
+from persist.client.timestamps import to_datetime
 from tests.support.examples import thinned
 from tests.support.typed import KINDS, Place, place_of
 
@@ -290,7 +290,7 @@ def test_after_any_four_operations_an_import_leaves_its_rows_once(
 
 def entry(operation: str, time: int, *, point: int | None = None, **more: Any) -> HistoryEntry:
     said = {"rows": 1, "size": 1, "retractions": 0, "purpose": None, "who": None, "info": None, **more}
-    return HistoryEntry(time, 0, shown_instant(0), operation, time, time + 1, point=point, **said)
+    return HistoryEntry(time, 0, to_datetime(0), operation, time, time + 1, point=point, **said)
 
 
 def test_what_a_policy_takes_may_be_a_part_and_by_hand_it_is_the_whole() -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from persist.client.arguments import read_attribute
-from persist.client.contents_diff import DiffRequest, between
+from persist.client.contents_diff import DiffRequest, hold_interval
 from persist.client.optimistic_loop import RETRIES_MAX, Attempt
 from persist.client.rewrites import RestoreOperation
 from persist.client.shard import Shard
@@ -346,7 +346,7 @@ def test_a_try_that_finds_nothing_since_the_other_one_landed_is_told_so(
         if not told:
             told.append(restoring)  # the other one, which goes on now, does not come here again
             told[:] = [months.restore(2, token=token)]
-            with between(months._transport, NAME, 2, None, DiffRequest(), ReadSettings()) as found:
+            with hold_interval(months._transport, NAME, 2, None, DiffRequest(), ReadSettings()) as found:
                 return real(restoring, found.held, *args)
         return real(restoring, held, *args)
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 import persist
 from persist.client.shard import Shard
-from persist.client.timestamps import shown_instant
+from persist.client.timestamps import to_datetime
 from persist.core.attribute import named_key
 from persist.core.frontier import Antichain
 from rpc.app import create_app
@@ -50,7 +50,7 @@ def test_over_http_changes_come_in_every_format(world: World, http: TestClient) 
     assert arrow["__diff"].to_pylist() == [-1, 1, 2]
     parquet = http.get(f"{PATH}/changes", params={"start": 0, "format": "parquet"})
     assert pq.read_table(io.BytesIO(parquet.content)).num_rows == 3
-    instants = {"start": shown_instant(world.true_ms - 1_000).isoformat(), "end": "2", "format": "ndjson"}
+    instants = {"start": to_datetime(world.true_ms - 1_000).isoformat(), "end": "2", "format": "ndjson"}
     told = http.get(f"{PATH}/changes", params=instants)
     assert (told.headers["persist-start"], "persist-start-timestamp" in told.headers) == ("1", True)
     assert "persist-end-timestamp" not in told.headers
@@ -67,7 +67,7 @@ def test_over_http_a_restore_happens_once_for_its_key(machine: Machine, shard: S
     assert shard.upper() == Antichain(4)
     assert http.post(f"{PATH}/restore", params={"as_of": 1}).json()["added"] == 0
     assert shard.upper() == Antichain(4)
-    undone = http.post(f"{PATH}/restore", params={"timestamp": shown_instant(1_760_000_003_000).isoformat()})
+    undone = http.post(f"{PATH}/restore", params={"timestamp": to_datetime(1_760_000_003_000).isoformat()})
     assert (undone.json()["as_of"], undone.json()["lower"]) == (2, [4])
 
 

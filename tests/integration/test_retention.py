@@ -19,7 +19,7 @@ from compactor.worker import Worker
 from persist.client.embedded import EmbeddedTransport
 from persist.client.rewrites import TruncateOperation
 from persist.client.shard import Shard
-from persist.client.timestamps import shown_instant
+from persist.client.timestamps import to_datetime
 from persist.core import commands as c
 from persist.core.errors import Conflict, InvalidUsage, PersistError, Unavailable
 from persist.core.frontier import Antichain
@@ -441,7 +441,7 @@ def test_over_http(world: World, machine: Machine, shard: Shard, http: TestClien
     assert http.post(f"{PATH}/run").json()["truncated"]["removed"] == 1
     found = http.get(PATH).json()
     assert (found["done_before"], found["removed"], found["due"], found["rows"]) == (1, 1, None, 2)
-    assert found["done_at"] == shown_instant(world.true_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert found["done_at"] == to_datetime(world.true_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     kept = http.put(f"/v1/shards/{NAME}/settings", json={"history": "2d"}, headers={"if-match": '"2"'})
     assert kept.status_code == 200
     assert http.get(PATH).json()["policy"]["age"] == "3d"
@@ -538,7 +538,7 @@ def test_what_a_ladder_does_next_is_told(world: World, machine: Machine) -> None
     assert shard.retention().next is None, "nothing was written yet"
     shard.insert([{"id": 1}])
     hour_ms = (world.true_ms // HOUR_MS + 1) * HOUR_MS
-    assert shard.retention().next == shown_instant(hour_ms)
+    assert shard.retention().next == to_datetime(hour_ms)
     world.pass_ms(HOUR_MS)
     keeper(machine)(NAME)
     assert list(shard.tags())

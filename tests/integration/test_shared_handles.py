@@ -12,7 +12,7 @@ import pytest
 from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.schema_lineage import Life
+from persist.client.schema_lineage import SchemaHistory
 from persist.client.shard import Shard
 from persist.core.errors import ConstraintViolated, InvalidUsage
 from persist.core.shard_view import ShardView
@@ -97,9 +97,9 @@ def test_a_replica_undid_what_a_rival_had_brought_to_the_table(client: Client, m
         Replica.open(client, "s", "table").step()
         slow.table.refresh_schema()
 
-    monkeypatch.setattr(Life, "following", once(rival, Life.following, after=True))
+    monkeypatch.setattr(SchemaHistory, "following", once(rival, SchemaHistory.following, after=True))
     slow.step()
-    assert [schema.arrow.names for schema in Life.of(client.shard("table")).written] == [
+    assert [schema.arrow.names for schema in SchemaHistory.of(client.shard("table")).written] == [
         ["id", "a", "b"],
         ["id", "y", "b"],
     ]

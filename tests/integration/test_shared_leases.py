@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 import persist
 from persist.client import lease_pool
 from persist.client.embedded import EmbeddedTransport
-from persist.client.lease_pool import CLOSE_S, KEPT_S, PARTS_OF_LEASE, POINTS_MAX, Kind
+from persist.client.lease_pool import CLOSE_S, KEPT_S, PARTS_OF_LEASE, POINTS_MAX, LeaseKind
 from persist.client.read_leases import CLOSE_RETRY_S
 from persist.client.transport import OneShard
 from persist.core import commands as c
@@ -412,7 +412,7 @@ def test_what_is_read_of_one_shard_costs_nothing_for_others(place: Pooled) -> No
     """Each new lease looked through those of all shards."""
     place.read()
     looked: list[object] = []
-    place.pool._end(lambda shared: bool(looked.append(shared)), Kind("other", ShardId("s"), "snapshot", 1))
+    place.pool._end(lambda shared: bool(looked.append(shared)), LeaseKind("other", ShardId("s"), "snapshot", 1))
     assert looked == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from compactor.worker import Worker
 from persist.client.idempotency import is_final
 from persist.client.shard import Shard
-from persist.client.timestamps import shown_instant
+from persist.client.timestamps import to_datetime
 from persist.client.write import WriteHandle
 from persist.core.errors import InvalidUsage, TokenReused, UnknownShard, UpperMismatch
 from persist.core.frontier import Antichain
@@ -124,7 +124,7 @@ def test_a_cut_before_all_is_refused_where_nothing_can_be_written(shard: Shard) 
 
 
 def test_a_wall_clock_means_all_that_was_there_by_then(world: World, shard: Shard) -> None:
-    instant = shown_instant((world.true_ms - 2_000) // 1_000 * 1_000)
+    instant = to_datetime((world.true_ms - 2_000) // 1_000 * 1_000)
     done = shard.truncate(instant)
     assert (done.before, done.timestamp, done.removed) == (2, instant, 3)
     assert not shard.truncate(datetime(2001, 1, 1, tzinfo=UTC)).changed, "nothing was there by then"

@@ -16,7 +16,7 @@ from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.client.timestamps import shown_instant
+from persist.client.timestamps import to_datetime
 from persist.commit.location import Location, LocationSettings
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
 from persist.core.frontier import Antichain
@@ -42,7 +42,7 @@ def shard(machine: Machine) -> Shard:
 
 
 def at(world: World, ago_ms: int = 0) -> datetime:
-    return shown_instant(world.true_ms - ago_ms)
+    return to_datetime(world.true_ms - ago_ms)
 
 
 def insert(world: World, shard: Shard, number: int, passes_ms: int = 1_000) -> None:
@@ -75,7 +75,7 @@ def test_a_snapshot_tells_the_wall_clock_that_it_was_resolved_to(world: World, s
     insert(world, shard, 1, passes_ms=2_345)
     with shard.snapshot(at(world)) as found:
         assert found.as_of == 0
-        assert found.timestamp == shown_instant((START_MS + 2_345) // 1_000 * 1_000)
+        assert found.timestamp == to_datetime((START_MS + 2_345) // 1_000 * 1_000)
     assert shard.snapshot().timestamp is None
 
 

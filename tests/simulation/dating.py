@@ -44,7 +44,7 @@ def ask_dates(host: Host, shard: Shard, first: int, last: int) -> None:
     """The wall clocks of the times from `first` to `last`, checked against what is known of each."""
     truth, times = host.run.truth(shard.name), range(first, last + 1)
     try:
-        dates = timestamps.dates_of(shard._transport, shard.name, first, last, HANDLES.read.retry_s)
+        dates = timestamps.load_clock_stretches(shard._transport, shard.name, first, last, HANDLES.read.retry_s)
         one = host.random.choice(times)
         alone = shard.timestamp_of(one)
     except WEATHER:

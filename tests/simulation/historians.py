@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from persist.client.shard import Shard
-from persist.client.timestamps import shown_instant
+from persist.client.timestamps import to_datetime
 from persist.core.errors import Conflict, Corruption, NotReadable, UnknownShard
 from persist.core.shard_settings import ShardSettings
 from tests.simulation.host import COPIES, DOOMED, MAIN, WEATHER, Host, expect_damage, lived, me
@@ -74,14 +74,14 @@ def asking(host: Host, shard: Shard, at_ms: int) -> Iterator[None]:
 def ask(host: Host, shard: Shard, at_ms: int, *, reads: bool) -> None:
     """The upper by the instant, checked against all that is known of it; then the contents by it."""
     with asking(host, shard, at_ms):
-        upper = shard.time_at(shown_instant(at_ms), wait_s=host.random.choice((0.0, 2.0)))
+        upper = shard.time_at(to_datetime(at_ms), wait_s=host.random.choice((0.0, 2.0)))
         instants(host, shard).answered(at_ms, upper, me(host))
         host.run.path("wall clock answered")
         if not reads or not upper.element:
             return
         as_of = upper.element - 1
         with reading(host, lived(shard), as_of):
-            found = read_once(host, shard, shown_instant(at_ms), pause_s=host.random.choice((0.0, 0.05)))
+            found = read_once(host, shard, to_datetime(at_ms), pause_s=host.random.choice((0.0, 0.05)))
             expect(found == as_of, "sealed", f"a snapshot of {at_ms} ms is as of {found}, not {as_of}")
             host.run.path("wall clock read")
 
@@ -104,7 +104,7 @@ def _ask_when_shown(host: Host, shard: Shard) -> None:
         return
     if found is not None:
         host.run.path("instant told")
-        instants(host, shard).shown.append((time, (found - shown_instant(0)) // timedelta(milliseconds=1)))
+        instants(host, shard).shown.append((time, (found - to_datetime(0)) // timedelta(milliseconds=1)))
 
 
 def configurator(host: Host) -> None:

@@ -28,7 +28,7 @@ from persist.cli.long_running import (
 )
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.idempotency import RetriedCall, settled
+from persist.client.idempotency import RetriedCall, call_with_retries
 from persist.commit.system import SystemClock
 from persist.core import commands as c
 from persist.core.errors import Corruption, Overloaded, Unavailable
@@ -110,7 +110,7 @@ def test_a_client_that_retries_logs_one_line(caplog: pytest.LogCaptureFixture) -
             return "done"
 
         transport = EmbeddedTransport(location)
-        assert settled(ask, RetriedCall("a command", "orders"), transport, 60.0, remedy="") == "done"
+        assert call_with_retries(ask, RetriedCall("a command", "orders"), transport, 60.0, remedy="") == "done"
     (line,) = lines(caplog, "retry storm")
     assert (line["who"], line["shard"], line["kind"]) == ("client", "orders", "overloaded")
 
@@ -196,7 +196,7 @@ def test_a_command_that_meets_something_damaged_says_so_in_an_embedded_program(
         raise Corruption("the log is damaged")
 
     with closing(memory_location()) as location, pytest.raises(Corruption):
-        settled(damaged, RetriedCall("a command", "orders"), EmbeddedTransport(location), 1.0, remedy="")
+        call_with_retries(damaged, RetriedCall("a command", "orders"), EmbeddedTransport(location), 1.0, remedy="")
     (line,) = lines(caplog, "corruption")
     assert (line["shard"], line["doing"]) == ("orders", "a command")
 

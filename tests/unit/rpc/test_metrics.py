@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from blob.cache import CachedBlob
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.client.location_metrics import of_location
+from persist.client.location_metrics import location_families
 from persist.commit.location import Location, LocationSettings
 from persist.core import commands as c
 from persist.formats.exposition import Spread, exposition, figures
@@ -180,7 +180,7 @@ def test_what_the_cache_answers_is_no_call_to_the_store() -> None:
         opened.blob.put("k", b"0123456789")
         for _ in range(3):
             assert opened.blob.get("k") == b"0123456789"
-        found = figures(of_location(opened))
+        found = figures(location_families(opened))
     assert found['persist_store_calls_total{outcome="ok",store="blob",verb="get"}'] == 1
     assert (found['persist_cache_hits_total{cache="blobs"}'], found['persist_cache_misses_total{cache="blobs"}']) == (
         2,
@@ -192,4 +192,6 @@ def test_what_the_cache_answers_is_no_call_to_the_store() -> None:
 def test_what_is_not_metered_counts_nothing() -> None:
     with closing(Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())) as opened:
         opened.blob.put("k", b"")
-        assert not any(value for series, value in figures(of_location(opened)).items() if "seconds_count" in series)
+        assert not any(
+            value for series, value in figures(location_families(opened)).items() if "seconds_count" in series
+        )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography.x509.oid import NameOID
 
-from persist.client.server_address import Trust
+from persist.client.server_address import ClientTls
 from persist.core.errors import InvalidUsage
 from rpc.settings import ServerSettings
 from rpc.tls import LOOK_AGAIN_S, TlsContext, TlsFiles, checked_name, context_of, names_of, peer_of
@@ -40,7 +40,7 @@ class Place:
         return TlsContext(self.files(client_ca), lambda: self.now_s)
 
     def client(self, certificate_file: str | None = None) -> ssl.SSLContext:
-        return Trust(self.ca, certificate_file).context()
+        return ClientTls(self.ca, certificate_file).context()
 
 
 @pytest.fixture
@@ -227,9 +227,9 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(place: Pl
     with pytest.raises(InvalidUsage, match="or the key has a passphrase: write it without one"):
         context_of(place.files())
     with pytest.raises(InvalidUsage, match=r"certificate_file .* has a passphrase"):
-        Trust(None, str(both)).context()
+        ClientTls(None, str(both)).context()
     with pytest.raises(InvalidUsage, match="no regular file"):
-        Trust(None, str(place.directory)).context()
+        ClientTls(None, str(place.directory)).context()
 
 
 def test_a_key_of_another_certificate_is_told_as_that(place: Place) -> None:

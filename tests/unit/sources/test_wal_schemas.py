@@ -13,7 +13,7 @@ import pytest
 from compactor.embedded import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.schema_lineage import alike
+from persist.client.schema_lineage import has_same_columns
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.parts.schema_changes import (
@@ -45,7 +45,7 @@ def client() -> Iterator[Client]:
 
 def check_equal(log: Shard, table: Shard) -> None:
     assert table.upper() == log.upper()
-    assert alike(table.refresh_schema(), log.refresh_schema())
+    assert has_same_columns(table.refresh_schema(), log.refresh_schema())
     for time in range(log.upper().element or 0):
         assert table.snapshot(as_of=time).to_arrow() == log.snapshot(as_of=time).to_arrow()
 

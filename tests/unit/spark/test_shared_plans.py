@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import persist
 from persist.client.embedded import EmbeddedTransport
-from persist.client.lease_pool import PLANS_S, Kind
+from persist.client.lease_pool import PLANS_S, LeaseKind
 from persist.client.snapshot import ReadLease
 from persist.commit.location import LocationSettings
 from persist.core.frontier import Antichain
@@ -105,7 +105,7 @@ def test_after_its_time_a_lease_takes_no_new_plans_and_is_not_given_back(tmp_pat
 
 @pytest.mark.parametrize(("lease_s", "takes_s"), [(900, 60.0), (30, 2.0), (2, 2 / 15)])
 def test_of_a_plan_no_more_than_a_fifteenth_of_its_lease_has_passed(lease_s: int, takes_s: float) -> None:
-    kind = Kind("orders", persist.core.ids.ShardId("s"), "spark snapshot", lease_s * 1000, is_plan=True)
+    kind = LeaseKind("orders", persist.core.ids.ShardId("s"), "spark snapshot", lease_s * 1000, is_plan=True)
     assert kind.takes_s == pytest.approx(takes_s)
 
 

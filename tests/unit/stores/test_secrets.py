@@ -15,7 +15,7 @@ from blob import BlobError, BlobMisconfigured, open_blob
 from blob.arrow_fs import ArrowFsBlob
 from consensus import ConsensusError, ConsensusUsage, open_consensus
 from persist.client.connect import Connection
-from persist.client.server_address import normal
+from persist.client.server_address import normalize_url
 from persist.commit.location import check_there
 from persist.core.errors import PersistError
 from persist.regions.region_index import check_server
@@ -40,7 +40,7 @@ FORMS = {
 USES: dict[str, Callable[[str], object]] = {
     "blob": lambda url: open_blob(url, makes=False),
     "consensus": lambda url: open_consensus(url, reads_only=True),
-    "server": normal,
+    "server": normalize_url,
     "server of an index": check_server,
     "what is there": check_there,
     "connection": lambda url: repr(Connection(url)),
