@@ -167,8 +167,8 @@ class _TimedBlob(ForwardingBlob):
     def delete(self, keys: Sequence[str]) -> None:
         self._ask("of several keys", lambda: self._inner.delete(keys))
 
-    def abandon(self, found: Sequence[Unfinished]) -> None:
-        self._ask("of several puts", lambda: self._inner.abandon(found))
+    def abandon(self, unfinished: Sequence[Unfinished]) -> None:
+        self._ask("of several puts", lambda: self._inner.abandon(unfinished))
 
     def presign_get(self, key: str, expires_s: int) -> str | None:
         return self._ask(key, lambda: self._inner.presign_get(key, expires_s))

@@ -81,7 +81,7 @@ class Clause:
     condition: Condition
     sets: Mapping[str, Value] | None
 
-    def told(self, schema: ShardSchema) -> list[object]:
+    def to_question(self, schema: ShardSchema) -> list[object]:
         """Its representation in a digest."""
         kinds = schema.arrow
         sets = None
@@ -222,7 +222,7 @@ class MergePlan:
         clauses = tuple(_completed(clause, table.schema.names, schema) for clause in self.clauses)
         is_whole = any(clause.of == NOT_MATCHED_BY_SOURCE for clause in clauses)
         row_set = ALL if is_whole else with_keys(distinct_keys(table, keyed), keyed, schema)
-        clause_values = [clause.told(schema) for clause in clauses]
+        clause_values = [clause.to_question(schema) for clause in clauses]
         question = [list(keyed.key), sorted(table.schema.names), _digest(table, schema), clause_values]
         names = table.schema.names
         bound = _BoundMerge(schema, row_set, question, source_names=names, keyed=keyed, source=table, clauses=clauses)
@@ -230,14 +230,14 @@ class MergePlan:
         return bound
 
 
-def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table:
+def _table(rows: Updates, schema: ShardSchema, source_columns: Sequence[str]) -> pa.Table:
     """The source. Python values of columns that the shard also has are converted to its types."""
     for reserved in (TIME, DIFF):
-        if reserved in given:
+        if reserved in source_columns:
             raise InvalidUsage(f"the source has a column {reserved!r}: each of its rows counts once; drop it")
     if is_dicts(rows) and rows:
-        names = [name for name in given if name in schema.arrow.names]
-        names += [name for name in given if name not in schema.arrow.names]
+        names = [name for name in source_columns if name in schema.arrow.names]
+        names += [name for name in source_columns if name not in schema.arrow.names]
         table = pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
         return _plain(table)
     if isinstance(rows, list) and not rows:
@@ -308,14 +308,14 @@ def _column(name: str, values: list[Any], schema: ShardSchema) -> pa.Array:
         raise InvalidUsage(f"column {name!r} of the source has values of no single type: {error}") from error
 
 
-def _completed(clause: Clause, given: Sequence[str], schema: ShardSchema) -> Clause:
+def _completed(clause: Clause, source_columns: Sequence[str], schema: ShardSchema) -> Clause:
     """The clause with all columns that it sets. Raises InvalidUsage if the shard has no such column, or it is a key."""
     if clause.sets is None:
         return clause
     sets = dict(clause.sets)
     is_insert = clause.of == NOT_MATCHED
     if not sets:
-        sets = {n: source(n) for n in schema.arrow.names if n in given and (is_insert or n not in schema.key)}
+        sets = {n: source(n) for n in schema.arrow.names if n in source_columns and (is_insert or n not in schema.key)}
     for name in schema.columns(sets):
         if name in schema.key and not is_insert:
             raise InvalidUsage(f"column {name!r} is of the key, which a merge does not change: delete and insert")
