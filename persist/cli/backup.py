@@ -19,7 +19,7 @@ from consensus import open_consensus
 from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.connection_args import add_subcommand, check_there, where_of
 from persist.cli.output_files import replacing
-from persist.client.timestamps import instant_text, kept_ms, read_instant
+from persist.client.timestamps import instant_text, read_instant, retention_ms
 from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up
 from persist.copies.backup_restore import RestoreRequest, restore, select_backup, verify_backup
@@ -186,7 +186,7 @@ def _restore(arguments: argparse.Namespace) -> int:
 
 
 def _prune(arguments: argparse.Namespace) -> int:
-    within = None if arguments.within is None else kept_ms(arguments.within, "--within", takes_none=False)
+    within = None if arguments.within is None else retention_ms(arguments.within, "--within", takes_none=False)
     rule = KeepRule(arguments.last, within, arguments.damaged)
     rule.check()
     with backups_at(arguments.source) as store:

@@ -13,7 +13,7 @@ from typing import Any
 from blob import without_secrets
 from persist.client.connect import Client, Connection
 from persist.client.embedded import EmbeddedTransport
-from persist.client.server_address import Trust, checked_token
+from persist.client.server_address import ClientTls, checked_token
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location, open_stores, url_path
 from persist.commit.location import check_there as check_there
@@ -149,9 +149,9 @@ def token_of_environment() -> str | None:
     return checked_token(TOKEN, os.environ.get(TOKEN))
 
 
-def trust_in(ca_file: str | None) -> Trust:
+def trust_in(ca_file: str | None) -> ClientTls:
     """The TLS settings: trusted CAs from `ca_file` or the environment, and the client certificate from the latter."""
-    return Trust(ca_file or os.environ.get(CA) or None, os.environ.get(CERTIFICATE) or None)
+    return ClientTls(ca_file or os.environ.get(CA) or None, os.environ.get(CERTIFICATE) or None)
 
 
 def url_of(arguments: argparse.Namespace) -> str | None:

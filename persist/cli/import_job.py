@@ -23,7 +23,7 @@ from persist.cli.terminal import ProgressBar, Screen, plain
 from persist.client.arguments import columns_of
 from persist.client.commit_info import HistoryEntry
 from persist.client.connect import Client
-from persist.client.optimistic_edit import landed
+from persist.client.optimistic_edit import find_landed_write
 from persist.client.shard import Shard
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteSettings
@@ -447,7 +447,7 @@ class Import:
 
     def _landed_interval(self, token: Token) -> tuple[Antichain, Antichain] | None:
         one_shard = OneShard(self.transport, self.shard.view().shard_id)
-        outcome = landed(one_shard, self.shard.name, token, WriteSettings().retry_s)
+        outcome = find_landed_write(one_shard, self.shard.name, token, WriteSettings().retry_s)
         return None if outcome is None else (outcome.lower, outcome.upper)
 
     def _write(self, token: Token) -> ImportedRows:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from blob import without_secrets
 from persist.client.arguments import columns_of
 from persist.client.read_api import NOW, THEN
-from persist.client.row_reader import expanded
+from persist.client.row_reader import expand_rows
 from persist.client.snapshot import Snapshot
 from persist.codecs import rows
 from persist.codecs.csv_rows import cells_of
@@ -282,7 +282,7 @@ class CountedRows:
 
     def __iter__(self) -> Iterator[pa.Table]:
         for table in self._snapshot.batches():
-            for piece in expanded(table):
+            for piece in expand_rows(table):
                 self.count += len(piece)
                 yield piece
 

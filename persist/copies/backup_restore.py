@@ -17,10 +17,10 @@ from blob import Blob, BlobNotFound, BlobStat
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
-from persist.client.contents_diff import Named
+from persist.client.contents_diff import NamedTime
 from persist.client.embedded import EmbeddedTransport
-from persist.client.read_leases import HandleSettings
 from persist.client.optimistic_loop import check_open
+from persist.client.read_leases import HandleSettings
 from persist.client.rewrites import RestoreOperation
 from persist.client.stream_cuts import check_at_once
 from persist.client.timestamps import datetime_text, instant_ms
@@ -244,7 +244,7 @@ class _Restore:
                 since=view.upper.to_json(),
             )
         transport, settings = OneShard(client.transport, view.shard_id), HandleSettings()
-        to = Named.of("as_of", self._at, transport, name, (0.0, settings.read.retry_s))
+        to = NamedTime.of("as_of", self._at, transport, name, (0.0, settings.read.retry_s))
         try:
             RestoreOperation.of(transport, name, settings, to).check()
         except ConstraintViolated as error:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from blob import without_secrets
 from blob.private_files import locked, replace_file
 from persist.client.arguments import read_bounded
-from persist.client.server_address import Trust
+from persist.client.server_address import ClientTls
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.formats.records import json_crc
@@ -224,7 +224,7 @@ class IndexUrl:
     `now` has it fetched in the background if it is old.
     """
 
-    def __init__(self, url: str, token: str | None, clock: Clock, trust: Trust | None = None) -> None:
+    def __init__(self, url: str, token: str | None, clock: Clock, trust: ClientTls | None = None) -> None:
         self.index = RegionIndex()
         self.failed = "it has not been fetched yet"
         self._url = url
@@ -271,7 +271,7 @@ class IndexUrl:
             raise Unavailable(f"{self._url} has no valid index of regions: {error.message}") from error
 
 
-def open_index(where: str, token: str | None, clock: Clock, trust: Trust | None = None) -> IndexFile | IndexUrl:
+def open_index(where: str, token: str | None, clock: Clock, trust: ClientTls | None = None) -> IndexFile | IndexUrl:
     """The index in a file, or that of the server at a URL.
 
     Raises what `read_index` raises, and InvalidUsage: a PEM file of `trust` cannot be used.
@@ -353,7 +353,7 @@ _UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNRE
 class RegionServer:
     """A server, by its URL. Requests are rare, so connections are not kept. Raises InvalidUsage: a bad PEM file."""
 
-    def __init__(self, url: str, token: str | None = None, trust: Trust | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, trust: ClientTls | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._tls = tls_of([url], trust)
