@@ -10,7 +10,7 @@ import pytest
 
 from persist.client.connect import Connection
 from persist.core.errors import InvalidUsage
-from persist.http_client.http_calls import RETRY_DOWN_S, TRY_S, Servers, normal, rendezvous
+from persist.http_client.http_calls import RETRY_DOWN_S, TRY_S, Servers, normalize_url, rendezvous
 from rpc.client import http_transport
 from rpc.client.http_transport import open_transport
 from tests.support.console_page import server
@@ -94,8 +94,8 @@ def test_a_server_that_answers_again_gets_its_shards_back() -> None:
 
 
 def test_urls_have_one_spelling() -> None:
-    assert normal(" http://LOCALHOST:8787/ ") == "http://localhost:8787"
-    assert normal("https://a") == "https://a:443"
+    assert normalize_url(" http://LOCALHOST:8787/ ") == "http://localhost:8787"
+    assert normalize_url("https://a") == "https://a:443"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_urls_have_one_spelling() -> None:
 )
 def test_what_is_no_server_is_refused_without_repeating_secrets(url: str) -> None:
     with pytest.raises(InvalidUsage) as caught:
-        normal(url)
+        normalize_url(url)
     assert "secret" not in str(caught.value)
 
 
