@@ -27,7 +27,7 @@ class OutputLost(OSError):
 
 
 class _Output(io.FileIO):
-    """Standard output. Its errors are OutputLost, which tells them from errors of other files."""
+    """Standard output. Its errors are OutputLost, to distinguish them from errors of other files."""
 
     def __init__(self) -> None:
         super().__init__(_OUT, "w", closefd=False)

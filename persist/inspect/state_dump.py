@@ -206,7 +206,7 @@ def _named(texts: list[str]) -> str:
 
 
 KEYS = frozenset({"key_lower", "key_upper", "resume_key"})  # fields that hold encoded keys of rows
-SECRETS = frozenset({"opaque"})  # fencing tokens: whoever knows one can move the hold
+SECRETS = frozenset({"opaque"})  # fencing tokens: knowing one suffices to move the hold
 _LARGE = (State, Trace, HollowBatch, Run)  # streamed field by field
 
 
