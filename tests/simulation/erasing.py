@@ -202,9 +202,9 @@ class Watched(Eraser):
         super().__init__(host.location, Collector(host.location, GC), sweep=SWEEP)
         self._host = host
 
-    def _scanned(self, machine: Committer, erasure: Erasure) -> Scanned:
+    def _scan(self, machine: Committer, erasure: Erasure) -> Scanned:
         began_ms = self._host.run.oracle.clock()
-        found = super()._scanned(machine, erasure)
+        found = super()._scan(machine, erasure)
         seen = (found.at_ms, found.horizon, found.entries, found.blobs, found.size)
         self._host.run.truth(machine.name).erasures.scanned(seen, began_ms)
         return found

@@ -341,13 +341,15 @@ def cooperative(scheduler: Scheduler, modules: Sequence[ModuleType]) -> Iterator
     before = [(module, module.threading) for module in modules if hasattr(module, "threading")]
     for module, _ in before:
         module.threading = stand_in  # type: ignore[attr-defined]
-    ordered = [(module, module.in_order) for module in modules if hasattr(module, "in_order")]
+    ordered = [(module, module.map_in_order) for module in modules if hasattr(module, "map_in_order")]
+    assert before, "no module of these makes threads: were they renamed?"
+    assert ordered, "no module of these works on several threads: was map_in_order renamed?"
     for module, _ in ordered:
-        module.in_order = one_by_one  # type: ignore[attr-defined]
+        module.map_in_order = one_by_one  # type: ignore[attr-defined]
     try:
         yield
     finally:
         for module, real in before:
             module.threading = real  # type: ignore[attr-defined]
         for module, real in ordered:
-            module.in_order = real  # type: ignore[attr-defined]
+            module.map_in_order = real  # type: ignore[attr-defined]
