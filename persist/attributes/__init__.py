@@ -1,4 +1,4 @@
-"""Attributes of a shard: the handle that users have, and the index that holds what outgrows the State."""
+"""Attributes of a shard: the public handle, and the index that stores the attributes that outgrow the State."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading and changing the attributes of a shard, as its users do it."""
+"""The public handle to read and change the attributes of a shard."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from persist.core.attribute import AttributeKey, AttributeUpdate, attribute_key
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token
 
-READ_KEYS_MAX = 1_000  # keys a command
-SCAN_PAGE = 1_000  # attributes a command
+READ_KEYS_MAX = 1_000  # keys per command
+SCAN_PAGE = 1_000  # attributes per command
 
 AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
 K = TypeVar("K")
 
 
 class AttributeWriter(Protocol):
-    """Changes attributes under a token: `Shard` gives the one of a writer of its own."""
+    """Changes attributes under an idempotency token."""
 
     def __call__(self, updates: AttributeUpdates, *, token: Token | None = None) -> None: ...
 
@@ -26,8 +26,7 @@ class AttributeWriter(Protocol):
 class Attributes:
     """The attributes of one shard. Thread-safe.
 
-    Keys are UUIDs, 16 bytes or 32 hex digits. Every read is of the current State: it sees all updates that were
-    acknowledged before it.
+    Keys are UUIDs, 16 bytes or 32 hex digits. Every read is linearizable: it sees all updates acknowledged before it.
     """
 
     def __init__(self, shard: str, send: Callable[[c.Command], c.Result], update: AttributeWriter) -> None:
@@ -39,29 +38,29 @@ class Attributes:
         return f"Attributes({self._shard!r})"
 
     def get(self, key: object) -> int | None:
-        """The attribute's value; None when it is unset. Raises InvalidUsage: `key` is none."""
+        """The attribute's value; None when it is unset. Raises InvalidUsage if `key` is not a key."""
         return self.get_many([attribute_key(key)]).popitem()[1]
 
     def get_many(self, keys: Iterable[K]) -> dict[K, int | None]:
-        """The values by `keys` as they were given; those of the same thousand keys are of the same State.
+        """The values by `keys`, in the form that the caller passed. Each thousand keys are read from one State.
 
-        Raises InvalidUsage (one of them is no key).
+        Raises InvalidUsage if one of them is not a key.
         """
         try:
             wanted = {key: attribute_key(key) for key in keys}
         except TypeError as error:
-            raise InvalidUsage(f"keys come as a list of UUIDs, bytes or hex digits: {error}") from None
+            raise InvalidUsage(f"keys are a list of UUIDs, bytes or hex digits: {error}") from None
         distinct = tuple(dict.fromkeys(wanted.values()))
-        found: dict[AttributeKey, int | None] = {}
+        values: dict[AttributeKey, int | None] = {}
         for first in range(0, len(distinct), READ_KEYS_MAX):
-            found.update(self._values(c.ReadAttributes(distinct[first : first + READ_KEYS_MAX])).values)
-        return {given: found[key] for given, key in wanted.items()}
+            values.update(self._values(c.ReadAttributes(distinct[first : first + READ_KEYS_MAX])).values)
+        return {original: values[key] for original, key in wanted.items()}
 
     def scan(self, lower: object = None, upper: object = None) -> Iterator[tuple[AttributeKey, int]]:
-        """What is set with keys in `[lower, upper)` (None: to the ends), ascending, fetched page by page.
+        """The attributes with keys in `[lower, upper)` (None: unbounded), ascending, fetched page by page.
 
-        Each page is of the State when it is fetched. What the shard keeps itself is left out. Raises InvalidUsage (a
-        bound is no key).
+        Each page reads the State at the time it is fetched. Internal attributes are left out. Raises InvalidUsage if a
+        bound is not a key.
         """
         start = attribute_key(bytes(16) if lower is None else lower)
         end = None if upper is None else attribute_key(upper)

@@ -1,9 +1,9 @@
-"""The index of a shard's attributes as the committer uses it, and clock marks in it."""
+"""The index of a shard's attributes as the committer uses it, and the clock marks stored in it."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 
@@ -20,17 +20,17 @@ from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.context import NOTHING_INDEXED, Indexed, IndexPage
 
-# Marks in the index of attributes: which upper the shard had by an instant that is no longer in the State.
-#
-# Later marks come first there, so the newest one at or before an instant is the first entry from that instant's key on.
-# The uppers of marks never go back, so the first mark beyond a time is found by halving.
-
-
-OUTLIVED_MAX = 4_096  # marks that one flush takes out
+OUTLIVED_MAX = 4_096  # marks that one flush removes
+SCAN_LEAVES_MAX = 64  # leaves that one scan reads
 
 
 class Marks:
-    """The marks in the index of this State; not those that the State itself holds, which are later."""
+    """The clock marks in the index of this State; the State itself holds the later ones.
+
+    A mark records the upper that the shard had by an instant. In key order later marks come first, so the newest mark
+    at or before an instant is the first entry from that instant's key on. The uppers of marks never decrease, so the
+    first mark beyond a time is found by binary search.
+    """
 
     def __init__(self, state: State, reader: NodeReader) -> None:
         self._state = state
@@ -38,82 +38,75 @@ class Marks:
 
     def newest_at(self, at_ms: int) -> Mark | None:
         """The newest mark at or before the instant."""
-        if at_ms < 0:
-            return None  # no mark lies before 1970
-        for leaf in entries(self._state.attribute_root, self._reader, bytes.fromhex(mark_key(at_ms))):
-            for key, value in leaf:
-                return mark_of(AttributeKey(key.hex()), value)
-        return None
+        return next(self._down_from(at_ms), None)
 
     def first_ms(self) -> int | None:
-        """Where the oldest mark lies: the last entry of all. None: there is none in the index."""
-        found = last_key(self._state.attribute_root, self._reader)
-        key = AttributeKey("" if found is None else found.hex())
+        """The instant of the oldest mark in the index; None if there is none."""
+        last = last_key(self._state.attribute_root, self._reader)
+        key = AttributeKey("" if last is None else last.hex())
         return mark_of(key, 0).at_ms if key >= MARKS_FROM else None
 
     def first_beyond(self, time: int) -> Mark | None:
-        """The first mark whose upper is beyond the time. None: there is none in the index."""
-        state, last = self._state, self._state.seal.last
-        if last is None:
+        """The first mark in the index whose upper is beyond the time, if any."""
+        if self._state.seal.last is None:
             return None
-        found = self.newest_at(min([*state.marks, last.at_ms]) - 1)
-        if found is None or found.upper.less_equal(time):
+        earliest = self.newest_at(self._last_ms())
+        if earliest is None or earliest.upper.less_equal(time):
             return None
         first_ms = 0  # no mark before this instant is beyond the time
-        while first_ms < found.at_ms:
-            middle = (first_ms + found.at_ms - 1) // 2
+        while first_ms < earliest.at_ms:
+            middle = (first_ms + earliest.at_ms - 1) // 2
             mark = self.newest_at(middle)
             if mark is not None and not mark.upper.less_equal(time):
-                found = mark
+                earliest = mark
             else:
                 first_ms = middle + 1
-        return found
+        return earliest
 
     def around(self, first: int, last: int, limit: int) -> tuple[Mark, ...]:
-        """The marks from the first one beyond `last` on, newest first, down to one that is not beyond `first`.
+        """At most `limit` marks, newest first: from the first one beyond `last` to one that is not beyond `first`.
 
-        At most `limit`. Where none is beyond `last`, from the newest one on.
+        If no mark is beyond `last`, from the newest one on.
         """
-        state, newest = self._state, self._state.seal.last
-        if newest is None:
+        if self._state.seal.last is None:
             return ()
         beyond = self.first_beyond(last)
-        from_ms = min([*state.marks, newest.at_ms]) - 1 if beyond is None else beyond.at_ms
-        found: list[Mark] = []
-        if from_ms < 0:
-            return ()  # no mark lies before 1970
-        for leaf in entries(state.attribute_root, self._reader, bytes.fromhex(mark_key(from_ms))):
-            for key, value in leaf:
-                found.append(mark_of(AttributeKey(key.hex()), value))
-                if len(found) == limit or found[-1].upper.less_equal(first):
-                    return tuple(found)
-        return tuple(found)
+        marks: list[Mark] = []
+        for mark in self._down_from(self._last_ms() if beyond is None else beyond.at_ms):
+            marks.append(mark)
+            if len(marks) == limit or mark.upper.less_equal(first):
+                break
+        return tuple(marks)
 
     def outlived(self) -> list[AttributeKey]:
-        """Marks whose answer lies before since, but for the newest of them, by which it is told; some, if many."""
-        since, root = self._state.since.element, self._state.attribute_root
-        if since is None or not root.height:
+        """At most `OUTLIVED_MAX` marks whose times are all before since, without the newest such mark.
+
+        That one still resolves the instants up to the next mark.
+        """
+        since, last = self._state.since.element, self._state.seal.last
+        if since is None or not self._state.attribute_root.height:
             return []
         first = self.first_beyond(since)
-        last = self._state.seal.last
         if first is None and (last is None or last.upper.less_equal(since)):
-            return []  # what the State holds lies before since too: the next flush finds the same
-        before_ms = first.at_ms if first is not None else min([*self._state.marks, last.at_ms if last else 0])
-        newest = self.newest_at(before_ms - 1)
-        found: list[AttributeKey] = []
+            return []  # the marks in the State are before since, too: the next flush finds the same ones
+        newest = self.newest_at(self._last_ms() if first is None else first.at_ms - 1)
         if newest is None or not newest.at_ms:
-            return found
-        for leaf in entries(root, self._reader, bytes.fromhex(mark_key(newest.at_ms - 1))):
-            found += [AttributeKey(key.hex()) for key, _ in leaf[: OUTLIVED_MAX - len(found)]]
-            if len(found) == OUTLIVED_MAX:
-                break
-        return found
+            return []
+        older = islice(self._down_from(newest.at_ms - 1), OUTLIVED_MAX)
+        return [mark_key(mark.at_ms) for mark in older]
 
+    def _last_ms(self) -> int:
+        """The instant before the first mark that the State holds."""
+        last = self._state.seal.last
+        return min([*self._state.marks, last.at_ms if last else 0]) - 1
 
-# The index of a shard's attributes, as the committer uses it: what it reads before a step, and flushes.
-
-
-SCAN_LEAVES_MAX = 64  # leaves that one scan reads
+    def _down_from(self, at_ms: int) -> Iterator[Mark]:
+        """The marks at or before the instant, newest first."""
+        if at_ms < 0:
+            return  # marks begin in 1970
+        for leaf in entries(self._state.attribute_root, self._reader, bytes.fromhex(mark_key(at_ms))):
+            for key, value in leaf:
+                yield mark_of(AttributeKey(key.hex()), value)
 
 
 class AttributeIndex:
@@ -127,9 +120,9 @@ class AttributeIndex:
         self._latest = ChunkReader(blob, {}, cache)
 
     def indexed(self, state: State, commands: Iterable[c.Command]) -> Indexed:
-        """What the commands need of the index to be applied to `state`, or to one that follows within the same commit.
+        """The index entries that the commands need, for `state` or a State that follows it within the same commit.
 
-        Raises StaleIndex when the State is so old that its index is gone, and the errors of the store.
+        Raises StaleIndex if the State is so old that its index was deleted, and the errors of the store.
         """
         if not state.attribute_root.height:
             return NOTHING_INDEXED
@@ -167,34 +160,34 @@ class AttributeIndex:
         )
 
     def lookup(self, state: State, keys: Iterable[AttributeKey]) -> dict[AttributeKey, int | None]:
-        """The values of these keys in the index alone."""
+        """The values of these keys in the index, ignoring those in the State."""
         wanted = {bytes.fromhex(key): key for key in keys}
-        found = lookup(state.attribute_root, self._reader(state.attribute_chunks), list(wanted))
-        return {key: found[raw] for raw, key in wanted.items()}
+        values = lookup(state.attribute_root, self._reader(state.attribute_chunks), list(wanted))
+        return {key: values[raw] for raw, key in wanted.items()}
 
     def page(self, state: State, lower: AttributeKey, upper: AttributeKey | None, limit: int) -> IndexPage:
-        """The first entries of the index alone with keys in `[lower, upper)`: `limit` and what the State may cover."""
+        """The first index entries with keys in `[lower, upper)`: `limit`, plus as many as the State may override."""
         end = bytes.fromhex(MARKS_FROM if upper is None else min(upper, MARKS_FROM))
         covered = sum(1 for key in state.attributes if lower <= key and (upper is None or key < upper))
-        found: list[tuple[bytes, int]] = []
+        page: list[tuple[bytes, int]] = []
         leaves = entries(state.attribute_root, self._reader(state.attribute_chunks), bytes.fromhex(lower))
         for leaf in islice(leaves, SCAN_LEAVES_MAX):
             within = [entry for entry in leaf if entry[0] < end]
-            found.extend(within)
+            page.extend(within)
             if len(within) < len(leaf):
-                return _page(found, None)
-            if len(found) > limit + covered:
+                return _page(page, None)
+            if len(page) > limit + covered:
                 break
         else:
             if next(leaves, None) is None:
-                return _page(found, None)
-        return _page(found, key_after(AttributeKey(found[-1][0].hex())))
+                return _page(page, None)
+        return _page(page, key_after(AttributeKey(page[-1][0].hex())))
 
     def flush(self, state: State, *, compact: bool = True) -> c.FlushAttributes:
-        """Write the State's recent values and marks into a new version of its index; the command that makes it the
+        """Write the State's recent values and marks into a new version of its index; the command that installs it.
 
-        State's. Marks that nobody can read by any more leave it. `compact=False` leaves the oldest nodes where they
-        are, which only a benchmark wants.
+        Marks that no read can use any more are removed. `compact=False` does not rewrite the oldest leaves; it is for
+        benchmarks.
         """
         values: dict[AttributeKey, int | None] = dict(state.attributes)
         values |= {mark_key(at_ms): mark_value(upper) for at_ms, upper in state.marks.items()}
@@ -230,5 +223,5 @@ class AttributeIndex:
         return latest
 
 
-def _page(found: list[tuple[bytes, int]], following: AttributeKey | None) -> IndexPage:
-    return IndexPage({AttributeKey(key.hex()): value for key, value in found}, following)
+def _page(entries: list[tuple[bytes, int]], following: AttributeKey | None) -> IndexPage:
+    return IndexPage({AttributeKey(key.hex()): value for key, value in entries}, following)

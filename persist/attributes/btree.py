@@ -1,12 +1,12 @@
-"""The index as a B+tree on append-only storage: looking up, and flushing a batch of updates into a new version.
+"""The index as a B+tree on append-only storage: lookups, and flushing a batch of updates into a new version.
 
-Nodes are never changed: a flush writes every leaf that it touches, and all their ancestors, anew at the end. Whatever
-was there before stays as it was, so a flush that is not committed has changed nothing.
+Nodes are immutable: a flush appends a new version of every leaf that it touches and of all their ancestors. The earlier
+version stays intact, so a flush that is not committed changes nothing.
 
-Progressive compaction: with every flush the leaves with the lowest offsets are written anew too, one for every
-`LEAVES_A_MOVE` that were touched and at least one. So the oldest nodes die steadily, the chunks at the front hold
-nothing that lives, and no compaction ever runs by itself. Every index node has the lowest offset of each child's
-sub-tree, which leads straight to that leaf. (Only leaves can be lowest: an index node comes after its children.)
+Progressive compaction: every flush also rewrites the leaves with the lowest offsets, at least one and one for every
+`LEAVES_A_MOVE` leaves that it touched. The oldest nodes therefore become garbage steadily, and the first chunks hold no
+live node after a while; no separate compaction is needed. Every index node records the lowest offset of each child's
+sub-tree, which leads directly to that leaf. (The lowest node is a leaf: an index node is written after its children.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from persist.attributes.node_codec import Child, Leaf, Node, NodeIndex, Shape, U
 from persist.core.attribute import KEY_BYTES, IndexRoot
 from persist.core.errors import Corruption
 
-LEAVES_A_MOVE = 4  # leaves written for their updates, for one that is written to free the front
+LEAVES_A_MOVE = 4  # leaves written for their updates, per leaf that is rewritten to free the first chunks
 LEAST_KEY = bytes(KEY_BYTES)
 _NOWHERE = (1 << 64) - 1  # beyond every offset
 
@@ -30,7 +30,7 @@ class NodeReader(Protocol):
     def read(self, offset: int, length: int) -> Node: ...
 
     def forget(self, offset: int) -> None:
-        """This node is not read again, unless somebody still uses the version before."""
+        """Drop this node from the cache: only readers of the earlier version may need it again."""
         ...
 
 
@@ -44,24 +44,24 @@ class NodeWriter(Protocol):
 
 
 def lookup(root: IndexRoot, reader: NodeReader, keys: Sequence[bytes]) -> dict[bytes, int | None]:
-    """The values of `keys` (None: not in the tree). Every node on the way is read once."""
-    found: dict[bytes, int | None] = dict.fromkeys(keys)
+    """The values of `keys` (None: not in the tree). Every node on the path is read once."""
+    values: dict[bytes, int | None] = dict.fromkeys(keys)
     if root.height:
-        _lookup(reader, root.offset, root.length, root.height, sorted(found), found)
-    return found
+        _lookup(reader, root.offset, root.length, root.height, sorted(values), values)
+    return values
 
 
 def _lookup(
-    reader: NodeReader, offset: int, length: int, height: int, keys: Sequence[bytes], found: dict[bytes, int | None]
+    reader: NodeReader, offset: int, length: int, height: int, keys: Sequence[bytes], values: dict[bytes, int | None]
 ) -> None:
     node = _read(reader, offset, length, height)
     if isinstance(node, Leaf):
         for key in keys:
-            found[key] = node.get(key)
+            values[key] = node.get(key)
         return
-    for at, first, last in _routed(node, keys):
+    for at, first, last in _route(node, keys):
         _, child, _, size = node.child(at)
-        _lookup(reader, child, size, height - 1, keys[first:last], found)
+        _lookup(reader, child, size, height - 1, keys[first:last], values)
 
 
 def entries(root: IndexRoot, reader: NodeReader, lower: bytes) -> Iterator[list[tuple[bytes, int]]]:
@@ -83,7 +83,7 @@ def _entries(
 
 
 def last_key(root: IndexRoot, reader: NodeReader) -> bytes | None:
-    """The greatest key. None: the tree is empty."""
+    """The greatest key; None if the tree is empty."""
     if not root.height:
         return None
     height, node = root.height, _read(reader, root.offset, root.length, root.height)
@@ -100,8 +100,8 @@ def _read(reader: NodeReader, offset: int, length: int, height: int) -> Node:
     return node
 
 
-def _routed(node: NodeIndex, keys: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
-    """The children that hold the sorted `keys`, if anything does: position, and the slice of `keys`."""
+def _route(node: NodeIndex, keys: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
+    """The children that may hold the sorted `keys`: position, and the half-open slice of `keys`."""
     first = 0
     while first < len(keys):
         at = node.child_of(keys[first])
@@ -115,14 +115,14 @@ def _routed(node: NodeIndex, keys: Sequence[bytes]) -> Iterator[tuple[int, int, 
 
 @dataclass(slots=True)
 class _Changing:
-    """An index node of the version before and what becomes of its children."""
+    """An index node of the earlier version, and the changes of its children."""
 
     node: NodeIndex
     key: bytes
     height: int
     replaced: dict[int, list[Child]] = field(default_factory=dict)  # children that are written already
     changing: dict[int, _Changing] = field(default_factory=dict)
-    lows: list[int] = field(default_factory=list)  # lowest offset of what is not written anew, by child
+    lows: list[int] = field(default_factory=list)  # lowest offset of the nodes that are not rewritten, by child
 
     @property
     def lowest(self) -> int:
@@ -130,7 +130,7 @@ class _Changing:
 
 
 class TreeFlush:
-    """One batch of updates on the way from one version of the tree to the next."""
+    """Applies one batch of updates to a version of the tree."""
 
     def __init__(
         self, root: IndexRoot, reader: NodeReader, writer: NodeWriter, shape: Shape, *, compact: bool = True
@@ -144,23 +144,23 @@ class TreeFlush:
         self._leaves = 0
 
     def run(self, updates: Sequence[Update], crowded: Callable[[int], bool] = lambda lowest: False) -> IndexRoot:
-        """Write the tree with `updates` (ascending by key, no key twice) applied; its root, whose `end` is not set.
+        """Write the tree with `updates` (ascending by key, no key twice) applied; its root, without its `end`.
 
-        `crowded(lowest)` asks whether more leaves have to be moved if nothing before `lowest` lives any more.
+        `crowded(lowest)` tells whether more leaves must be rewritten if all nodes before `lowest` are garbage.
         """
         if not updates:
             return self._root
         if self._root.height < 2:
             leaf = self._leaf() if self._root.height else Leaf(b"", b"")
-            return self._rooted(self._written_leaf(LEAST_KEY, leaf, updates), 1)
-        top = self._changing(LEAST_KEY, self._root.offset, self._root.length, self._root.height)
+            return self._build_root(self._write_leaf(LEAST_KEY, leaf, updates), 1)
+        top = self._open(LEAST_KEY, self._root.offset, self._root.length, self._root.height)
         self._update(top, updates, [key for key, _ in updates])
         if self._compact:
             self._move(top, crowded)
-        node = self._finished(top)
-        if len(node) == 1:  # the root has one child left: that is the root now
-            return self._rooted([node.child(0)], top.height - 1)
-        return self._rooted(self._written_index(LEAST_KEY, node, grown_last=_only_last(top)), top.height)
+        node = self._finish(top)
+        if len(node) == 1:  # the only child becomes the root
+            return self._build_root([node.child(0)], top.height - 1)
+        return self._build_root(self._write_index(LEAST_KEY, node, grown_last=_only_last(top)), top.height)
 
     def _leaf(self) -> Leaf:
         node = _read(self._reader, self._root.offset, self._root.length, 1)
@@ -168,7 +168,7 @@ class TreeFlush:
         self._reader.forget(self._root.offset)
         return node
 
-    def _changing(self, key: bytes, offset: int, length: int, height: int) -> _Changing:
+    def _open(self, key: bytes, offset: int, length: int, height: int) -> _Changing:
         node = _read(self._reader, offset, length, height)
         assert isinstance(node, NodeIndex)
         self._reader.forget(offset)
@@ -176,21 +176,21 @@ class TreeFlush:
 
     def _update(self, parent: _Changing, updates: Sequence[Update], keys: Sequence[bytes]) -> None:
         node = parent.node
-        for at, first, last in _routed(node, keys):
+        for at, first, last in _route(node, keys):
             key, offset, _, length = node.child(at)
             if parent.height > 2:
-                child = parent.changing[at] = self._changing(key, offset, length, parent.height - 1)
+                child = parent.changing[at] = self._open(key, offset, length, parent.height - 1)
                 self._update(child, updates[first:last], keys[first:last])
                 parent.lows[at] = child.lowest
                 continue
             leaf = _read(self._reader, offset, length, 1)
             assert isinstance(leaf, Leaf)
             self._reader.forget(offset)
-            parent.replaced[at] = self._written_leaf(key, leaf, updates[first:last])
+            parent.replaced[at] = self._write_leaf(key, leaf, updates[first:last])
             parent.lows[at] = _NOWHERE
 
     def _move(self, top: _Changing, crowded: Callable[[int], bool]) -> None:
-        """Write the leaves with the lowest offsets anew."""
+        """Rewrite the leaves with the lowest offsets."""
         moves = max(1, self._leaves // LEAVES_A_MOVE)
         while (lowest := top.lowest) != _NOWHERE and (moves > 0 or crowded(lowest)):
             self._move_lowest(top, lowest)
@@ -202,24 +202,24 @@ class TreeFlush:
         if parent.height > 2:
             child = parent.changing.get(at)
             if child is None:
-                child = parent.changing[at] = self._changing(key, offset, length, parent.height - 1)
+                child = parent.changing[at] = self._open(key, offset, length, parent.height - 1)
             self._move_lowest(child, lowest)
             parent.lows[at] = child.lowest
             return
         leaf = _read(self._reader, offset, length, 1)
         self._reader.forget(offset)
-        parent.replaced[at] = [self._written(key, leaf)]
+        parent.replaced[at] = [self._write(key, leaf)]
         parent.lows[at] = _NOWHERE
 
-    def _finished(self, changed: _Changing) -> NodeIndex:
-        """The new node, its children written; of any length."""
+    def _finish(self, changed: _Changing) -> NodeIndex:
+        """Write the children; the new node, of any length."""
         for at, child in changed.changing.items():
-            node = self._finished(child)
-            changed.replaced[at] = self._written_index(child.key, node, grown_last=_only_last(child))
+            node = self._finish(child)
+            changed.replaced[at] = self._write_index(child.key, node, grown_last=_only_last(child))
         return changed.node.replaced(changed.replaced)
 
-    def _written_leaf(self, key: bytes, leaf: Leaf, updates: Sequence[Update]) -> list[Child]:
-        """The leaf with its updates as one leaf or several, or none when nothing is left; `key` bounds it below."""
+    def _write_leaf(self, key: bytes, leaf: Leaf, updates: Sequence[Update]) -> list[Child]:
+        """Write the updated leaf as one or several leaves, none if it is empty; `key` is its lower bound."""
         appended = not len(leaf) or updates[0][0] > leaf.keys[-KEY_BYTES:]
         changed, grown = leaf.updated(updates)
         self._grown += grown
@@ -227,24 +227,24 @@ class TreeFlush:
         self._leaves += len(leaves)
         return self._siblings(key, leaves)
 
-    def _written_index(self, key: bytes, node: NodeIndex, grown_last: bool) -> list[Child]:
+    def _write_index(self, key: bytes, node: NodeIndex, grown_last: bool) -> list[Child]:
         nodes = node.split(_cuts(len(node), self._shape.index_entries_max, grown_last)) if len(node) else []
         return self._siblings(key, nodes)
 
     def _siblings(self, key: bytes, nodes: Sequence[Node]) -> list[Child]:
-        """The nodes, written, in ascending order; `key` bounds the first below."""
+        """Write the nodes in ascending order; `key` is the lower bound of the first."""
         keys = [min(key, node.first) for node in nodes[:1]]
         keys += [_between(earlier, later) for earlier, later in pairwise(nodes)]
-        return [self._written(key, node) for key, node in zip(keys, nodes, strict=True)]
+        return [self._write(key, node) for key, node in zip(keys, nodes, strict=True)]
 
-    def _written(self, key: bytes, node: Node) -> Child:
+    def _write(self, key: bytes, node: Node) -> Child:
         offset, length = self._writer.write(node)
         return key, offset, min(node.lows) if isinstance(node, NodeIndex) else offset, length
 
-    def _rooted(self, children: list[Child], height: int) -> IndexRoot:
-        """The root over `children`, which are `height` high."""
+    def _build_root(self, children: list[Child], height: int) -> IndexRoot:
+        """The root above `children`, whose height is `height`."""
         while len(children) > 1:
-            children = self._written_index(LEAST_KEY, NodeIndex.of(children), grown_last=True)
+            children = self._write_index(LEAST_KEY, NodeIndex.of(children), grown_last=True)
             height += 1
         flushes, count = self._root.flushes + 1, self._root.count + self._grown
         if not children:
@@ -254,26 +254,26 @@ class TreeFlush:
 
 
 def _between(earlier: Node, later: Node) -> bytes:
-    """A key beyond all of the earlier leaf's and not beyond the later one's, with as many zeros at its end as there
+    """A key greater than all of the earlier leaf and at most the first of the later one, with most trailing zeros.
 
-    can be: index nodes write them once. Of index nodes it is the later one's first key, which was such a key.
+    Index nodes store common bytes once. Between index nodes it is the first key of the later one, which has that form.
     """
     last, first = earlier.keys[-KEY_BYTES:], later.first
     if isinstance(earlier, NodeIndex):
         return first
     alike = 0
-    while first[alike] == last[alike]:  # it ends, as keys ascend
+    while first[alike] == last[alike]:  # terminates, since keys ascend
         alike += 1
     return first[: alike + 1].ljust(KEY_BYTES, b"\0")
 
 
 def _only_last(changed: _Changing) -> bool:
-    """Whether the node has grown at its end alone: then it is cut so that all but the last piece are full."""
+    """Whether the node grew at its end only: then it is split so that all pieces but the last are full."""
     return all(at == len(changed.node) - 1 for at, children in changed.replaced.items() if len(children) > 1)
 
 
 def _cuts(entries: int, most: int, appended: bool) -> list[int]:
-    """Where to cut a node of `entries` so that each piece has at most `most`: full ones first, or all alike."""
+    """Where to split a node of `entries` into pieces of at most `most`: full ones first if `appended`, else equal."""
     if entries <= most:
         return []
     if appended:

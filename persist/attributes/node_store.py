@@ -1,4 +1,4 @@
-"""Nodes in blobs: reading them through a cache of bounded size, and writing them into chunks."""
+"""Nodes in blobs: reading them through a bounded cache, and writing them into chunks."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ _Place = tuple[str, int]  # key of the chunk, offset of the node
 
 
 class StaleIndex(Exception):
-    """A chunk of this version of the index was deleted: there is a newer one."""
+    """A chunk of this version of the index was deleted: a newer version exists."""
 
 
 class NodeCache:
-    """The nodes, or other pieces of blobs, used most recently, of any shards. Thread-safe.
+    """An LRU cache of nodes, or other pieces of blobs, of all shards. Thread-safe.
 
-    Each has a `size`, in bytes; at most `bytes_max` are held.
+    Each entry has a `size` in bytes; at most `bytes_max` are held.
     """
 
     def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self.bytes_held = 0
         self.hits = 0
-        self.reads = 0  # of blobs, because a node was not here
+        self.reads = 0  # cache misses
         self._lock = threading.Lock()
         self._nodes: OrderedDict[_Place, Any] = OrderedDict()
 
     def get(self, place: _Place) -> Any:
-        """What was put there, or None."""
         with self._lock:
             node = self._nodes.get(place)
             if node is None:
@@ -72,7 +71,7 @@ class NodeCache:
 class ChunkReader:
     """Reads the nodes of one version of one shard's index. Thread-safe.
 
-    Raises StaleIndex when a chunk is gone, Unavailable when the store does not answer, Corruption.
+    Raises StaleIndex if a chunk was deleted, Unavailable if the store does not answer, Corruption.
     """
 
     def __init__(self, blob: Blob, chunks: Mapping[int, IndexChunk], cache: NodeCache) -> None:
@@ -108,7 +107,7 @@ class ChunkReader:
 
 
 class ChunkWriter:
-    """Appends nodes from the offset `start` on. What was not committed afterwards is orphans."""
+    """Appends nodes from the offset `start` on. Chunks that are not committed are orphans."""
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class ChunkWriter:
         start: int,
         chunk_bytes_target: int,
     ) -> None:
-        self.chunks: dict[int, IndexChunk] = {}  # those that are written
+        self.chunks: dict[int, IndexChunk] = {}  # written so far
         self._blob = blob
         self._new_key = new_key
         self._cache = cache
@@ -141,7 +140,7 @@ class ChunkWriter:
         return offset, len(data)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the last chunk."""
         if not self._nodes:
             return
         with translated():

@@ -8,7 +8,7 @@ import sys
 
 from persist.cli.connection_args import add_shard_arguments, add_subcommand, shard_of
 from persist.core.errors import InvalidUsage
-from persist.parts.column_types import EXACT_NUMBERS
+from persist.parts.exact_numbers import EXACT_NUMBERS
 from persist.parts.python_values import decode_json_keys
 
 EXIT_LEFT = 3  # of `status`: some data still contains the rows

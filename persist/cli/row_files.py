@@ -369,7 +369,7 @@ def _check_quotes(source: RowSource) -> None:
         try:
             check_quotes(data)
         except BadQuote as error:
-            raise BadRow(f"line {error.line}", error.said) from error
+            raise BadRow(f"line {error.line}", error.problem) from error
 
 
 def _line_of(source: RowSource, record: int) -> int:

@@ -22,7 +22,7 @@ from persist.client.read_api import NOW, THEN
 from persist.client.row_reader import expand_rows
 from persist.client.snapshot import Snapshot
 from persist.codecs import rows
-from persist.codecs.csv_rows import cells_of
+from persist.codecs.csv_rows import to_cells
 from persist.codecs.json_rows import ndjson
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME
@@ -187,7 +187,7 @@ def _texts(table: pa.Table) -> list[list[str]]:
     for column in table.columns:
         texts: list[str | None] = []
         for chunk in column.chunks:
-            cells = cells_of(chunk)
+            cells = to_cells(chunk)
             texts += (cells if pa.types.is_string(cells.type) else cells.cast(pa.string())).to_pylist()
         columns.append([NULL if text is None else plain(text) for text in texts])
     return columns

@@ -1,1 +1,1 @@
-"""Rows and schemas as JSON, NDJSON, CSV, Parquet and Arrow streams, in and out."""
+"""Reading and writing rows and schemas as JSON, NDJSON, CSV, Parquet and Arrow streams."""

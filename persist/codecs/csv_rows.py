@@ -1,5 +1,6 @@
-"""Rows as CSV, in and out. Only RFC 4180 is read: Arrow's parser alone takes text after a closing quote for a part of
-the cell, `0x10` for 16, and `1e400` for infinity.
+"""Reading and writing rows as CSV, strictly by RFC 4180.
+
+Arrow's parser alone accepts text after a closing quote as part of the cell, reads `0x10` as 16 and `1e400` as infinity.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from persist.codecs.json_rows import BOM, UNREADABLE, Spend, encode, read_cells, to_json_values
-from persist.codecs.text_values import floats_of_text, from_text, is_textual, to_text
+from persist.codecs.text_values import from_text, is_textual, to_text
+from persist.parts.exact_numbers import floats_of_text
 
 HEADER_BYTES_MAX = 1024 * 1024
-SLICE_BYTES = 1024 * 1024  # of which the ends of lines are counted at once
-NULL_CELLS = ("",)  # without quotes
+SLICE_BYTES = 1024 * 1024  # that are scanned at a time
+NULL_CELLS = ("",)  # unquoted
 _QUOTE, _LF, _CR, _COMMA = b'"\n\r,'
-_BESIDE = np.zeros(256, np.bool_)  # what may be before an opening quote, and after a closing one
+_BESIDE = np.zeros(256, np.bool_)  # allowed before an opening quote and after a closing one
 _BESIDE[[_QUOTE, _COMMA, _LF, _CR]] = True
 _QUOTED = rb'"(?:[^"]++|"")*+"'
 _CELLS = re.compile(rb'(?>[^",\r\n][^,\r\n]*+|' + _QUOTED + rb"(?![^,\r\n])|[,\r\n]++){1,10000}+")
@@ -33,11 +35,11 @@ _HEX = r"^[+-]?0[xX]"
 
 
 class CsvScan:
-    """What the bytes of a CSV text, fed piece by piece, tell of how it has to be read."""
+    """Scans the bytes of a CSV text piece by piece, to decide how it must be read."""
 
     def __init__(self, counts_lines: bool = False) -> None:
-        self.has_hex = False  # perhaps: `0x` is somewhere
-        self.lines = 0  # that end, outside of quotes, if they are counted
+        self.has_hex = False  # possibly: `0x` occurs somewhere
+        self.lines = 0  # line ends outside of quotes, if they are counted
         self._counts_lines = counts_lines
         self._is_regular = True
         self._is_open = 0
@@ -46,7 +48,7 @@ class CsvScan:
 
     @property
     def is_regular(self) -> bool:
-        """Whether each quote opens or closes a cell, or is one of two within it; else `check_quotes` decides."""
+        """Whether every quote opens or closes a cell or is doubled within one; if not, `check_quotes` decides."""
         return self._is_regular and not self._is_open
 
     def feed(self, data: bytes) -> None:
@@ -70,7 +72,7 @@ class CsvScan:
         self.lines = max(self._ends)
 
     def _check_ends(self, data: bytes, piece: Any, places: Any) -> None:
-        """Look at what is before quotes that open a cell, and after those that close one."""
+        """Check the bytes before opening quotes and after closing ones."""
         before = self._last[-1] if self._last else _LF
         if before == _QUOTE and not self._is_open and len(data) and not _BESIDE[data[0]]:
             self._is_regular = False
@@ -83,32 +85,32 @@ class CsvScan:
 
 
 def check_quotes(data: Any) -> None:
-    """Raise ValueError, with the line, where a quote is not closed, or text follows a closing one.
+    """Raise BadQuote, with the line, if a quote is not closed or text follows a closing quote.
 
-    `data` is bytes, or a file that is mapped into memory.
+    `data` is bytes or a memory-mapped file.
     """
     place = len(BOM) if data[: len(BOM)] == BOM else 0
-    while found := _CELLS.match(data, place):
-        place = found.end()
+    while cells := _CELLS.match(data, place):
+        place = cells.end()
     if place < len(data):
         whole = _QUOTED_CELL.match(data, place)
-        said = "a quote is not closed" if whole is None else "text follows a closing quote"
+        problem = "a quote is not closed" if whole is None else "text follows a closing quote"
         starts = range(0, place, SLICE_BYTES)
         line = 1 + sum(data[start : min(start + SLICE_BYTES, place)].count(b"\n") for start in starts)
-        raise BadQuote(line, said)
+        raise BadQuote(line, problem)
 
 
 class BadQuote(ValueError):
-    """A quote that breaks the form of CSV, on this line."""
+    """A misplaced or unclosed quote on this line."""
 
-    def __init__(self, line: int, said: str) -> None:
-        super().__init__(f"line {line}: {said}")
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(f"line {line}: {problem}")
         self.line = line
-        self.said = said
+        self.problem = problem
 
 
 def scan_csv(data: bytes) -> CsvScan:
-    """What a whole CSV text tells. Raises ValueError where its quotes are wrong."""
+    """Scan a whole CSV text. Raises BadQuote."""
     scan = CsvScan(counts_lines=True)
     for start in range(0, len(data), SLICE_BYTES):
         scan.feed(data[start : start + SLICE_BYTES])
@@ -118,19 +120,19 @@ def scan_csv(data: bytes) -> CsvScan:
 
 
 def read_header(data: bytes) -> list[str]:
-    """The names in the first line."""
+    """The column names in the first line. Raises ValueError if one occurs twice."""
     head = io.BytesIO(data[:HEADER_BYTES_MAX])
     names = next(csv.reader(io.TextIOWrapper(head, "utf-8-sig", newline="")), [])
-    if twins := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"column {twins[0]!r} occurs twice in the first line; column names must be unique")
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"column {repeated[0]!r} occurs twice in the first line; column names must be unique")
     return names
 
 
 def csv_options(
     names: Sequence[str], fields: Sequence[pa.Field], has_hex: bool, nulls: Sequence[str] = ()
 ) -> tuple[pa.csv.ParseOptions, pa.csv.ConvertOptions]:
-    """How Arrow reads CSV with columns of these `names`, of which `fields` are wanted, for `values_of_cells`."""
-    # A null in an only column is an empty line.
+    """Arrow's options to read `fields` of a CSV text with columns `names`, for `values_of_cells`."""
+    # If there is only one column, an empty line is a null.
     parse = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(names) > 1)
     convert = pa.csv.ConvertOptions(
         column_types={field.name: _cell_type(field.type, has_hex) for field in fields},
@@ -143,7 +145,7 @@ def csv_options(
 
 
 def _cell_type(kind: pa.DataType, has_hex: bool) -> pa.DataType:
-    """The type as which Arrow reads the cells of a column."""
+    """The type with which Arrow reads the cells of a column."""
     types = pa.types
     if is_textual(kind) or types.is_nested(kind) or types.is_floating(kind) or (has_hex and types.is_integer(kind)):
         return pa.string()
@@ -151,9 +153,9 @@ def _cell_type(kind: pa.DataType, has_hex: bool) -> pa.DataType:
 
 
 def values_of_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> pa.Array:
-    """The values of a column, of its cells as `csv_options` has them read. Raises ValueError naming the column.
+    """Convert the cells of a column, read with `csv_options`, to its type. Raises ValueError naming the column.
 
-    `spend` is told the bytes of nested ones before they are taken.
+    `spend` is called with the bytes of nested values before they are allocated.
     """
     kind = field.type
     try:
@@ -164,29 +166,29 @@ def values_of_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None
         if pa.types.is_floating(kind):
             return floats_of_text(pc.ascii_trim(cells, " \t"), kind)
         if pa.types.is_integer(kind) and cells.type != kind:
-            return _whole(pc.ascii_trim(cells, " \t"), kind)
+            return _integers(pc.ascii_trim(cells, " \t"), kind)
         return cells
     except UNREADABLE as error:
         raise ValueError(f"column {field.name!r}: {error}") from error
 
 
-def _whole(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def _integers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     if pc.any(is_hex := pc.match_substring_regex(texts, _HEX)).as_py():
-        raise ValueError(f"{texts.filter(is_hex)[0].as_py()!r:.100} is no {kind}: only decimal digits are read")
+        raise ValueError(f"{texts.filter(is_hex)[0].as_py()!r:.100} is not a {kind}: only decimal digits are read")
     return texts.cast(kind)
 
 
 def write_csv(table: pa.Table, is_first: bool = False) -> bytes:
-    """Rows as Arrow writes them; columns without a CSV form are text, nested ones JSON."""
+    """Rows as CSV, with the header if `is_first`. Columns without a CSV form are text, nested ones JSON."""
     sink = io.BytesIO()
-    cells = [[cells_of(chunk) for chunk in column.chunks] for column in table.columns]
+    cells = [[to_cells(chunk) for chunk in column.chunks] for column in table.columns]
     columns = [pa.chunked_array(chunks, None if chunks else pa.string()) for chunks in cells]
     pa.csv.write_csv(pa.table(columns, table.schema.names), sink, pa.csv.WriteOptions(include_header=is_first))
     return sink.getvalue()
 
 
-def cells_of(column: pa.Array) -> pa.Array:
-    """A column as CSV has it, of a type that Arrow writes by itself: the rest are texts."""
+def to_cells(column: pa.Array) -> pa.Array:
+    """A column in a type that Arrow writes as CSV; other types are converted to text."""
     if pa.types.is_nested(column.type):
         return pa.array(
             [None if value is None else encode(value).decode() for value in to_json_values(column)], pa.string()

@@ -1,4 +1,4 @@
-"""Rows in bodies: Arrow IPC streams, Parquet, NDJSON and CSV, in and out."""
+"""Rows in HTTP bodies: reading and writing Arrow IPC streams, Parquet, NDJSON and CSV."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ _ALIASES = {
 }
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _NO_TIME = pa.scalar(UNASSIGNED_TIME, pa.int64())
-DICTIONARIES_MAX = 1_000  # messages of an Arrow stream that bring a dictionary, or more of one
-NODE_BYTES = 512  # of what Arrow and Python keep of one column of one batch, besides its values
+DICTIONARIES_MAX = 1_000  # messages of an Arrow stream with a dictionary or a delta of one
+NODE_BYTES = 512  # of the Arrow and Python objects of one column of one batch, besides its values
 
 
 def format_of(media_type: str | None, chosen: str | None) -> str:
-    """The format that a `format` parameter or else a Content-Type or Accept header names; arrow without either."""
+    """The format of a `format` parameter, else of a Content-Type or Accept header; arrow without either."""
     if chosen is not None:
         if chosen not in MEDIA_TYPES:
             raise InvalidUsage(f"format is {chosen!r}; it must be one of {', '.join(MEDIA_TYPES)}")
         return chosen
-    for one in (media_type or "").split(","):
-        name = _ALIASES.get(one.partition(";")[0].strip().lower())
+    for part in (media_type or "").split(","):
+        name = _ALIASES.get(part.partition(";")[0].strip().lower())
         if name is not None:
             return name
     if media_type and not media_type.startswith(("*/*", "application/x-www-form-urlencoded", "application/octet")):
-        raise InvalidUsage(f"rows travel as one of {', '.join(_ALIASES)}, not as {media_type}")
+        raise InvalidUsage(f"the media type of rows is one of {', '.join(_ALIASES)}, not {media_type}")
     return "arrow"
 
 
@@ -68,9 +68,9 @@ def read(
     rows_max: int,
     allowed: Allowance | None = None,
 ) -> pa.Table:
-    """The rows of a body. `allowed` bounds what they take, also when they are cast to the shard's types.
+    """The rows of a body. `allowed` limits their memory, including that of the cast to the shard's types.
 
-    Raises InvalidUsage when the rows cannot be read, or are more than `rows_max`; BodyTooLarge, Overloaded.
+    Raises InvalidUsage if the rows are invalid or more than `rows_max`; BodyTooLarge, Overloaded.
     """
     bound = _Bound(rows_max, allowed or Allowance())
     reader: Callable[[bytes, ShardSchema, _Bound], pa.Table] = {
@@ -85,22 +85,22 @@ def read(
         if not is_surely_within(table, schema.row_bytes, SMALL_BYTES):
             bound.allowed.reach(working_bytes(table, schema.updates_schema))
     except UNREADABLE as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         for name, _ in schema.former:
-            if f"unknown field `{name}`" in said:
+            if f"unknown field `{name}`" in reason:
                 raise schema.no_column(name) from error
-        raise InvalidUsage(f"the body cannot be read as {form}: {said}; nothing was written") from error
+        raise InvalidUsage(f"the body cannot be read as {form}: {reason}; nothing was written") from error
     return table
 
 
 def read_each(
     bodies: Sequence[bytes], schema: ShardSchema, rows_max: int, allowed: Allowance
 ) -> tuple[pa.Table, list[int | None]]:
-    """The rows of NDJSON bodies of several writers for inserts, one after another, and how many each body has.
+    """The rows of the NDJSON bodies of several inserts, concatenated, and the row count of each body.
 
-    They are in `updates_schema`, at no time of their own. `schema` is flat, and each body small. None: its rows are
-    left out, and `read` or the insert tells what is wrong with it. Raises InvalidUsage where that cannot be told of one
-    body; BodyTooLarge, Overloaded.
+    The rows are in `updates_schema`, without times. `schema` is flat, and each body small. A count of None: the body's
+    rows are left out, and `read` or the insert reports its error. Raises InvalidUsage if an error cannot be attributed
+    to one body; BodyTooLarge, Overloaded.
     """
     texts = [data.removeprefix(BOM) for data in bodies]
     wanted = schema.updates_schema
@@ -119,7 +119,7 @@ def read_each(
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """What the rows of a body may take."""
+    """The limits of the rows of a body."""
 
     rows_max: int
     allowed: Allowance
@@ -132,7 +132,7 @@ class _Bound:
 def read_names(
     data: bytes, form: str, delete_column: str | None, allowed: Allowance | None = None
 ) -> tuple[str, ...] | None:
-    """The columns that the rows of a body give, where its form does not tell them by itself.
+    """The columns of the rows of an NDJSON body; None for the forms that carry a schema.
 
     Raises InvalidUsage, BodyTooLarge.
     """
@@ -145,10 +145,10 @@ def read_names(
 
 
 def _read_arrow(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
-    if not data.endswith(_END_OF_STREAM):  # Arrow itself takes a stream that ends between two messages for whole
+    if not data.endswith(_END_OF_STREAM):  # Arrow itself accepts a stream that is cut between two messages
         raise InvalidUsage(
-            "the body was read as Arrow and does not end with its end-of-stream mark: it was cut, or has another form, "
-            "which its Content-Type must then name, such as application/x-ndjson; nothing was written"
+            "the body was read as Arrow but has no end-of-stream marker: it is truncated, or has another format, which "
+            "its Content-Type must name, such as application/x-ndjson; nothing was written"
         )
     check_schema(data)
     _check_declared(data, bound)
@@ -157,13 +157,13 @@ def _read_arrow(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
         check_input_types(reader.schema)
         table = reader.read_all()
     if source.tell() < len(data):
-        raise InvalidUsage("the body goes on after the end of its Arrow stream: send one stream; nothing was written")
+        raise InvalidUsage("the body has data after the end of its Arrow stream: send one stream; nothing was written")
     table.validate(full=True)
     return table
 
 
 def _check_declared(data: bytes, bound: _Bound) -> None:
-    """Count what a stream says of itself, before Arrow takes memory for it."""
+    """Count the memory that a stream declares, before Arrow allocates it."""
     messages, declared = pa.ipc.MessageReader.open_stream(pa.BufferReader(data)), DeclaredSize()
     with contextlib.suppress(StopIteration):
         while True:
@@ -181,39 +181,38 @@ def _read_parquet(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
 
 
 def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
-    """Rows that give no multiplicity have 1; a column of times that no row gives is absent."""
+    """The multiplicity defaults to 1. The column of times is dropped if no row has a time."""
     data = data.removeprefix(BOM)
-    bound.allowed.spend(len(data))  # texts, which are taken out of it
+    bound.allowed.spend(len(data))  # for the texts that are copied from it
     table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend, schema.defaults)
     if table.column(TIME).null_count == table.num_rows:
         table = table.drop_columns([TIME])
-    index, given = table.schema.get_field_index(DIFF), table.column(DIFF)
-    is_given = given.null_count < table.num_rows
-    return table.set_column(index, DIFF, pa.compute.fill_null(given, 1) if is_given else pa.repeat(1, table.num_rows))
+    index = table.schema.get_field_index(DIFF)
+    return table.set_column(index, DIFF, pa.compute.fill_null(table.column(DIFF), 1))
 
 
 def _read_csv(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
-    """Only an empty cell without quotes is null."""
+    """Only an unquoted empty cell is null."""
     names = read_header(data)
     fields = {field.name: field for field in schema.updates_schema}
     unknown = [name for name in names if name not in fields]
     if unknown:
         raise schema.no_column(unknown[0])
     wanted, scan = [fields[name] for name in names], scan_csv(data)
-    bound.allowed.reach(scan.lines * row_bytes(pa.schema(wanted)) + 2 * len(data))  # as it is parsed, and texts
+    bound.allowed.reach(scan.lines * row_bytes(pa.schema(wanted)) + 2 * len(data))  # parsed cells, and texts
     parse, convert = csv_options(names, wanted, scan.has_hex)
-    read = pa.csv.ReadOptions(block_size=len(data) or 1)  # in one piece, since no cell may lie in two
+    read = pa.csv.ReadOptions(block_size=len(data) or 1)  # one block: a cell must not span two
     table = pa.csv.read_csv(io.BytesIO(data), read, parse, convert)
     columns = [values_of_cells(one_chunk(table.column(name)), fields[name], bound.allowed.spend) for name in names]
     return pa.Table.from_arrays(columns, names=names)
 
 
 def write(tables: Iterator[pa.Table], empty: pa.Table, form: str) -> Iterator[bytes]:
-    """The tables, all with the columns of `empty`, as one stream of that format, piece by piece."""
+    """The tables, all with the columns of `empty`, as one stream of that format, chunk by chunk."""
     if form == "ndjson":
         yield from map(ndjson, tables)
     elif form == "csv":
-        first = next(tables, empty)  # before the header: what cannot be read must not look like a table without rows
+        first = next(tables, empty)  # before the header, so that a read error does not look like an empty table
         yield write_csv(first, is_first=True)
         yield from map(write_csv, tables)
     else:
@@ -221,8 +220,8 @@ def write(tables: Iterator[pa.Table], empty: pa.Table, form: str) -> Iterator[by
         with _writer(pa.PythonFile(sink, mode="w"), empty.schema, form) as writer:
             for table in tables:
                 writer.write_table(table.cast(empty.schema))
-                yield _taken(sink)
-        yield _taken(sink)
+                yield _drain(sink)
+        yield _drain(sink)
 
 
 def _writer(sink: pa.PythonFile, schema: pa.Schema, form: str) -> Any:
@@ -231,7 +230,7 @@ def _writer(sink: pa.PythonFile, schema: pa.Schema, form: str) -> Any:
     return pa.parquet.ParquetWriter(sink, schema, compression="zstd")
 
 
-def _taken(sink: io.BytesIO) -> bytes:
+def _drain(sink: io.BytesIO) -> bytes:
     data = sink.getvalue()
     sink.seek(0)
     sink.truncate()

@@ -22,8 +22,8 @@ from persist.core.ids import check_shard_name
 from persist.core.named_holds import check_tag_name
 from persist.formats.http_messages import named_once
 from persist.parts import DIFF, TIME, Selection
-from persist.parts.column_types import EXACT_NUMBERS
 from persist.parts.constraint_checks import ConstraintChange
+from persist.parts.exact_numbers import EXACT_NUMBERS
 from persist.parts.scan_spec import read_values
 
 # The options of `format("persist")` by their names: where each is allowed, and their values as they are written.

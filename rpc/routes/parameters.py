@@ -30,7 +30,7 @@ from persist.core.named_holds import check_tag_name
 from persist.core.shard_view import SeenVersion, ViewRequest
 from persist.formats.http_messages import named_once, result_to_json
 from persist.parts import EVERYTHING, Selection, ShardSchema
-from persist.parts.column_types import EXACT_NUMBERS
+from persist.parts.exact_numbers import EXACT_NUMBERS
 from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.python_values import decode_json_keys
 from persist.parts.scan_spec import KEY_CHARS_MAX, Values, read_values

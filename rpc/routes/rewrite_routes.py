@@ -24,7 +24,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX
 from persist.core.ids import check_shard_name
 from persist.formats.http_messages import named_once
-from persist.parts.column_types import EXACT_NUMBERS
+from persist.parts.exact_numbers import EXACT_NUMBERS
 from persist.parts.python_values import decode_json_keys
 from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
 from rpc.route_table import Router

@@ -18,7 +18,6 @@ from persist.attributes.node_codec import (
     NodeIndex,
     check_nodes,
     decode,
-    locate,
     pack_column,
     packed_bytes,
     unpack_column,
@@ -62,7 +61,7 @@ def test_updating_a_leaf_is_updating_a_dict(entries: dict[bytes, int], updates: 
 @given(st.sets(keys), keys)
 def test_a_key_is_located_where_it_belongs(known: set[bytes], key: bytes) -> None:
     ordered = sorted(known)
-    assert locate(b"".join(ordered), key, 0) == sum(1 for other in ordered if other < key)
+    assert Leaf(b"".join(ordered), b"").locate(key) == sum(1 for other in ordered if other < key)
 
 
 def test_full_nodes_have_at_most_32_kib() -> None:

@@ -22,7 +22,7 @@ from persist.core.record import replace
 from persist.core.state import SchemaRecord
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.codec import FOREIGN_BYTES_MAX, MAGIC, decode_footer, encode_parquet
-from persist.parts.column_types import parse_decimals
+from persist.parts.exact_numbers import parse_decimals
 from persist.parts.ipc_guard import FIELDS_MAX, UNFOLDED_BYTES_MAX, check_schema
 from persist.parts.parquet_guard import CHUNKS_MAX
 
