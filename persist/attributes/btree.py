@@ -146,7 +146,7 @@ class TreeFlush:
     def run(self, updates: Sequence[Update], crowded: Callable[[int], bool] = lambda lowest: False) -> IndexRoot:
         """Write the tree with `updates` (ascending by key, no key twice) applied; its root, without its `end`.
 
-        `crowded(lowest)` tells whether more leaves must be rewritten if all nodes before `lowest` are garbage.
+        `crowded(lowest)` is whether more leaves must be rewritten if all nodes before `lowest` are garbage.
         """
         if not updates:
             return self._root

@@ -174,7 +174,9 @@ def values_of_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None
 
 def _integers(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     if pc.any(is_hex := pc.match_substring_regex(texts, _HEX)).as_py():
-        raise ValueError(f"{texts.filter(is_hex)[0].as_py()!r:.100} is not a {kind}: only decimal digits are read")
+        raise ValueError(
+            f"{texts.filter(is_hex)[0].as_py()!r:.100} is not a value of {kind}: only decimal digits are read"
+        )
     return texts.cast(kind)
 
 

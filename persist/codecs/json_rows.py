@@ -293,8 +293,8 @@ def read_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> 
     """Strings that hold JSON as values of a column. Raises the errors of `spend`."""
     decoder, widest = msgspec.json.Decoder(_type(field)), _widest([field])
     chunks = []
-    for some in _cell_blocks(cells):
-        texts, columns = some.to_pylist(), _Columns(spend)
+    for block in _cell_blocks(cells):
+        texts, columns = block.to_pylist(), _Columns(spend)
         joined = "\n".join(filter(None, texts)).encode()
         if keep_zeros(joined) is not joined:
             decoder = msgspec.json.Decoder(_type(field, True))

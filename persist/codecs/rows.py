@@ -147,7 +147,7 @@ def read_names(
 def _read_arrow(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
     if not data.endswith(_END_OF_STREAM):  # Arrow itself accepts a stream that is cut between two messages
         raise InvalidUsage(
-            "the body was read as Arrow but has no end-of-stream marker: it is truncated, or has another format, which "
+            "the body was read as Arrow but has no end-of-stream marker: it was cut off, or has another format, which "
             "its Content-Type must name, such as application/x-ndjson; nothing was written"
         )
     check_schema(data)

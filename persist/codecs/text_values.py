@@ -83,7 +83,7 @@ def _zone_error(error: Exception, kind: pa.DataType) -> Exception:
         return error
     text = match["text"][:100]
     if match["no"] is None and not re.match(_ISO, text):
-        return ValueError(f"{text!r} is not a {kind}: write it as 2024-01-31T12:00:00Z")
+        return ValueError(f"{text!r} is not a value of {kind}: write it as 2024-01-31T12:00:00Z")
     if match["no"] is None:
         return ValueError(f"{text!r} has no zone, and {kind} needs one: write an offset, as in 2024-01-31T12:00:00Z")
     return ValueError(f"{text!r} has a zone, and {kind} has none: leave it out")

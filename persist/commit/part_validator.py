@@ -176,7 +176,7 @@ def _check_schema(change: c.EvolveSchema | c.Recreate | c.SchemaChange, state: S
     before, after = check_next(change.schema, known or state.schemas)
     is_looked_at = isinstance(change, c.EvolveSchema) and change.expected_upper is not None
     if isinstance(change, c.EvolveSchema) and differ_in_constraints(before, after):
-        check_constrained(before, after, is_looked_at=is_looked_at)
+        check_constrained(before, after, is_verified=is_looked_at)
         return Verdict(shard=state.shard_id, constrains=True)
     if widened_days(before, after) and not is_looked_at:
         raise InvalidUsage("days become microseconds only after all rows were checked for range: use widen_column")

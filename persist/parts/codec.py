@@ -1,4 +1,16 @@
-"""Parts as bytes: inline parts (Arrow IPC) and Parquet files with their index, checksummed over every byte."""
+"""Parts as bytes: inline parts (Arrow IPC) and Parquet files with their index, with checksums over every byte.
+
+A Parquet part has the layout
+
+    row groups | twins | index | Parquet footer
+
+The index is JSON between the last row group and the Parquet footer, which other Parquet readers ignore. For every row
+group it records the number of its rows, their bytes in memory, the encoded keys of the first, the last and some other
+rows, and a CRC-32 for every column chunk. For parts that maintenance writes it also has the `KnownRows` of each row
+group and the location of its twins. `Part.footer_size` and `footer_checksum` cover index and footer. So a pruned read
+verifies exactly what it fetched: the tail by the Part, each column chunk by the index, and a whole file by
+`Part.checksum`. Page checksums are written as well, for other tools.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +18,9 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,31 +32,32 @@ from msgspec import UNSET, UnsetType
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
 from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.ids import IdSource, PartId, mint
-from persist.core.state import SchemaRecord
 from persist.parts.column_types import check_nested_nulls, fill_hidden_nulls
-from persist.parts.consolidate import join
+from persist.parts.consolidate import at_time, join
 from persist.parts.key_encoding import SortedKeys, lower_bound, successor, upper_bound
 from persist.parts.memory_size import compact_buffers
 from persist.parts.parquet_guard import CHUNKS_MAX, check_footer, check_metadata, chunk_start, leaves
-from persist.parts.row_stats import KnownRows, KnownRowsCollector, Stats, known_of
+from persist.parts.row_stats import KnownRows, KnownRowsCollector, Stats
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.sort_words import extremes, extremes_each, is_bytes, one_chunk
-
-# The index of a Parquet part as it is written: JSON between the last row group and the Parquet footer.
-#
-# It may be anybody's: its size is bounded, and each value is compared with its type while it is decoded.
-
+from persist.parts.sort_words import extremes, is_bytes, one_chunk
 
 MAGIC = b"PRSTIDX1"
-HEAD_BYTES = 12  # the mark, and how long the JSON is
+HEAD_BYTES = 12  # the magic, and the length of the JSON
 FORMAT_VERSION = 1
-FOREIGN_BYTES_MAX = 16 * 1024 * 1024  # of index and footer, where somebody else may have made them
+FOREIGN_BYTES_MAX = 16 * 1024 * 1024  # of the index and footer of an untrusted part
+ROW_GROUP_ROWS = 64 * 1024
+ROW_GROUP_BYTES = 16 * 1024 * 1024  # in memory; wide rows make smaller row groups
+STATISTICS_BYTES = 4096  # of a value, beyond which Parquet keeps no statistics of it
+SAMPLES = 16  # keys per row group in the index, for planning splits
+_SAMPLE_ROWS = 4096
+_DICTIONARY_SHARE = 0.25  # a column whose sample has a lower share of distinct values is dictionary-encoded
+DATA_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError)
 
-ChunkEntry = tuple[int, int, int]  # where it begins, its bytes, its CRC-32
+ChunkEntry = tuple[int, int, int]  # start, size in bytes, CRC-32
 
 
 class RowGroupEntry(msgspec.Struct, gc=False):
-    """What the index tells of one row group; keys are hexadecimal."""
+    """The index entry of one row group; keys are hexadecimal."""
 
     rows: int
     nbytes: int
@@ -56,8 +70,6 @@ class RowGroupEntry(msgspec.Struct, gc=False):
 
 
 class PartIndex(msgspec.Struct):
-    """An index of this version."""
-
     has_one_time: bool
     row_groups: list[RowGroupEntry]
 
@@ -71,7 +83,10 @@ _index = msgspec.json.Decoder(PartIndex)
 
 
 def decode_index(part_id: str, tail: bytes, *, is_foreign: bool) -> tuple[PartIndex, bytes]:
-    """The index of a part's tail, and the Parquet footer after it. Raises ValueError, UpgradeNeeded."""
+    """The index in a part's tail, and the Parquet footer after it. Raises ValueError, UpgradeNeeded.
+
+    An untrusted index has limits, and the types of its values are checked.
+    """
     if is_foreign and len(tail) > FOREIGN_BYTES_MAX:
         raise ValueError(f"index and footer take more than {FOREIGN_BYTES_MAX} bytes; write smaller parts")
     if tail[:8] != MAGIC:
@@ -82,37 +97,12 @@ def decode_index(part_id: str, tail: bytes, *, is_foreign: bool) -> tuple[PartIn
         version = _version.decode(text).version
         if version != FORMAT_VERSION:
             raise UpgradeNeeded(f"part {part_id} has version {version!r}; this persist knows {FORMAT_VERSION}")
-        told = _index.decode(text)
+        index = _index.decode(text)
     except msgspec.MsgspecError as error:
         raise ValueError(f"the index cannot be read: {error}") from error
-    if is_foreign and sum(len(group.chunks) for group in told.row_groups) > CHUNKS_MAX:
+    if is_foreign and sum(len(group.chunks) for group in index.row_groups) > CHUNKS_MAX:
         raise ValueError(f"there are more than {CHUNKS_MAX} column chunks; write smaller parts")
-    return told, tail[end:]
-
-
-# Parts as bytes: inline parts (Arrow IPC) and Parquet files, with checksums over every byte.
-#
-# A Parquet part is laid out as
-#
-#     row groups | twins | index | Parquet footer
-#
-# The index (JSON, written by us between the last row group and the Parquet footer, where readers of the format look at
-# nothing) gives for every row group its rows, its bytes in memory, the encoded keys of its first, its last and some
-# rows between, and a CRC-32 for every column chunk. Of parts that maintenance writes it also has the `KnownRows` of
-# each row group, and where the twins of each row group are. Builds that know nothing of it pass it over.
-# `Part.footer_size`/`footer_checksum` span index and footer. So a pruned read verifies exactly what it fetched: the
-# tail by the Part, each column chunk by the index, and a whole file by `Part.checksum`. Page checksums are written as
-# well, for other tools.
-
-
-_T = TypeVar("_T")
-ROW_GROUP_ROWS = 64 * 1024
-ROW_GROUP_BYTES = 16 * 1024 * 1024  # in memory; wide rows make smaller row groups
-STATISTICS_BYTES = 4096  # of a value, beyond which Parquet keeps no statistics of it
-SAMPLES = 16  # keys a row group that its index names, for planning splits
-_SAMPLE_ROWS = 4096
-_DICTIONARY_SHARE = 0.25  # a column whose sample has fewer distinct values than this is dictionary-encoded
-DATA_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError)
+    return index, tail[end:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +118,8 @@ class ColumnChunk:
 class RowGroup:
     """A row group: keys `[key_lower, key_upper]` as in Part; `nbytes` in memory; chunks in file column order.
 
-    `samples` are lower bounds of the keys of rows at equal distances. `known` is None if the index does not record it.
-    `twins` are the bytes that list the rows with the same key and value as the row before (`KnownRowsCollector`); None
-    if the index does not list them.
+    `samples` are lower bounds of the keys of equidistant rows. `known` is None if the index does not record it. `twins`
+    are the bytes that list the twins (`KnownRowsCollector`); None if they are not listed.
     """
 
     rows: int
@@ -145,59 +134,67 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Footer:
-    """A Parquet part's tail, read and verified."""
+    """A verified tail of a Parquet part."""
 
     metadata: Any
     row_groups: tuple[RowGroup, ...]
     leaves: Mapping[str, tuple[int, ...]]  # top-level column -> positions of its column chunks
-    has_one_time: bool  # as written; a time that the commit chose may have made equal what differed
+    has_one_time: bool  # as written, before the commit assigned a time
 
 
 def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id: PartId) -> Part:
-    """An inline part of `table` (at least one row, in `updates_schema`), in the order given."""
+    """An inline part of `table` (at least one row, in `updates_schema`), in the given order."""
     batch = compact_buffers(_as_batch(table, schema))
-    return _encoded(batch, len(table), _bounds(batch, schema), schema_id, part_id)
+    return _encode(batch, len(table), _bounds(batch, schema), schema_id, part_id)
 
 
 def encode_inline_parts(
     table: pa.Table, counts: Sequence[int], schema: ShardSchema, schema_id: int, ids: IdSource
 ) -> list[Part]:
-    """As `encode_inline`, of so many rows each (at least one), which follow one another: a part each."""
+    """As `encode_inline`, one part for each of `counts` consecutive rows (at least one)."""
     whole, start, parts = _as_batch(table, schema), 0, []
     if sum(counts) != whole.num_rows:
-        raise Corruption(
-            f"{whole.num_rows} rows would be encoded as {sum(counts)}; it is a fault of persist: report it"
-        )
-    bounds = extremes_each(whole.column(schema.key[0]), counts)
+        raise Corruption(f"{whole.num_rows} rows would be encoded as {sum(counts)}; this is a bug: report it")
+    bounds = extremes(whole.column(schema.key[0]), counts)
     places = pa.array(range(whole.num_rows), pa.int64())
     for count, (lower, upper) in zip(counts, bounds, strict=True):
         batch = compact_buffers(whole) if count == whole.num_rows else whole.take(places.slice(start, count))
-        parts.append(_encoded(batch, count, _bounded(lower, upper, schema), schema_id, mint(PartId, ids)))
+        parts.append(_encode(batch, count, _part_bounds(lower, upper, schema), schema_id, mint(PartId, ids)))
         start += count
     return parts
 
 
-def _encoded(
+def _encode(
     batch: pa.RecordBatch, count: int, bounds: tuple[bytes, bytes | None], schema_id: int, part_id: PartId
 ) -> Part:
-    """The part of these rows, of which there have to be so many. They are in buffers of their own."""
+    """The part of `count` rows with compact buffers."""
     if batch.num_rows != count:
-        raise Corruption(f"{count} rows were encoded as {batch.num_rows}; it is a fault of persist: report it")
+        raise Corruption(f"{count} rows were encoded as {batch.num_rows}; this is a bug: report it")
     return _inline(batch, bounds, schema_id, part_id, batch.serialize().to_pybytes())
 
 
 def describe_inline(batch: pa.RecordBatch, schema: ShardSchema, part: Part) -> Part:
-    """What `encode_inline` would say of these rows in the bytes of `part`."""
+    """The part that `encode_inline` returns for these rows, with the bytes of `part`."""
     return _inline(batch, _bounds(batch, schema), part.schema_id, part.id, part.data or b"")
 
 
 def _inline(
     batch: pa.RecordBatch, bounds: tuple[bytes, bytes | None], schema_id: int, part_id: PartId, data: bytes
 ) -> Part:
-    return _part(
-        batch, *bounds, part_id, schema_id, key=None, data=data, format=FORMAT_IPC, size=len(data),
-        checksum=zlib.crc32(data), footer_size=0, footer_checksum=0, sorted=False,
+    stats = Stats()
+    stats.add(batch)
+    return Part(
+        id=part_id, key=None, data=data, format=FORMAT_IPC, schema_id=schema_id, rows=batch.num_rows, size=len(data),
+        checksum=zlib.crc32(data), footer_size=0, footer_checksum=0, key_lower=bounds[0], key_upper=bounds[1],
+        sorted=False, **_bounds_of(stats),
     )  # fmt: skip
+
+
+def _bounds_of(stats: Stats) -> dict[str, Any]:
+    return {
+        "time": None, "time_min": stats.time_min, "time_max": stats.time_max, "diff_min": stats.diff_min,
+        "diff_max": stats.diff_max, "diff_sum": stats.known_sum,
+    }  # fmt: skip
 
 
 def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
@@ -208,7 +205,7 @@ def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
         raise Corruption(f"inline part {part.id} does not match its checksum", part=str(part.id))
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.updates_schema)
-        batch.validate(full=True)  # offsets too: a reader must not follow one that leads out of the buffer
+        batch.validate(full=True)  # including offsets, which must not lead out of their buffers
     except DATA_ERRORS as error:
         raise Corruption(f"inline part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
     if batch.num_rows != part.rows:
@@ -217,33 +214,17 @@ def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
 
 
 def part_label(part: Part) -> str:
-    """A part in a message: its id, and where it lies."""
+    """A part in a message: its id and its location."""
     return f"inline part {part.id}" if part.key is None else f"part {part.id} (blob {part.key})"
 
 
 def at_part_time(table: pa.Table, part: Part) -> pa.Table:
-    """The rows at the one time that the commit chose for the part, or at their own where it chose none."""
+    """The rows at the time that the commit assigned to the part, or at their own times if it assigned none."""
     return table if part.time is None else at_time(table, part.time)
 
 
-def at_time(table: pa.Table, time: int) -> pa.Table:
-    """The rows, all at one time."""
-    index = table.schema.get_field_index(TIME)
-    times = pa.repeat(pa.scalar(time, pa.int64()), len(table))
-    return table.set_column(index, table.schema.field(TIME), times)
-
-
 def schema_of(part: Part, schemas: Mapping[int, ShardSchema]) -> ShardSchema:
-    """The schema that the part was written with. Raises Corruption when nobody knows it."""
-    return _known(part, schemas)
-
-
-def record_of(part: Part, schemas: Mapping[int, SchemaRecord]) -> SchemaRecord:
-    """The record of the schema that the part was written with. Raises Corruption when nobody knows it."""
-    return _known(part, schemas)
-
-
-def _known(part: Part, schemas: Mapping[int, _T]) -> _T:
+    """The schema that the part was written with. Raises Corruption if it is unknown."""
     if part.schema_id not in schemas:
         raise Corruption(
             f"{part_label(part)} has schema {part.schema_id}, which is not registered or not compatible with its "
@@ -263,18 +244,19 @@ def encode_parquet(
 
 
 class ParquetEncoder:
-    """Writes one part, row group by row group. The rows must come consolidated and in order.
+    """Writes one part, row group by row group. The rows must be consolidated and in order.
 
-    With `tells` the index says what is `KnownRows` of each row group. Only maintenance may do so
+    `with_statistics`: record the `KnownRows` of each row group in the index. Only maintenance may do so
     (`persist.parts.part_validation`).
     """
 
-    def __init__(self, schema: ShardSchema, *, tells: bool = False) -> None:
+    def __init__(self, schema: ShardSchema, *, with_statistics: bool = False) -> None:
         self._schema = schema
-        self._teller = KnownRowsCollector(schema) if tells else None
+        self._collector = KnownRowsCollector(schema) if with_statistics else None
         self._sink = _Sink()
         self._writer: Any = None
-        self._groups: list[_Group] = []
+        self._groups: list[tuple[RowGroupEntry, bytes]] = []  # with their twins
+        self._bounds: tuple[bytes, bytes | None] | None = None
         self._stats = Stats()
 
     @property
@@ -284,7 +266,7 @@ class ParquetEncoder:
 
     @property
     def rows(self) -> int:
-        return sum(group.rows for group in self._groups)
+        return sum(entry.rows for entry, _ in self._groups)
 
     def write(self, table: pa.Table) -> None:
         """Write the rows as row groups of at most `ROW_GROUP_ROWS` rows and about `ROW_GROUP_BYTES` bytes."""
@@ -298,38 +280,49 @@ class ParquetEncoder:
             self._writer = _open_writer(self._sink, table, schema)
         keys = SortedKeys(table, schema.key)
         lower = lower_bound(keys[0], schema)
-        # Row groups of like parts are sampled at different places, so that their samples together are finer.
+        # Row groups of similar parts are sampled at different places, so that their samples together are finer.
         step = max(1, len(table) // SAMPLES)
         rows = range(zlib.crc32(lower) % step, len(table), step)
         samples = tuple(lower_bound(keys[row], schema) for row in rows)
-        known, twins = (None, b"") if self._teller is None else self._teller.told(table)
+        known, twins = (None, b"") if self._collector is None else self._collector.describe(table)
         upper = upper_bound(keys[len(table) - 1])
-        self._groups.append(_Group(len(table), table.nbytes, lower, upper, samples, known, twins))
+        self._bounds = (lower if self._bounds is None else self._bounds[0]), upper
+        entry = RowGroupEntry(
+            len(table),
+            table.nbytes,
+            lower.hex(),
+            [sample.hex() for sample in samples],
+            None if upper is None else upper.hex(),
+            [],
+            UNSET if known is None else known.to_list(),
+        )
+        self._groups.append((entry, twins))
         self._stats.add(table)
         if table.schema != schema.updates_schema:
             table = table.cast(schema.updates_schema)
-        for field in schema.strict:
+        for field in schema.with_required_children:
             check_nested_nulls(table.column(field.name), field)
-        if schema.strict:
+        if schema.with_required_children:
             table = fill_hidden_nulls(table)
         self._writer.write_table(table, row_group_size=len(table))
 
     def finish(self, schema_id: int, part_id: PartId, key: str) -> tuple[Part, bytes]:
-        """Close the file; the Part and all its bytes."""
+        """Close the file. Returns the Part and its bytes."""
         if self._writer is None:
             self._writer = _open_writer(self._sink, self._schema.updates_schema.empty_table(), self._schema)
         stats = self._stats
-        for group in self._groups:
-            if group.twins:
-                group.twins_start = self._sink.tell()
-                self._sink.write(group.twins)
+        for entry, twins in self._groups:
+            if twins:
+                entry.twins = self._sink.tell(), len(twins), zlib.crc32(twins)
+                self._sink.write(twins)
         body_size = self._sink.tell()
         self._sink.tail = io.BytesIO()
         self._writer.close()
         footer = self._sink.tail.getvalue()
         body = self._sink.getbuffer()
-        groups = self._groups or [_Group(0, 0, b"", b"", ())]  # bounds of a part without rows
-        index = _encode_index(_read_metadata(footer), self._groups, body, stats.time_min == stats.time_max)
+        entries = [entry for entry, _ in self._groups]
+        index = _encode_index(_read_metadata(footer), entries, body, stats.time_min == stats.time_max)
+        key_lower, key_upper = self._bounds or (b"", b"")
         checksum = zlib.crc32(index + footer, zlib.crc32(body))
         body.release()
         self._sink.tail = None
@@ -339,62 +332,60 @@ class ParquetEncoder:
         part = Part(
             id=part_id, key=key, data=None, format=FORMAT_PARQUET, schema_id=schema_id, rows=self.rows,
             size=len(data), checksum=checksum, footer_size=len(data) - body_size,
-            footer_checksum=zlib.crc32(index + footer), key_lower=groups[0].key_lower,
-            key_upper=groups[-1].key_upper,
-            time=None, time_min=self._stats.time_min, time_max=self._stats.time_max,
-            diff_min=self._stats.diff_min, diff_max=self._stats.diff_max, diff_sum=self._stats.known_sum, sorted=True,
+            footer_checksum=zlib.crc32(index + footer), key_lower=key_lower, key_upper=key_upper, sorted=True,
+            **_bounds_of(stats),
         )  # fmt: skip
         return part, data
 
 
 def row_group_rows(table: pa.Table) -> int:
-    """Rows of a row group, by the mean size of the table's rows."""
+    """The number of rows of a row group, by the mean size of the table's rows."""
     per_row = max(1, table.nbytes // max(1, len(table)))
     return int(max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // per_row)))
 
 
 def decode_footer(part: Part, tail: bytes, *, is_foreign: bool = False) -> Footer:
-    """Read the last `footer_size` bytes of a part. Raises Corruption, UpgradeNeeded when a newer build wrote it.
+    """Read the last `footer_size` bytes of a part. Raises Corruption; UpgradeNeeded if a newer version wrote it.
 
-    `is_foreign`: nobody knows yet who made it, so that it is looked at before Arrow is asked what it says.
+    `is_foreign`: the part is untrusted and is checked before Arrow reads it.
     """
     if len(tail) != part.footer_size or zlib.crc32(tail) != part.footer_checksum:
         raise Corruption(f"the footer of {part_label(part)} does not match its checksum", part=str(part.id))
     try:
-        told, footer = decode_index(part.id, tail, is_foreign=is_foreign)
-        chunks = [len(group.chunks) for group in told.row_groups]
+        index, footer = decode_index(part.id, tail, is_foreign=is_foreign)
+        chunks = [len(group.chunks) for group in index.row_groups]
         if is_foreign:
             check_footer(footer[:-8], chunks)
         metadata = _read_metadata(footer)
         if is_foreign:
             check_metadata(footer[:-8], chunks, metadata)
-        row_groups = tuple(map(_row_group, told.row_groups))
+        row_groups = tuple(map(_row_group, index.row_groups))
         arrow = metadata.schema.to_arrow_schema()
         columns = dict(zip(arrow.names, map(tuple, leaves(arrow)), strict=True))
         if TIME not in columns or DIFF not in columns:
-            raise ValueError(f"the columns {TIME} and {DIFF} are not both there")
+            raise ValueError(f"the column {TIME} or {DIFF} is missing")
     except DATA_ERRORS as error:
         raise Corruption(f"the footer of {part_label(part)} cannot be decoded: {error}", part=str(part.id)) from error
     if sum(group.rows for group in row_groups) != part.rows:
         raise Corruption(f"{part_label(part)} does not have the {part.rows} rows it should have", part=str(part.id))
-    return Footer(metadata, row_groups, columns, told.has_one_time)
+    return Footer(metadata, row_groups, columns, index.has_one_time)
 
 
-def _row_group(told: RowGroupEntry) -> RowGroup:
+def _row_group(entry: RowGroupEntry) -> RowGroup:
     return RowGroup(
-        told.rows,
-        told.nbytes,
-        bytes.fromhex(told.lower),
-        None if told.upper is None else bytes.fromhex(told.upper),
-        tuple(bytes.fromhex(sample) for sample in told.samples),
-        tuple(ColumnChunk(*chunk) for chunk in told.chunks),
-        None if told.known is UNSET else known_of(told.known),
-        None if told.twins is UNSET else ColumnChunk(*told.twins),
+        entry.rows,
+        entry.nbytes,
+        bytes.fromhex(entry.lower),
+        None if entry.upper is None else bytes.fromhex(entry.upper),
+        tuple(bytes.fromhex(sample) for sample in entry.samples),
+        tuple(ColumnChunk(*chunk) for chunk in entry.chunks),
+        None if entry.known is UNSET else KnownRows.from_list(entry.known),
+        None if entry.twins is UNSET else ColumnChunk(*entry.twins),
     )
 
 
 def empty_metadata(schema: ShardSchema) -> Any:
-    """The Parquet metadata of a part of this schema that has no rows."""
+    """The Parquet metadata of a part of this schema without rows."""
     _, data = ParquetEncoder(schema).finish(1, PartId(""), "")
     return pq.read_metadata(pa.BufferReader(data))
 
@@ -404,26 +395,34 @@ def decode_row_groups(
 ) -> pa.Table:
     """Columns of some row groups, from a file-like `source` that holds their verified bytes. Raises Corruption.
 
-    Never on Arrow's threads: they may let go of `source`, a Python object, when the interpreter has already begun to
-    exit, which aborts the process (apache/arrow issues 33975 and 34314). Callers decode in parallel themselves.
+    Arrow's threads are not used: they may release `source`, a Python object, while the interpreter exits, which aborts
+    the process (apache/arrow issues 33975 and 34314). Callers decode in parallel themselves.
     """
-    try:
-        file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
-        # By position, because names with dots would be ambiguous.
-        positions = [position for name in columns for position in footer.leaves[name]]
-        return file.reader.read_row_groups(list(groups), column_indices=positions, use_threads=False)
-    except DATA_ERRORS as error:
-        raise Corruption(f"{part_label(part)} cannot be decoded: {error}", part=str(part.id)) from error
+    with _corruption(part):
+        reader, positions = _open_columns(footer, columns, source)
+        return reader.read_row_groups(list(groups), column_indices=positions, use_threads=False)
 
 
 def decode_batches(
     part: Part, footer: Footer, groups: Sequence[int], columns: Sequence[str], source: Any, rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of some row groups, at most `rows` rows at a time; as `decode_row_groups` otherwise."""
+    """As `decode_row_groups`, at most `rows` rows at a time."""
+    with _corruption(part):
+        reader, positions = _open_columns(footer, columns, source)
+        yield from reader.iter_batches(rows, row_groups=list(groups), column_indices=positions, use_threads=False)
+
+
+def _open_columns(footer: Footer, columns: Sequence[str], source: Any) -> tuple[Any, list[int]]:
+    """A reader, and the positions of the columns: their names may be ambiguous if they contain dots."""
+    reader = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False).reader
+    return reader, [position for name in columns for position in footer.leaves[name]]
+
+
+@contextmanager
+def _corruption(part: Part) -> Iterator[None]:
+    """Report errors of decoding as Corruption."""
     try:
-        file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
-        positions = [position for name in columns for position in footer.leaves[name]]
-        yield from file.reader.iter_batches(rows, row_groups=list(groups), column_indices=positions, use_threads=False)
+        yield
     except DATA_ERRORS as error:
         raise Corruption(f"{part_label(part)} cannot be decoded: {error}", part=str(part.id)) from error
 
@@ -431,20 +430,17 @@ def decode_batches(
 def _open_writer(sink: _Sink, first: pa.Table, schema: ShardSchema) -> Any:
     dictionary, encodings = _encodings(first)
     roles = {"key": list(schema.key), "value": list(schema.value), "format": FORMAT_VERSION}
-    counted = _counted(first)
     writer = pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"), schema.updates_schema, version="2.6", compression="zstd", compression_level=1,
-        use_dictionary=dictionary, column_encoding=encodings, write_statistics=counted, write_page_checksum=True,
+        use_dictionary=dictionary, column_encoding=encodings, write_statistics=_with_statistics(first),
+        write_page_checksum=True,
     )  # fmt: skip
     writer.add_key_value_metadata({"persist": json.dumps(roles)})
     return writer
 
 
-def _counted(table: pa.Table) -> list[str] | bool:
-    """The columns of which the file has statistics: not those of large values, whose bounds Parquet would drop again.
-
-    It would hold several copies of each meanwhile.
-    """
+def _with_statistics(table: pa.Table) -> list[str] | bool:
+    """The columns with statistics: not those with large values, whose bounds Parquet drops after copying them."""
     large = [
         field.name
         for field in table.schema
@@ -454,7 +450,7 @@ def _counted(table: pa.Table) -> list[str] | bool:
 
 
 def _encodings(table: pa.Table) -> tuple[list[str] | bool, dict[str, str]]:
-    """Which columns to dictionary-encode, and how to encode the others, by a sample of the rows."""
+    """The columns to dictionary-encode, and the encodings of the others, by a sample of the rows."""
     dictionary: list[str] = []
     encodings: dict[str, str] = {}
     step = max(1, len(table) // _SAMPLE_ROWS)
@@ -476,30 +472,15 @@ def _encodings(table: pa.Table) -> tuple[list[str] | bool, dict[str, str]]:
     return dictionary or False, encodings
 
 
-def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview, has_one_time: bool) -> bytes:
-    described = []
-    for number, group in enumerate(groups):
+def _encode_index(metadata: Any, entries: Sequence[RowGroupEntry], body: memoryview, has_one_time: bool) -> bytes:
+    """The index, with the checksums of the column chunks in the file's body."""
+    for number, entry in enumerate(entries):
         row_group = metadata.row_group(number)
-        chunks = []
-        for position in range(row_group.num_columns):
-            chunk = row_group.column(position)
+        for chunk in map(row_group.column, range(row_group.num_columns)):
             start, size = chunk_start(chunk), chunk.total_compressed_size
-            chunks.append((start, size, zlib.crc32(body[start : start + size])))
-        entry: dict[str, Any] = {
-            "rows": group.rows,
-            "nbytes": group.nbytes,
-            "lower": group.key_lower.hex(),
-            "samples": [sample.hex() for sample in group.samples],
-            "upper": None if group.key_upper is None else group.key_upper.hex(),
-            "chunks": chunks,
-        }
-        if group.known is not None:
-            entry["known"] = group.known.as_told()
-        if group.twins:
-            entry["twins"] = (group.twins_start, len(group.twins), zlib.crc32(group.twins))
-        described.append(entry)
-    document = {"version": FORMAT_VERSION, "has_one_time": has_one_time, "row_groups": described}
-    index = json.dumps(document, separators=(",", ":")).encode()
+            entry.chunks.append((start, size, zlib.crc32(body[start : start + size])))
+    document = {"version": FORMAT_VERSION, "has_one_time": has_one_time, "row_groups": entries}
+    index = msgspec.json.encode(document)
     return MAGIC + len(index).to_bytes(4, "little") + index
 
 
@@ -507,20 +488,8 @@ def _read_metadata(footer: bytes) -> Any:
     return pq.read_metadata(pa.BufferReader(footer))
 
 
-@dataclass(slots=True)
-class _Group:
-    rows: int
-    nbytes: int
-    key_lower: bytes
-    key_upper: bytes | None
-    samples: tuple[bytes, ...]
-    known: KnownRows | None = None
-    twins: bytes = b""
-    twins_start: int = 0
-
-
 class _Sink(io.BytesIO):
-    """A file in memory; while `tail` is set, what is written goes there instead."""
+    """A file in memory; while `tail` is set, writes go there instead."""
 
     tail: io.BytesIO | None = None
 
@@ -528,21 +497,11 @@ class _Sink(io.BytesIO):
         return super().write(data) if self.tail is None else self.tail.write(data)
 
     def close(self) -> None:
-        """Stay open: Arrow closes the file when the footer is written, and the bytes are still needed."""
-
-
-def _part(batch: Any, lower: bytes, upper: bytes | None, part_id: PartId, schema_id: int, **fields: Any) -> Part:
-    stats = Stats()
-    stats.add(batch)
-    return Part(
-        id=part_id, schema_id=schema_id, rows=batch.num_rows, key_lower=lower, key_upper=upper, time=None,
-        time_min=stats.time_min, time_max=stats.time_max, diff_min=stats.diff_min, diff_max=stats.diff_max,
-        diff_sum=stats.known_sum, **fields,
-    )  # fmt: skip
+        """Stay open: Arrow closes the file after writing the footer, but the bytes are still needed."""
 
 
 def _as_batch(table: pa.Table, schema: ShardSchema) -> pa.RecordBatch:
-    """All rows as one batch, whichever columns have several chunks."""
+    """All rows as one batch."""
     if not table.schema.equals(schema.updates_schema):
         table = table.cast(schema.updates_schema)
     batches = table.to_batches()
@@ -553,10 +512,11 @@ def _as_batch(table: pa.Table, schema: ShardSchema) -> pa.RecordBatch:
 
 def _bounds(batch: pa.RecordBatch, schema: ShardSchema) -> tuple[bytes, bytes | None]:
     """Bounds of unsorted rows: the least and greatest value of the first key column."""
-    return _bounded(*extremes(batch.column(schema.key[0])), schema)
+    ((lower, upper),) = extremes(batch.column(schema.key[0]), [batch.num_rows])
+    return _part_bounds(lower, upper, schema)
 
 
-def _bounded(lower: bytes, upper: bytes, schema: ShardSchema) -> tuple[bytes, bytes | None]:
-    """Bounds of the keys of rows whose first key columns lie between these."""
+def _part_bounds(lower: bytes, upper: bytes, schema: ShardSchema) -> tuple[bytes, bytes | None]:
+    """Bounds of the keys of rows whose first key columns are between these."""
     exact = upper if len(schema.key) == 1 else successor(upper)
     return lower_bound(lower, schema), None if exact is None else upper_bound(exact)

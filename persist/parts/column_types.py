@@ -1,4 +1,4 @@
-"""The types that columns may have, conversion of rows to them, non-null nested types, and exact decimal text."""
+"""The types that columns may have, lossless conversion of columns to them, and nested types with required children."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
 
-# Types that allow no null somewhere within them, such as a field of a struct that is always there.
-#
-# A null struct hides what its fields have. Arrow keeps something there, often a null, and its Parquet writer refuses
-# that though no reader can see it. So what is hidden is made whole before it is written.
+NESTING_MAX = 30  # of types in types; Arrow writes at most 64 levels, of which a map takes two
+TYPES_MAX = 1_000  # whose properties are cached
+Ints = npt.NDArray[np.int64]
+_DAY_MS = 86_400_000
+_DAYS_MAX = 2**31 - 1  # Parquet stores dates as days of 32 bits
+
+# Nested types may have children that are not nullable, such as a required field of a struct. A null struct hides the
+# values of its fields. Arrow stores some value there, often a null, which its Parquet writer refuses although no reader
+# can see it. So hidden nulls are replaced before rows are written.
 
 
 def has_required_children(kind: pa.DataType) -> bool:
-    """Whether something within values of this type may not be null."""
+    """Whether values of this type contain children that must not be null."""
     if pa.types.is_map(kind):
         return (
             not kind.item_field.nullable
@@ -33,16 +39,16 @@ def has_required_children(kind: pa.DataType) -> bool:
 
 
 def has_forbidden_null(column: Any, field: pa.Field) -> bool:
-    """Whether the values hold a null, at any depth, where their type allows none. What a null hides does not count."""
+    """Whether the values contain a null, at any depth, where their type forbids it. Hidden values do not count."""
     if not field.nullable and column.null_count:
         return True
     if not has_required_children(field.type):
         return False
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    return any(_is_stray_within(chunk.drop_null() if chunk.null_count else chunk) for chunk in chunks)
+    return any(_has_forbidden_child(chunk.drop_null() if chunk.null_count else chunk) for chunk in chunks)
 
 
-def _is_stray_within(present: pa.Array) -> bool:
+def _has_forbidden_child(present: pa.Array) -> bool:
     kind = present.type
     if pa.types.is_map(kind):
         keys, items = _entries(present).flatten().flatten()
@@ -53,15 +59,15 @@ def _is_stray_within(present: pa.Array) -> bool:
 
 
 def fill_hidden_nulls(table: pa.Table) -> pa.Table:
-    """The same rows, with something that is no null in each place that may have none and that a null hides."""
+    """The same rows, in which hidden nulls of required children are replaced by other values."""
     for index, field in enumerate(table.schema):
         if has_required_children(field.type):
-            chunks = [_whole(chunk) for chunk in table.column(index).chunks]
+            chunks = [_fill_hidden(chunk) for chunk in table.column(index).chunks]
             table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
     return table
 
 
-def _whole(column: pa.Array) -> pa.Array:
+def _fill_hidden(column: pa.Array) -> pa.Array:
     kind, types = column.type, pa.types
     if not has_required_children(kind):
         return column
@@ -69,71 +75,69 @@ def _whole(column: pa.Array) -> pa.Array:
         if column.null_count:  # a null that Arrow builds hides empty values
             places = pc.if_else(column.is_valid(), pa.array(np.arange(len(column))), len(column))
             column = pa.concat_arrays([column, pa.array([None], kind)]).take(places)
-        children = [_whole(column.field(index)) for index in range(kind.num_fields)]
+        children = [_fill_hidden(column.field(index)) for index in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
     if types.is_fixed_size_list(kind):
-        present = pa.FixedSizeListArray.from_arrays(_whole(column.flatten()), type=kind)
+        present = pa.FixedSizeListArray.from_arrays(_fill_hidden(column.flatten()), type=kind)
         counted = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int64())), 1)
         return present.take(pc.if_else(column.is_valid(), counted, pa.scalar(None, pa.int64())))
     lists = _entries(column) if types.is_map(kind) else column
+    values = lists.flatten()
+    filled = [_fill_hidden(child) for child in (values.flatten() if types.is_map(kind) else [values])]
+    return _build_lists(kind, _ends(lists), filled, column.is_null())
+
+
+def _ends(lists: pa.Array) -> Ints:
+    """The offsets of lists whose values are contiguous; a null list is empty."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    wide = pa.int64() if types.is_large_list(kind) else pa.int32()
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), wide)
-    if types.is_map(kind):
-        keys, items = lists.flatten().flatten()
-        return pa.MapArray.from_arrays(offsets, _whole(keys), _whole(items), type=kind, mask=column.is_null())
-    build = pa.LargeListArray if types.is_large_list(kind) else pa.ListArray
-    return build.from_arrays(offsets, _whole(lists.flatten()), type=kind, mask=column.is_null())
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _build_lists(kind: Any, offsets: Ints, children: list[pa.Array], is_missing: pa.Array) -> pa.Array:
+    """Lists, or a map from its keys and items, as an array of the type."""
+    ends = pa.array(offsets, pa.int64() if pa.types.is_large_list(kind) else pa.int32())  # a copy, which accepts a mask
+    is_map, is_large = pa.types.is_map(kind), pa.types.is_large_list(kind)
+    build = pa.MapArray if is_map else pa.LargeListArray if is_large else pa.ListArray
+    return build.from_arrays(ends, *children, type=kind, mask=is_missing)
 
 
 def _entries(column: pa.MapArray) -> pa.ListArray:
-    """A map as lists of its pairs. (Arrow's own cast refuses what a null within them hides.)"""
+    """A map as lists of its pairs. (Arrow's own cast refuses hidden nulls.)"""
     kind = column.type
     pairs = pa.StructArray.from_arrays([column.keys, column.items], fields=[kind.key_field, kind.item_field])
-    offsets = pa.array(column.offsets.to_numpy())  # a copy: those of a slice take no mask
+    offsets = pa.array(column.offsets.to_numpy())  # a copy, because the offsets of a slice accept no mask
     return pa.ListArray.from_arrays(offsets, pairs, mask=column.is_null())
 
 
-# The types that columns have: which a shard can store, what fits them, and how rows that come are brought into them.
-#
-# No value is lost on the way: what would be is refused.
-
-
-NESTING_MAX = 30  # of types in types; Arrow writes no more than 64, of which a map takes two
-FAMILIES_MAX = 1_000  # types of which is remembered what they hold
-_DAY_MS = 86_400_000
-_DAYS_MAX = 2**31 - 1  # Parquet has dates as days of 32 bits
-
-
 def check_input_types(fields: Iterable[pa.Field]) -> None:
-    """Raise InvalidUsage where a column of rows that somebody sends has a type that no shard can store, nor nulls.
+    """Raise InvalidUsage if a column of untrusted rows has a type that a shard cannot store, other than null.
 
-    Before anything else is done with them: Arrow reads beyond its tables where a decimal says a scale of millions.
+    This must be the first check: Arrow reads out of bounds for a decimal with a scale of millions.
     """
     for field in fields:
-        _check_given(field.name, field.type, NESTING_MAX)
+        _check_input_type(field.name, field.type, NESTING_MAX)
 
 
-def _check_given(name: str, kind: Any, levels: int) -> None:
+def _check_input_type(name: str, kind: Any, levels: int) -> None:
     types = pa.types
     if types.is_null(kind):
         return
     if types.is_dictionary(kind):
-        _check_given(name, kind.value_type, levels)
+        _check_input_type(name, kind.value_type, levels)
     elif types.is_struct(kind) or types.is_map(kind) or _is_list(kind):
         for child in _children(kind):
             if levels <= 0:
                 raise InvalidUsage(f"column {name!r} is nested more than {NESTING_MAX} levels deep; flatten it")
-            _check_given(name, child.type, levels - 1)
+            _check_input_type(name, child.type, levels - 1)
     else:
         stored_type(name, kind)
 
 
-@lru_cache(FAMILIES_MAX)
+@lru_cache(TYPES_MAX)
 def plain_type(kind: Any) -> Any:
-    """The type of the same values without dictionaries, run ends, views and extension types. Raises TypeError: a union.
+    """The type of the same values without dictionaries, run ends, views and extension types.
 
-    Views become large strings, binaries and lists; an extension type its storage.
+    Views become large strings, binaries and lists, an extension type its storage. Raises TypeError for a union.
     """
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
@@ -145,12 +149,12 @@ def plain_type(kind: Any) -> Any:
     if kind == pa.binary_view():
         return pa.large_binary()
     if types.is_union(kind):
-        raise TypeError(f"{kind} is a union, which no shard can store")
+        raise TypeError(f"{kind} is a union, which a shard cannot store")
     return _with_inner(kind, plain_type)
 
 
 def _with_inner(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """The type with `change` made to the types directly within it; lists that are views become lists."""
+    """The type with `change` applied to the types directly within it; list views become lists."""
     types = pa.types
     if types.is_map(kind):
         key, item = (field.with_type(change(field.type)) for field in (kind.key_field, kind.item_field))
@@ -165,9 +169,9 @@ def _with_inner(kind: Any, change: Callable[[Any], Any]) -> Any:
     return kind
 
 
-@lru_cache(FAMILIES_MAX)
+@lru_cache(TYPES_MAX)
 def wide_type(kind: Any) -> Any:
-    """One type for all plain types of the same values: large strings, binaries and lists, of which all may be null."""
+    """One type for all plain types of the same values: large strings, binaries and lists, all nullable."""
     types = pa.types
     if types.is_string(kind) or types.is_binary(kind):
         return pa.large_string() if types.is_string(kind) else pa.large_binary()
@@ -180,21 +184,21 @@ def wide_type(kind: Any) -> Any:
     return pa.large_list(wide_type(kind.value_type)) if _is_list(kind) else kind
 
 
-@lru_cache(FAMILIES_MAX)
+@lru_cache(TYPES_MAX)
 def without_half_floats(kind: Any) -> Any:
-    """The type with float in the place of each half float: it holds the same values, and DuckDB reads it."""
+    """The type with float instead of each half float: it holds the same values, and DuckDB can read it."""
     return pa.float32() if pa.types.is_float16(kind) else _with_inner(kind, without_half_floats)
 
 
 def without_empty_chunks(column: Any) -> Any:
-    """The column without chunks of no rows: of an empty slice that came by its C interface Arrow joins no others."""
+    """The column without empty chunks: Arrow cannot join an empty slice that was imported by the C interface."""
     if not isinstance(column, pa.ChunkedArray) or column.num_chunks == 1:
         return column
     return pa.chunked_array([chunk for chunk in column.chunks if len(chunk)], column.type)
 
 
 def to_plain(column: Any) -> Any:
-    """The column in its `plain_type`, with the same chunks. Raises TypeError and errors of Arrow."""
+    """The column in its `plain_type`, with the same chunks. Raises TypeError or an ArrowException."""
     kind = plain_type(column.type)
     if kind == column.type:
         return column
@@ -204,7 +208,7 @@ def to_plain(column: Any) -> Any:
 
 
 def _to_plain(array: pa.Array, kind: Any) -> pa.Array:
-    """Arrow's cast cannot do all of it: not dictionaries of views or lists, and of list views it makes broken lists."""
+    """Arrow's cast fails for dictionaries of views or lists, and returns invalid lists for list views."""
     own, types = array.type, pa.types
     if own == kind:
         return array
@@ -228,34 +232,31 @@ def _to_plain(array: pa.Array, kind: Any) -> pa.Array:
 
 
 def _lists_to_plain(array: pa.Array, kind: Any) -> pa.Array:
-    own, is_missing = array.type, array.is_null()
-    if _is_list_view(own):
-        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-        values, offsets = array.flatten(), np.concatenate([[0], np.cumsum(lengths)])
+    if _is_list_view(array.type):
+        offsets, children = _ends(array), [_to_plain(array.flatten(), kind.value_type)]
+    elif pa.types.is_map(array.type):
+        offsets = array.offsets.to_numpy()
+        children = [_to_plain(array.keys, kind.key_type), _to_plain(array.items, kind.item_type)]
     else:
-        values, offsets = (None if pa.types.is_map(own) else array.values), array.offsets.to_numpy()
-    ends = pa.array(offsets, pa.int64() if pa.types.is_large_list(kind) else pa.int32())  # a copy, which takes a mask
-    if pa.types.is_map(own):
-        keys, items = _to_plain(array.keys, kind.key_type), _to_plain(array.items, kind.item_type)
-        return pa.MapArray.from_arrays(ends, keys, items, type=kind, mask=is_missing)
-    build = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
-    return build.from_arrays(ends, _to_plain(values, kind.value_type), type=kind, mask=is_missing)
+        offsets, children = array.offsets.to_numpy(), [_to_plain(array.values, kind.value_type)]
+    return _build_lists(kind, offsets, children, array.is_null())
 
 
 def empty_column(column: Any, field: pa.Field) -> pa.Array:
+    """An empty column of the field's type. Raises InvalidUsage if the types are not compatible."""
     if not _castable(column.type, field.type):
         raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}")
     return pa.array([], field.type)
 
 
 def as_type(column: Any, kind: Any) -> Any:
-    """The column in a type, with its names of list items: Parquet says `element`, and Arrow deems that equal."""
+    """The column in a type, including the names of list items, which Arrow's equality of types ignores."""
     is_same = column.type == kind and (not pa.types.is_nested(kind) or str(column.type) == str(kind))
     return column if is_same else column.cast(kind)
 
 
 def conform_column(column: Any, field: pa.Field) -> Any:
-    """`column` as `field.type`, value for value. Raises InvalidUsage: it has another type, or would lose something."""
+    """`column` as `field.type`. Raises InvalidUsage if its type is not compatible or a value would change."""
     if column.type != field.type:
         if not _castable(column.type, field.type):
             raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}; cast it first")
@@ -277,16 +278,18 @@ def conform_column(column: Any, field: pa.Field) -> Any:
 
 
 def check_nested_nulls(column: Any, field: pa.Field) -> None:
-    """Raise InvalidUsage where a value has a null within it that its type does not allow."""
+    """Raise InvalidUsage if a value contains a null that its type does not allow."""
     if has_forbidden_null(column, field):
         raise InvalidUsage(
-            f"column {field.name!r} has a null where {field.type} allows none; give a whole value, or let the column "
-            "take nulls there by widen_column"
+            f"column {field.name!r} has a null where {field.type} allows none; give a complete value, or allow nulls "
+            "there with widen_column"
         )
 
 
 def check_storable(column: Any, field: pa.Field) -> None:
-    """Refuse what Parquet cannot hold: dates with a time of day or beyond 32 bits, seconds beyond milliseconds."""
+    """Raise InvalidUsage for values that Parquet cannot store: dates with a time of day or beyond 32 bits, and
+    seconds beyond the range of milliseconds.
+    """
     kind = field.type
     if not has_parquet_limits(kind):
         return
@@ -301,7 +304,7 @@ def check_storable(column: Any, field: pa.Field) -> None:
             raise InvalidUsage(f"column {field.name!r} is date64 but holds times of day; use timestamp('ms')")
         least, most = pc.min_max(days).as_py().values()
         if least is not None and (least < -(_DAYS_MAX + 1) * _DAY_MS or most > _DAYS_MAX * _DAY_MS):
-            raise InvalidUsage(f"column {field.name!r} holds a day beyond 32 bits, which wraps in Parquet")
+            raise InvalidUsage(f"column {field.name!r} holds a day beyond 32 bits, which overflows in Parquet")
     if pa.types.is_timestamp(kind) and kind.unit == "s":
         try:
             column.cast(pa.timestamp("ms", kind.tz))
@@ -310,9 +313,9 @@ def check_storable(column: Any, field: pa.Field) -> None:
 
 
 def has_parquet_limits(kind: pa.DataType) -> bool:
-    """Whether Parquet does not hold every value of this type, or of one within it."""
+    """Whether Parquet cannot store every value of this type, or of a type within it."""
     if pa.types.is_nested(kind):
-        return any(has_parquet_limits(one.type) for one in _children(kind))
+        return any(has_parquet_limits(child.type) for child in _children(kind))
     return bool(pa.types.is_date64(kind) or (pa.types.is_timestamp(kind) and kind.unit == "s"))
 
 
@@ -330,7 +333,7 @@ def map_pairs(column: pa.MapArray) -> pa.ListArray:
 
 
 def _round_trips(column: Any, cast: Any) -> bool:
-    """Whether no float changed its value, nor a whole number as a half (what a safe cast does not refuse)."""
+    """Whether no float changed, and no integer as a half float, which a safe cast does not check."""
     kind = column.type
     half = pa.types.is_float16(cast.type) and pa.types.is_integer(kind)
     if not (half or (pa.types.is_floating(kind) and pa.types.is_floating(cast.type))):
@@ -340,9 +343,9 @@ def _round_trips(column: Any, cast: Any) -> bool:
     return bool(pc.all(same).as_py() in (True, None))
 
 
-@lru_cache(FAMILIES_MAX)
+@lru_cache(TYPES_MAX)
 def family(kind: Any) -> str | None:
-    """The kind of thing that a flat type holds; None for a type that no shard can store."""
+    """The kind of values of a flat type; None for a type that a shard cannot store."""
     types = pa.types
     if types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view():
         return "string"
@@ -368,16 +371,16 @@ _WIDENINGS = {
     ("integer", "decimal"),
     ("string", "binary"),
     ("binary", "string"),
-    ("date", "timestamp"),  # midnight: what a writer gives who knows the column from before it was widened
+    ("date", "timestamp"),  # midnight, from writers that use the type of the column before it was widened
 }
 
 
 def _castable(source: Any, target: Any) -> bool:
-    """Whether a cast keeps the meaning; whether it keeps every value is checked on the values."""
+    """Whether a cast preserves the meaning; whether it preserves each value is checked on the values."""
     types = pa.types
     if source == target or types.is_null(source):
         return True
-    if isinstance(source, pa.BaseExtensionType):  # the bytes of a UUID are no text
+    if isinstance(source, pa.BaseExtensionType):  # for example, the bytes of a UUID are not text
         plain = plain_type(source)
         return _castable(plain, target) and (types.is_nested(plain) or family(plain) == family(target))
     if types.is_dictionary(source) or types.is_run_end_encoded(source):
@@ -397,13 +400,13 @@ def _castable(source: Any, target: Any) -> bool:
             _castable_child(s.type, t.type) for s, t in zip(source, target, strict=True)
         )
     if types.is_decimal(source) and types.is_integer(target):
-        return bool(source.scale == 0)  # whole numbers, as Spark has those of 64 bits without a sign
+        return bool(source.scale == 0)  # integers, such as unsigned 64-bit ones in Spark
     pair = (family(source), family(target))
     return (pair[0] is not None and pair[0] == pair[1]) or pair in _WIDENINGS
 
 
 def _castable_child(source: Any, target: Any) -> bool:
-    """Inside nested columns nothing narrows to a float: the loss could not be told cheaply."""
+    """As `_castable` within nested columns, without narrowing to floats: checking it for loss would be expensive."""
     types = pa.types
     narrows = types.is_floating(source) and types.is_floating(target) and source.bit_width > target.bit_width
     half = types.is_float16(target) and types.is_integer(source)
@@ -424,9 +427,9 @@ def _children(kind: Any) -> Iterator[Any]:
 
 
 def stored_type(name: str, kind: Any, levels: int = NESTING_MAX) -> Any:
-    """The type that a column is stored as: itself, dictionaries decoded and views made large. Raises InvalidUsage.
+    """The type with which a column is stored: dictionaries are decoded, and views become large types.
 
-    At most `levels` of types may lie in it.
+    Raises InvalidUsage if a shard cannot store it, or it is nested more than `levels` deep.
     """
     types, inner = pa.types, levels - 1
     if levels < 0:
@@ -442,19 +445,19 @@ def stored_type(name: str, kind: Any, levels: int = NESTING_MAX) -> Any:
         return pa.map_(key, pa.field(kind.item_field.name, item, kind.item_field.nullable))
     if types.is_struct(kind):
         if kind.num_fields == 0:
-            raise InvalidUsage(f"column {name!r} is a struct without fields, which Parquet cannot hold")
+            raise InvalidUsage(f"column {name!r} is a struct without fields, which Parquet cannot store")
         return pa.struct([pa.field(f.name, stored_type(name, f.type, inner), f.nullable) for f in _children(kind)])
     if _is_list(kind):
         item = pa.field(kind.value_field.name, stored_type(name, kind.value_type, inner), kind.value_field.nullable)
         if types.is_fixed_size_list(kind):
             if kind.list_size == 0:
-                raise InvalidUsage(f"column {name!r} is a list of size 0, which Parquet cannot hold")
+                raise InvalidUsage(f"column {name!r} is a list of size 0, which Parquet cannot store")
             return pa.list_(item, kind.list_size)
         return pa.large_list(item) if types.is_large_list(kind) else pa.list_(item)
     if types.is_fixed_size_binary(kind) and kind.byte_width == 0:
-        raise InvalidUsage(f"column {name!r} is a binary of width 0, which Parquet cannot hold")
+        raise InvalidUsage(f"column {name!r} is a binary of width 0, which Parquet cannot store")
     if types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
-        raise InvalidUsage(f"column {name!r} is {kind}, a scale that Parquet cannot hold")
+        raise InvalidUsage(f"column {name!r} is {kind}, a scale that Parquet cannot store")
     if family(kind) is None:
         raise InvalidUsage(f"column {name!r} has type {kind}, which a shard cannot store; cast it first")
     return kind

@@ -1,4 +1,7 @@
-"""Constraints of a shard beside column types: unique keys, columns without nulls, checks; and rows against them."""
+"""Constraints of a shard: unique keys, columns without nulls, checks; and the validation of rows against them.
+
+Constraints apply to rows that are added, from the schema on that has them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,19 +23,18 @@ from persist.parts.key_encoding import distinct_keys, key_schema
 from persist.parts.shard_schema import CHECKS_MAX, DIFF, SCHEMAS_KEPT_MAX, TIME, Check, ShardSchema
 from persist.parts.sort_words import Mask, one_chunk
 
-# What a shard asks of its rows beside their types: unique keys, columns without nulls, and checks.
-#
-# They are asked of rows that are added, from the schema on that has them. `constrained` looks at rows.
-
-
 CHECK_NAME_CHARS_MAX = 128
 CHECK_CHARS_MAX = 4_000  # of one predicate
+KEYS_SHOWN_MAX = 10  # of the keys that violate a constraint
+KEY_ROWS_MAX = 1 << 20  # updates of one key that are held in memory; of a key with more only the first ones are checked
+KEY_CHARS_MAX = 200  # of a key in a message
+UNIQUE = "unique"  # the name of that constraint
 _NAME = re.compile(r"[A-Za-z0-9_.-]+\Z")
 
 
 @dataclass(frozen=True)
 class ConstraintChange:
-    """How the constraints of a shard change: each kind as a whole. What is None stays as it is."""
+    """A change of the constraints of a shard. Each kind is replaced as a whole; None leaves it unchanged."""
 
     unique: bool | None = None
     not_null: tuple[str, ...] | None = None
@@ -41,12 +42,12 @@ class ConstraintChange:
 
     @classmethod
     def of(cls, unique: Any = None, not_null: Any = None, checks: Any = None) -> ConstraintChange:
-        """Of what a caller gave: `not_null` is a list of columns, `checks` are predicates by their names.
+        """From a caller's arguments: `not_null` is a list of columns, `checks` are predicates by their names.
 
-        Raises InvalidUsage where something is none, or there is too much of it.
+        Raises InvalidUsage if an argument is invalid or too large.
         """
         if unique is not None and type(unique) is not bool:
-            raise InvalidUsage(f"unique is {shown(unique)}; it is true or false")
+            raise InvalidUsage(f"unique must be true or false, not {shown(unique)}")
         return cls(
             unique,
             None if not_null is None else _columns(not_null),
@@ -54,13 +55,13 @@ class ConstraintChange:
         )
 
     def applied(self, schema: ShardSchema) -> ShardSchema:
-        """The schema with these constraints. Raises InvalidUsage where it has no such column."""
+        """The schema with these constraints. Raises InvalidUsage if it has no such column."""
         changes: dict[str, Any] = {}
         if self.unique is not None:
             changes["unique"] = self.unique
         if self.not_null is not None:
             names = schema.columns(self.not_null)
-            # A column of Arrow without nulls never has one, and needs nothing more.
+            # A column that is not nullable in Arrow needs no constraint.
             changes["not_null"] = tuple(sorted(schema.id_of[n] for n in names if schema.arrow.field(n).nullable))
         if self.checks is not None:
             changes["checks"] = self.checks
@@ -70,7 +71,7 @@ class ConstraintChange:
 
 
 def are_stricter(after: ShardSchema, before: ShardSchema) -> bool:
-    """Whether rows may break the constraints of one schema that do not break those of the one before it."""
+    """Whether rows may violate the constraints of `after` that satisfy those of `before`."""
     new, old = after.details, before.details
     return (
         (new.unique and not old.unique)
@@ -80,24 +81,24 @@ def are_stricter(after: ShardSchema, before: ShardSchema) -> bool:
 
 
 def constraints_differ(after: ShardSchema, before: ShardSchema) -> bool:
-    """Whether two schemas ask different things, but for what went with a column."""
+    """Whether two schemas have different constraints, ignoring those of dropped columns."""
     new, old = after.details, before.details
     not_null = [number for number in old.not_null if number in after.ids]
     return (new.unique, list(new.not_null), new.checks) != (old.unique, not_null, old.checks)
 
 
 def without_constraints(schema: ShardSchema) -> ShardSchema:
-    """The columns of a schema, with their ids and defaults, and nothing that is asked of rows."""
+    """The columns of a schema, with their ids and defaults, without constraints."""
     return schema if schema.is_plain else schema.with_details(unique=False, not_null=(), checks=())
 
 
 def not_null(schema: ShardSchema) -> list[str]:
-    """The columns that take no null by a constraint, in schema order."""
+    """The columns with a constraint against nulls, in schema order."""
     return [name for name, number in schema.id_of.items() if number in schema.details.not_null]
 
 
 def constraints_json(schema: ShardSchema) -> dict[str, Any]:
-    """The constraints of a schema as people are shown them: `unique`, `not_null`, and `checks` by their names."""
+    """The constraints of a schema for users: `unique`, `not_null`, and `checks` by their names."""
     return {
         "unique": schema.details.unique,
         "not_null": not_null(schema),
@@ -107,130 +108,118 @@ def constraints_json(schema: ShardSchema) -> dict[str, Any]:
 
 def _columns(names: Any) -> tuple[str, ...]:
     if isinstance(names, (str, bytes)) or not isinstance(names, Sequence):
-        raise InvalidUsage(f"not_null is {shown(names)}; it is a list of columns")
+        raise InvalidUsage(f"not_null must be a list of columns, not {shown(names)}")
     for name in names:
         if not isinstance(name, str):
-            raise InvalidUsage(f"not_null names a column by {shown(name)}, which is no text")
+            raise InvalidUsage(f"the columns of not_null are texts, not {shown(name)}")
     return tuple(names)
 
 
-def _checks(given: Any) -> tuple[Check, ...]:
-    pairs = given.items() if isinstance(given, Mapping) else given
+def _checks(checks: Any) -> tuple[Check, ...]:
+    pairs = checks.items() if isinstance(checks, Mapping) else checks
     if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):
-        raise InvalidUsage(f"checks are {shown(given)}; they are predicates by their names")
-    found = tuple(sorted(map(_check, pairs), key=lambda check: check.name))
-    if len(found) > CHECKS_MAX:
-        raise InvalidUsage(f"there are {len(found)} checks; a shard has at most {CHECKS_MAX}")
-    names = [check.name for check in found]
-    if twin := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidUsage(f"two checks are called {twin!r}; give one of them another name")
-    return found
+        raise InvalidUsage(f"checks must be predicates by their names, not {shown(checks)}")
+    parsed = tuple(sorted(map(_check, pairs), key=lambda check: check.name))
+    if len(parsed) > CHECKS_MAX:
+        raise InvalidUsage(f"there are {len(parsed)} checks; a shard has at most {CHECKS_MAX}")
+    names = [check.name for check in parsed]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidUsage(f"two checks are called {repeated!r}; give one of them another name")
+    return parsed
 
 
 def _check(pair: Any) -> Check:
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(one, str) for one in pair):
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(item, str) for item in pair):
         raise InvalidUsage(f"a check is a name and a predicate, two texts, not {shown(pair)}")
     name, where = pair
     if len(name) > CHECK_NAME_CHARS_MAX or not _NAME.match(name):
         raise InvalidUsage(
-            f"{name!r:.200} is no name of a check: it has 1 to {CHECK_NAME_CHARS_MAX} of A-Z a-z 0-9 . _ -"
+            f"{name!r:.200} is not a valid name of a check: it has 1 to {CHECK_NAME_CHARS_MAX} of A-Z a-z 0-9 . _ -"
         )
     if not 0 < len(where) <= CHECK_CHARS_MAX:
         raise InvalidUsage(f"check {name!r} has a predicate of {len(where)} characters; it has 1 to {CHECK_CHARS_MAX}")
     return Check(name, where)
 
 
-# Keys that are to be unique: which keys have more than one row at some time.
-#
-# A row is there as often as its diffs say, and what is there less than no times is no row. So a key is crowded where
-# its rows, each as often as it is there, are more than one.
-
-
-KEYS_SHOWN_MAX = 10  # of those that a constraint refuses, or that an examination finds
-KEY_ROWS_MAX = 1 << 20  # updates of one key that are held; one with more is not looked at as a whole
-
-
 def duplicate_keys(rows: pa.Table, schema: ShardSchema) -> pa.Table:
     """The keys that have more than one row at some time: the key columns, in order, each key once.
 
-    `rows` are updates in `updates_schema`, in any order: all that there are of their keys.
+    `rows` are all updates of their keys, in `updates_schema`, in any order. A row counts with its multiplicity at that
+    time; a negative multiplicity counts as zero.
     """
-    return _crowded(consolidate([rows], schema), schema, key_schema(schema))
+    return _duplicates(consolidate([rows], schema), schema, key_schema(schema))
 
 
-def _crowded(rows: pa.Table, schema: ShardSchema, keyed: ShardSchema) -> pa.Table:
+def _duplicates(rows: pa.Table, schema: ShardSchema, keyed: ShardSchema) -> pa.Table:
     """As `duplicate_keys`, of consolidated rows."""
     firsts, diffs = ~find_twins(rows, keyed), _ints(rows, DIFF)
     keys = np.cumsum(firsts) - 1
     sizes = np.bincount(keys) if len(keys) else keys
-    may_be = sizes[keys] > 1  # hardly any key has two updates: only those are looked at closely
-    may_be |= diffs > 1
-    few = rows.filter(pa.array(may_be))
-    if not len(few):
-        return few.select(list(schema.key))
-    starts = ~find_twins(few, keyed)
-    is_crowded = _most(few, starts, ~find_twins(few, schema)) > 1
-    return few.filter(pa.array(starts)).filter(pa.array(is_crowded)).select(list(schema.key))
+    candidates = rows.filter(pa.array((sizes[keys] > 1) | (diffs > 1)))  # few keys have two updates
+    if not len(candidates):
+        return candidates.select(list(schema.key))
+    starts = ~find_twins(candidates, keyed)
+    is_duplicate = _most_rows(candidates, starts, ~find_twins(candidates, schema)) > 1
+    return candidates.filter(pa.array(starts)).filter(pa.array(is_duplicate)).select(list(schema.key))
 
 
-def _crowded_by_then(rows: pa.Table, schema: ShardSchema, keyed: ShardSchema, drops: Drops) -> pa.Table:
-    """As `_crowded`, of rows that count until a drop has taken them away."""
-    times, found = _ints(rows, TIME), []
+def _duplicates_with_drops(rows: pa.Table, schema: ShardSchema, keyed: ShardSchema, drops: Drops) -> pa.Table:
+    """As `_duplicates`, of rows that count until a drop removes them."""
+    times, tables = _ints(rows, TIME), []
     lives = zip((RowDrop(0, 0), *drops), (*(drop.at for drop in drops), None), strict=True)
     for drop, end in lives:
-        is_there = times >= drop.cut if end is None else (times >= drop.cut) & (times < end)
-        if is_there.any():
-            found.append(_crowded(rows.filter(pa.array(is_there)), schema, keyed))
-    return distinct_keys(join(found), keyed).select(list(schema.key))
+        is_live = times >= drop.cut if end is None else (times >= drop.cut) & (times < end)
+        if is_live.any():
+            tables.append(_duplicates(rows.filter(pa.array(is_live)), schema, keyed))
+    return distinct_keys(join(tables), keyed).select(list(schema.key))
 
 
-def _most(rows: pa.Table, keys: Mask, lines: Mask) -> Ints:
-    """How many rows each key has at most, at one time.
+def _most_rows(updates: pa.Table, keys: Mask, rows: Mask) -> Ints:
+    """The most rows that each key has at one time.
 
-    `keys` and `lines` tell which of the consolidated updates are the first ones of their key, and of their row.
+    `keys` and `rows` are the first of the consolidated updates of each key, and of each row.
     """
-    diffs, times = _ints(rows, DIFF), _ints(rows, TIME)
-    there = np.maximum(_running(diffs, lines), 0)
-    before = np.where(lines, 0, np.roll(there, 1))
-    gains = there - before
+    diffs, times = _ints(updates, DIFF), _ints(updates, TIME)
+    counts = np.maximum(_running_sums(diffs, rows), 0)
+    changes = counts - np.where(rows, 0, np.roll(counts, 1))
     numbers = np.cumsum(keys)
     if times.min() < times.max():
         order = np.lexsort((times, numbers))
-        gains, times = gains[order], times[order]
-    counts = _running(gains, keys)
-    ends = np.ones(len(counts), np.bool_)  # what happens at one time happens at once
+        changes, times = changes[order], times[order]
+    totals = _running_sums(changes, keys)
+    ends = np.ones(len(totals), np.bool_)  # updates of one time take effect together
     ends[:-1] = keys[1:] | (times[1:] != times[:-1])
-    most: Ints = np.maximum.reduceat(np.where(ends, counts, 0), np.flatnonzero(keys))
+    most: Ints = np.maximum.reduceat(np.where(ends, totals, 0), np.flatnonzero(keys))
     return most
 
 
-def _running(numbers: Ints, firsts: Mask) -> Ints:
-    """Their sums up to each of them, from the first of its group on."""
+def _running_sums(numbers: Ints, firsts: Mask) -> Ints:
+    """The sums up to each number, from the first of its group on."""
     sums: Ints = np.cumsum(numbers)
     starts = np.flatnonzero(firsts)
-    begun: Ints = sums[starts] - numbers[starts]
-    found: Ints = sums - begun[np.cumsum(firsts) - 1]
-    return found
+    before: Ints = sums[starts] - numbers[starts]
+    running: Ints = sums - before[np.cumsum(firsts) - 1]
+    return running
 
 
-def _ints(rows: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = one_chunk(rows.column(name)).to_numpy()
-    return found
+def _ints(rows: pa.Table, name: str) -> Ints:
+    numbers: Ints = one_chunk(rows.column(name)).to_numpy()
+    return numbers
 
 
 class DuplicateKeyCounter:
-    """Counts the keys with more than one row at some time, of updates that come in the order of their keys.
+    """Counts the keys with more than one row at some time, of updates in the order of their keys.
 
-    It holds one table and the updates of one key. Where these are more than `KEY_ROWS_MAX` only what came first of
-    them is looked at.
+    It holds one table and the updates of one key. If these are more than `KEY_ROWS_MAX`, only the first ones are
+    checked.
     """
 
     def __init__(self, schema: ShardSchema, drops: Drops = ()) -> None:
-        """`drops` of the shard, which have taken rows away without an update that says so."""
+        """`drops` of the shard, which have removed rows without updates."""
         self._schema = schema
         self._drops = drops
-        self._held: list[pa.Table] = []  # of the last key that was seen
-        self._is_told = False  # that key needs no more looks
+        self._held: list[pa.Table] = []  # of the last key
+        self._is_checked = False  # the last key has been checked
         self.count = 0
         self.keys: list[tuple[Any, ...]] = []  # the first of them, in order
 
@@ -246,41 +235,41 @@ class DuplicateKeyCounter:
         if self._held:
             firsts = firsts[len(self._held[-1]) :]
         starts = np.flatnonzero(firsts)
-        if not len(starts):  # all of them are of the key that was seen last
+        if not len(starts):  # all rows are of the last key
             self._hold(rows)
             return
-        self._tell(rows.slice(0, int(starts[0])))
+        self._check_held(rows.slice(0, int(starts[0])))
         self._count(rows.slice(int(starts[0]), int(starts[-1] - starts[0])))
-        self._held, self._is_told = [], False
+        self._held, self._is_checked = [], False
         self._hold(rows.slice(int(starts[-1])))
 
     def finish(self) -> DuplicateKeyCounter:
-        """No more rows come. Returns itself."""
-        self._tell(None)
+        """Check the last key. Returns itself."""
+        self._check_held(None)
         self._held = []
         return self
 
     def _hold(self, rows: pa.Table) -> None:
-        if not self._is_told:
+        if not self._is_checked:
             self._held.append(rows)
-        if not self._is_told and sum(map(len, self._held)) > KEY_ROWS_MAX:
-            self._tell(None)
-            self._held, self._is_told = [rows.slice(len(rows) - 1)], True
+        if not self._is_checked and sum(map(len, self._held)) > KEY_ROWS_MAX:
+            self._check_held(None)
+            self._held, self._is_checked = [rows.slice(len(rows) - 1)], True
 
-    def _tell(self, rest: pa.Table | None) -> None:
-        """The last key is complete, with the `rest` of its rows."""
+    def _check_held(self, rest: pa.Table | None) -> None:
+        """Check the last key, whose rows are complete with `rest`."""
         pieces = [*self._held, *([rest] if rest is not None and len(rest) else ())]
-        if pieces and not self._is_told:
+        if pieces and not self._is_checked:
             self._count(consolidate(pieces, self._schema))
 
     def _count(self, rows: pa.Table) -> None:
         if not len(rows):
             return
-        found = _crowded(rows, self._schema, self._keyed)
-        if self._drops and len(found):  # perhaps by rows that were there one after the other
-            found = _crowded_by_then(rows, self._schema, self._keyed, self._drops)
-        self.count += len(found)
-        self.keys += key_tuples(found.slice(0, KEYS_SHOWN_MAX - len(self.keys)))
+        keys = _duplicates(rows, self._schema, self._keyed)
+        if self._drops and len(keys):  # a drop may have separated the rows
+            keys = _duplicates_with_drops(rows, self._schema, self._keyed, self._drops)
+        self.count += len(keys)
+        self.keys += key_tuples(keys.slice(0, KEYS_SHOWN_MAX - len(self.keys)))
 
 
 def key_tuples(keys: pa.Table) -> list[tuple[Any, ...]]:
@@ -289,16 +278,9 @@ def key_tuples(keys: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(*columns, strict=True))
 
 
-# Rows against the constraints of their shard, by whoever stages them: a column operation for each constraint.
-
-
-KEY_CHARS_MAX = 200  # that a message shows of a key
-UNIQUE = "unique"  # what that constraint is called where one is named
-
-
 @dataclass(frozen=True)
 class ViolatingRows:
-    """Rows that break a constraint: what it is called, how they break it, and they themselves."""
+    """The name of a violated constraint, a description of the violation, and the rows."""
 
     constraint: str
     how: str
@@ -306,29 +288,28 @@ class ViolatingRows:
 
 
 def check_rows(rows: pa.Table, schema: ShardSchema) -> None:
-    """Raise ConstraintViolated where a row that is added breaks a check, or has a null where none may be.
+    """Raise ConstraintViolated if an added row violates a check, or has a null where none is allowed.
 
-    `rows` are updates in `updates_schema`. Rows that are taken away pass, so that bad ones can be taken away. Whether
-    keys are unique is not told by rows alone.
+    `rows` are updates in `updates_schema`. Retractions pass, so that invalid rows can be deleted. The uniqueness of
+    keys is not checked, since it depends on other rows.
     """
-    for broken in violating_rows(rows, schema):
-        count = len(broken.rows)
+    for violating in violating_rows(rows, schema):
+        count = len(violating.rows)
         raise violation(
-            f"constraint {broken.constraint!r} refuses {count_text(count, 'row')} {broken.how}; nothing was written: "
-            "mend what is wrong, or change the constraint",
-            broken.constraint,
-            key_tuples(broken.rows.select(list(schema.key)).slice(0, KEYS_SHOWN_MAX)),
+            f"constraint {violating.constraint!r} refuses {count_text(count, 'row')} {violating.how}; nothing was "
+            "written: fix the rows, or change the constraint",
+            violating.constraint,
+            key_tuples(violating.rows.select(list(schema.key)).slice(0, KEYS_SHOWN_MAX)),
             count,
         )
 
 
 def violating_rows(rows: pa.Table, schema: ShardSchema) -> Iterator[ViolatingRows]:
-    """The rows that are added and break a check, or have a null where none may be, for each constraint that is broken.
+    """The added rows that violate a check, or have a null where none is allowed, for each violated constraint.
 
     `rows` have the columns of the schema and `__diff`.
     """
-    asked = schema.details
-    if not asked.not_null and not asked.checks:
+    if not schema.details.not_null and not schema.details.checks:
         return
     added = rows
     if len(rows) and pc.min(rows.column(DIFF)).as_py() <= 0:
@@ -337,50 +318,48 @@ def violating_rows(rows: pa.Table, schema: ShardSchema) -> Iterator[ViolatingRow
         if added.column(name).null_count:
             nulls = added.filter(pc.is_null(added.column(name)))
             yield ViolatingRows(f"not null: {name}", f"with a null in column {name!r}", nulls)
-    for check, found in _filters(schema):
-        truth = found.truth(added)
-        if not pc.all(truth, skip_nulls=True, min_count=0).as_py():  # false only where one is false: null passes
+    for check, condition in _filters(schema):
+        truth = condition.truth(added)
+        if not pc.all(truth, skip_nulls=True, min_count=0).as_py():  # only false violates a check: null passes
             bad = added.filter(pc.invert(pc.fill_null(truth, True)))
             yield ViolatingRows(check.name, f"for which {check.where!r:.200} is false", bad)
 
 
 def check_compiles(schema: ShardSchema) -> None:
-    """Raise InvalidUsage unless every check is about columns that are there, which can be compared so."""
-    list(_compiled(schema))
+    """Raise InvalidUsage unless the columns of every check exist and can be compared."""
+    list(_compile(schema))
 
 
 def violation(what: str, constraint: str, keys: list[tuple[Any, ...]], count: int) -> ConstraintViolated:
-    """The error of so many rows or keys, of which the first keys are given."""
+    """The error for `count` rows or keys, with the first keys."""
     return ConstraintViolated(
         f"{what}. Keys: {keys_text(keys, count)}", constraint=constraint, count=count, keys=keys_json(keys)
     )
 
 
 def count_text(count: int, what: str) -> str:
-    """So many, for a sentence."""
+    """A count with its noun, for a message."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def keys_text(keys: list[tuple[Any, ...]], count: int) -> str:
-    """The first keys, for a sentence."""
+    """The first keys, for a message."""
     shown = ", ".join(f"{key[0] if len(key) == 1 else key!r}"[:KEY_CHARS_MAX] for key in keys)
     return f"{shown} and {count - len(keys)} more" if count > len(keys) else shown
 
 
 def keys_json(keys: list[tuple[Any, ...]]) -> list[list[Any]]:
-    """The keys as JSON: what JSON has no value for is its text, cut short."""
-    return [
-        [one if one is None or type(one) in (bool, int) else str(one)[:KEY_CHARS_MAX] for one in key] for key in keys
-    ]
+    """The keys as JSON; values without a JSON form are truncated texts."""
+    return [[v if v is None or type(v) in (bool, int) else str(v)[:KEY_CHARS_MAX] for v in key] for key in keys]
 
 
 @lru_cache(SCHEMAS_KEPT_MAX)
 def _filters(schema: ShardSchema) -> tuple[tuple[Check, Filter], ...]:
-    """The checks, and what tells of rows whether they obey them."""
-    return tuple(_compiled(schema))
+    """The checks and their filters."""
+    return tuple(_compile(schema))
 
 
-def _compiled(schema: ShardSchema) -> Iterator[tuple[Check, Filter]]:
+def _compile(schema: ShardSchema) -> Iterator[tuple[Check, Filter]]:
     for check in schema.details.checks:
         try:
             yield check, Filter.of(check.where, schema)

@@ -1,4 +1,4 @@
-"""Evaluation of filters: on rows exactly, on key ranges and row groups as "may any row match"; Arrow expressions."""
+"""Evaluation of filters, exactly on rows and conservatively on key ranges and row groups; Arrow expressions."""
 
 from __future__ import annotations
 
@@ -25,15 +25,12 @@ from persist.parts.key_encoding import ALL_KEYS, BOUND_BYTES_MAX, KeyRange, deco
 from persist.parts.part_files import RowGroupFilter
 from persist.parts.shard_schema import ShardSchema
 
-# Evaluating a predicate: on rows exactly, on key ranges and row groups as "may any row of it match?".
-
-
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 FLOAT_EXACT, DOUBLE_EXACT = 2**24, 2**53
 DECIMAL_DIGITS_MAX = 38
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
-_EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - a zone is given where there is one
-_DIGITS = {"s": -6, "ms": -3, "us": 0, "ns": 3}  # of a timestamp beyond, or short of, microseconds
+_EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - a zone is added if needed
+_DIGITS = {"s": -6, "ms": -3, "us": 0, "ns": 3}  # decimal digits of a unit relative to microseconds
 _LOCAL = re.compile(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}(\.\d{1,6})?\Z")
 _OFFSET = re.compile(r"(.*?)(Z|[+-]\d{2}:\d{2})\Z")
 _COMPARE = {
@@ -44,29 +41,36 @@ _COMPARE = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
+_INVALID_BOUND = (pa.ArrowException, TypeError, ValueError, OverflowError)  # raised if a bound does not fit its column
+_BY_POSITION = "FieldPath"  # how Arrow prints a column that an expression refers to by position
+_IN = "is_in("
+_NOT = "invert("
+_ROW = "__row"
+
+Projection: TypeAlias = Sequence[str] | Mapping[str, Any] | None  # names, or expressions by names; None: all
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A predicate over the columns of a shard, checked: every comparison is one that Spark does the same way."""
+    """A validated predicate over the columns of a shard: Spark evaluates every comparison in the same way."""
 
     predicate: p.Predicate
     schema: ShardSchema
 
     @classmethod
     def of(cls, text: str, schema: ShardSchema, sides: tuple[str, ...] = ()) -> Filter:
-        """`sides` as `parse` says. Raises InvalidUsage naming the column or comparison that is not supported."""
+        """`sides`: see `parse`. Raises InvalidUsage naming the column or comparison that is not supported."""
         parsed = p.parse(text, sides)
         for name in p.columns_of(parsed):
             if name not in schema.arrow.names:
                 if any(name == old for old, _ in schema.former):
                     raise schema.no_column(name, "where: ")
                 raise InvalidUsage(
-                    f"where names {name!r}, which the shard has not; it has {', '.join(schema.arrow.names)}"
+                    f"where names {name!r}, which the shard does not have; it has {', '.join(schema.arrow.names)}"
                 )
-        found = cls(parsed, schema)
-        found.apply(schema.arrow.empty_table())
-        return found
+        checked = cls(parsed, schema)
+        checked.apply(schema.arrow.empty_table())
+        return checked
 
     @property
     def columns(self) -> list[str]:
@@ -74,25 +78,24 @@ class Filter:
 
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows for which the predicate is true."""
-        return table.filter(self._rows(self.predicate, table))
+        return table.filter(self.truth(table))
 
     def truth(self, table: pa.Table) -> pa.ChunkedArray:
-        """For each row whether the predicate is true or false; null where it is neither."""
+        """For each row whether the predicate is true, false or null."""
         return self._rows(self.predicate, table)
 
     def key_range(self) -> KeyRange:
-        """Keys outside of it cannot match; it may hold keys that do not."""
-        needed = p.conjuncts(self.predicate)
+        """A range that contains all matching keys, and possibly others."""
+        conjuncts = p.conjuncts(self.predicate)
         prefix: tuple[Any, ...] = ()
         wanted = ALL_KEYS
         for name in self.schema.key:
             kind = self.schema.arrow.field(name).type
             if not _is_ordered(kind):
                 break
-            bounds = [_bounds(node, kind) for node in needed if not isinstance(node, (p.Not, p.And, p.Or))
-                      and node.column == name]  # fmt: skip
+            leaves = (node for node in conjuncts if not isinstance(node, (p.Not, p.And, p.Or)) and node.column == name)
             exact = None
-            for low, high in (found for found in bounds if found is not None):
+            for low, high in filter(None, (_bounds(node, kind) for node in leaves)):
                 lower = None if low is None else self._encoded((*prefix, low))
                 upper = None if high is None else successor(self._encoded((*prefix, high), kind))
                 wanted = wanted.meet(KeyRange(lower, upper))
@@ -103,7 +106,7 @@ class Filter:
         return wanted
 
     def may_match(self, statistics: dict[str, Any]) -> bool:
-        """Whether a row group with these column statistics (Parquet's) may have a row that matches."""
+        """Whether a row group with these column statistics (Parquet's) may have a matching row."""
         return self._may(self.predicate, statistics)
 
     def _encoded(self, values: tuple[Any, ...], kind: Any = None) -> bytes:
@@ -117,10 +120,7 @@ class Filter:
             return pc.invert(self._rows(node.operand, table))
         if isinstance(node, (p.And, p.Or)):
             join = pc.and_kleene if isinstance(node, p.And) else pc.or_kleene
-            found = self._rows(node.operands[0], table)
-            for operand in node.operands[1:]:
-                found = join(found, self._rows(operand, table))
-            return found
+            return reduce(join, (self._rows(operand, table) for operand in node.operands))
         column = table.column(node.column)
         if isinstance(node, p.CompareColumns):
             return _compare_columns(node, column, table.column(node.other))
@@ -133,10 +133,7 @@ class Filter:
             _require(_is_string(column.type), node.column, column.type, "LIKE")
             return pc.starts_with(column, node.prefix)
         if isinstance(node, p.In):
-            found = _compare(node.column, column, "=", node.values[0])
-            for value in node.values[1:]:
-                found = pc.or_kleene(found, _compare(node.column, column, "=", value))
-            return found
+            return reduce(pc.or_kleene, (_compare(node.column, column, "=", value) for value in node.values))
         return _compare(node.column, column, node.op, node.value)
 
     def _may(self, node: p.Predicate, statistics: dict[str, Any]) -> bool:
@@ -147,12 +144,12 @@ class Filter:
         if isinstance(node, p.Not):
             return True
         kind = self.schema.arrow.field(node.column).type
-        found = statistics.get(node.column)
+        of_column = statistics.get(node.column)
         bounds = _bounds(node, kind) if _is_ordered(kind) else None
-        if bounds is None or found is None or not found.has_min_max:
+        if bounds is None or of_column is None or not of_column.has_min_max:
             return True
         low, high = bounds
-        least, most = found.min, found.max
+        least, most = of_column.min, of_column.max
         if low is not None and most < (low.text if isinstance(low, _Prefix) else low):
             return False
         if isinstance(high, _Prefix):
@@ -162,7 +159,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class _Prefix:
-    """Everything that begins with `text`."""
+    """All texts that start with `text`."""
 
     text: str
 
@@ -172,12 +169,12 @@ def _is_string(kind: Any) -> bool:
 
 
 def _is_ordered(kind: Any) -> bool:
-    """Types whose order here, in key bytes and in Parquet statistics is one and the same."""
+    """Whether a type has the same order here, in key bytes and in Parquet statistics."""
     return bool(pa.types.is_signed_integer(kind) or _is_string(kind) or kind == pa.date32())
 
 
 def _bounds(node: p.Predicate, kind: Any) -> tuple[Any, Any] | None:
-    """Inclusive bounds `(low, high)` that values must keep for the node to be true; None = nothing is known."""
+    """Inclusive bounds `(low, high)` of the values for which the node is true; None: unknown."""
     if isinstance(node, p.StartsWith):
         return _Prefix(node.prefix), _Prefix(node.prefix)
     if isinstance(node, p.In):
@@ -192,7 +189,7 @@ def _bounds(node: p.Predicate, kind: Any) -> tuple[Any, Any] | None:
 
 
 def _value(literal: p.Literal, kind: Any) -> Any:
-    """The literal as a Python value of an ordered type; None where it is no value of it."""
+    """The literal as a Python value of an ordered type; None if it is not a value of it."""
     if literal.kind == "integer" and pa.types.is_signed_integer(kind):
         number = int(literal.text)
         half = 2 ** (kind.bit_width - 1)
@@ -210,29 +207,29 @@ def _require(holds: bool, name: str, kind: Any, what: str) -> None:
 
 
 def _compare(name: str, column: Any, op: str, literal: p.Literal) -> Any:
-    """Kleene truth of `column op literal`, as Spark has it."""
+    """The three-valued truth of `column op literal`, as in Spark."""
     if literal.kind == "null":
         if op == "<=>":
             return pc.is_null(column)
         return pa.chunked_array([pa.nulls(len(column), pa.bool_())])
     column, value, is_float = _comparable(name, column, literal)
-    found = _COMPARE["=" if op == "<=>" else op](column, value)
+    truth = _COMPARE["=" if op == "<=>" else op](column, value)
     if is_float and op in (">", ">="):
-        found = pc.or_kleene(found, pc.is_nan(column))
-    return pc.fill_null(found, False) if op == "<=>" else found
+        truth = pc.or_kleene(truth, pc.is_nan(column))
+    return pc.fill_null(truth, False) if op == "<=>" else truth
 
 
-def _compare_columns(node: p.CompareColumns, one: Any, other: Any) -> Any:
-    """Kleene truth of `column op other`, as Spark has it. Raises InvalidUsage where they have no type in common."""
-    kind = _common(one.type, other.type)
+def _compare_columns(node: p.CompareColumns, first: Any, second: Any) -> Any:
+    """The three-valued truth of `first op second`, as in Spark. Raises InvalidUsage if they have no common type."""
+    kind = _common_type(first.type, second.type)
     try:
-        left, right = (column if kind is None else column.cast(kind) for column in (one, other))
+        left, right = (column if kind is None else column.cast(kind) for column in (first, second))
     except pa.ArrowException:
         kind = None
     if kind is None:
         raise InvalidUsage(
-            f"where cannot compare column {node.column!r}, which is {one.type}, with {node.other!r}, which is "
-            f"{other.type}, exactly: cast one of them first"
+            f"where cannot compare column {node.column!r}, which is {first.type}, with {node.other!r}, which is "
+            f"{second.type}, exactly: cast one of them first"
         )
     if node.op == "<=>":
         return pc.or_(pc.and_(pc.is_null(left), pc.is_null(right)), pc.fill_null(_equal(left, right), False))
@@ -243,21 +240,23 @@ def _compare_columns(node: p.CompareColumns, one: Any, other: Any) -> Any:
     return pc.or_kleene(less, _equal(left, right)) if node.op.endswith("=") else less
 
 
-def _equal(one: Any, other: Any) -> Any:
-    found = pc.equal(one, other)
-    return pc.or_kleene(found, pc.and_(pc.is_nan(one), pc.is_nan(other))) if pa.types.is_floating(one.type) else found
+def _equal(left: Any, right: Any) -> Any:
+    equal = pc.equal(left, right)
+    if not pa.types.is_floating(left.type):
+        return equal
+    return pc.or_kleene(equal, pc.and_(pc.is_nan(left), pc.is_nan(right)))
 
 
-def _less(one: Any, other: Any) -> Any:
-    found = pc.less(one, other)
-    if not pa.types.is_floating(one.type):
-        return found
-    return pc.or_kleene(found, pc.and_(pc.invert(pc.is_nan(one)), pc.is_nan(other)))
+def _less(left: Any, right: Any) -> Any:
+    less = pc.less(left, right)
+    if not pa.types.is_floating(left.type):
+        return less
+    return pc.or_kleene(less, pc.and_(pc.invert(pc.is_nan(left)), pc.is_nan(right)))
 
 
-def _common(one: Any, other: Any) -> Any:
-    """The type in which values of both are compared, which loses nothing; None: there is none."""
-    types, kinds = pa.types, (one, other)
+def _common_type(first: Any, second: Any) -> Any:
+    """The type in which values of both types are compared without loss, if any."""
+    types, kinds = pa.types, (first, second)
     if all(types.is_integer(kind) and kind != pa.uint64() for kind in kinds):
         return pa.int64()
     if all(map(types.is_floating, kinds)):
@@ -269,14 +268,14 @@ def _common(one: Any, other: Any) -> Any:
     if all(map(types.is_decimal, kinds)):
         whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
         return pa.decimal128(whole + scale, scale) if whole + scale <= DECIMAL_DIGITS_MAX else None
-    if all(map(types.is_timestamp, kinds)) and (one.tz is None) == (other.tz is None):
-        return pa.timestamp(max(one.unit, other.unit, key=list(_DIGITS).index), one.tz)
-    is_one = types.is_boolean(one) or types.is_time(one) or types.is_binary(one) or one == pa.uint64()
-    return one if is_one and one == other else None
+    if all(map(types.is_timestamp, kinds)) and (first.tz is None) == (second.tz is None):
+        return pa.timestamp(max(first.unit, second.unit, key=list(_DIGITS).index), first.tz)
+    is_other = types.is_boolean(first) or types.is_time(first) or types.is_binary(first) or first == pa.uint64()
+    return first if is_other and first == second else None
 
 
 def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, bool]:
-    """Both sides in one type, without loss, and whether it is a float. Raises InvalidUsage where there is none."""
+    """Both sides in a common type without loss, and whether it is a float. Raises InvalidUsage if there is none."""
     kind = column.type
     types = pa.types
     try:
@@ -301,7 +300,7 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
             if moment is not None:
                 return (*_instants(column, moment), False)
     except (pa.ArrowException, ValueError, OverflowError, decimal.DecimalException) as error:
-        why = "" if isinstance(error, pa.ArrowException) else f": {error}"  # Arrow repeats the value that is stored
+        why = "" if isinstance(error, pa.ArrowException) else f": {error}"  # Arrow's message contains stored values
         raise InvalidUsage(f"where: {literal.text!r} does not fit column {name!r}{why}") from error
     raise InvalidUsage(
         f"where cannot compare column {name!r}, which is {kind}, with {literal.kind} {literal.text!r} exactly"
@@ -310,7 +309,7 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
 
 
 def _remedy(kind: Any) -> str:
-    """What to write for a column of this type."""
+    """A hint how to write literals of this type."""
     types = pa.types
     if types.is_date(kind):
         return ": write DATE '2024-01-31'"
@@ -322,7 +321,7 @@ def _remedy(kind: Any) -> str:
 
 
 def _decimals(column: Any, value: decimal.Decimal) -> tuple[Any, Any]:
-    """Both sides in one type of decimals."""
+    """Both sides in a common decimal type."""
     digits, exponent = value.as_tuple().digits, -int(value.as_tuple().exponent)
     scale = max(column.type.scale, exponent)
     whole = max(column.type.precision - column.type.scale, len(digits) - exponent)
@@ -333,7 +332,7 @@ def _decimals(column: Any, value: decimal.Decimal) -> tuple[Any, Any]:
 
 
 def _instants(column: Any, moment: dt.datetime) -> tuple[Any, Any]:
-    """Both sides as numbers of the column's unit. Where it is too coarse for the moment, as decimals."""
+    """Both sides as integers of the column's unit, or as decimals if the literal is more precise."""
     micros = (moment - _EPOCH.replace(tzinfo=moment.tzinfo and dt.UTC)) // dt.timedelta(microseconds=1)
     counts = column.cast(pa.int64())
     exact = decimal.Decimal(micros).scaleb(_DIGITS[column.type.unit])
@@ -351,51 +350,39 @@ def _moment(literal: p.Literal) -> dt.datetime | None:
     return dt.datetime.fromisoformat(literal.text)
 
 
-# Arrow expressions that another engine has made: which columns they need, which rows match, which row groups may.
-#
-# What an expression says is not looked at: Arrow itself is asked. Of row groups it tells by what is known of a column:
-# all its values lie between two bounds, or are null. Where nothing is known of a column (floats, whose bounds leave out
-# NaN; columns within others), whatever it holds may match.
+# Arrow expressions, made by other engines, are opaque here: Arrow itself evaluates them. For row groups it uses the
+# known facts about a column: its values are between two bounds, or null. Unknown columns (floats, whose bounds exclude
+# NaN, and nested columns) may have any value.
 
 
-_NO_VALUE = (pa.ArrowException, TypeError, ValueError, OverflowError)  # what a bound that does not fit its column gives
+def required_columns(schema: pa.Schema, shown: Projection, expression: Any) -> tuple[list[str], list[str]]:
+    """The columns that the projection needs, and those that projection and filter need.
 
-_BY_NUMBER = "FieldPath"  # how Arrow writes a column that an expression takes by its place
-_IN = "is_in("
-_NOT = "invert("
-_ROW = "__row"
-
-Projection: TypeAlias = Sequence[str] | Mapping[str, Any] | None  # names, or expressions by names; None: all
-
-
-def required_columns(kinds: pa.Schema, shown: Projection, expression: Any) -> tuple[list[str], list[str]]:
-    """The columns that are needed to show these, and those that are needed to tell which rows match as well.
-
-    Raises InvalidUsage where there is no such column, or Arrow does not compare so.
+    Raises InvalidUsage if a column is unknown or Arrow does not support a comparison.
     """
-    rows = ds.InMemoryDataset(kinds.empty_table())
+    rows = ds.InMemoryDataset(schema.empty_table())
     try:
         rows.scanner(columns=shown if isinstance(shown, Mapping | None) else list(shown), filter=expression)
     except (pa.ArrowException, TypeError, KeyError, ValueError) as error:
         why = str(error).partition("\n")[0]
-        raise InvalidUsage(f"columns or filter do not fit the columns {', '.join(kinds.names)}: {why}") from error
+        raise InvalidUsage(f"columns or filter do not fit the columns {', '.join(schema.names)}: {why}") from error
     if shown is None:
-        return kinds.names, kinds.names
-    by_name = list(shown.values()) if isinstance(shown, Mapping) else [pc.field(name) for name in shown]
-    for_shown = [name for name in kinds.names if any(_needs(kinds, one, name) for one in by_name)]
+        return schema.names, schema.names
+    projected = list(shown.values()) if isinstance(shown, Mapping) else [pc.field(name) for name in shown]
+    for_shown = [name for name in schema.names if any(_needs(schema, column, name) for column in projected)]
     if expression is None:
         return for_shown, for_shown
-    return for_shown, [name for name in kinds.names if name in for_shown or _needs(kinds, expression, name)]
+    return for_shown, [name for name in schema.names if name in for_shown or _needs(schema, expression, name)]
 
 
-def _needs(kinds: pa.Schema, expression: Any, name: str) -> bool:
-    """Whether an expression looks at a column. Where it is not told, it does."""
+def _needs(schema: pa.Schema, expression: Any, name: str) -> bool:
+    """Whether an expression depends on a column, or may depend on it."""
     text = str(expression)
-    if _BY_NUMBER in text:
+    if _BY_POSITION in text:
         return True
     if name not in text:
         return False
-    without = ds.InMemoryDataset(kinds.remove(kinds.get_field_index(name)).empty_table())
+    without = ds.InMemoryDataset(schema.remove(schema.get_field_index(name)).empty_table())
     try:
         without.scanner(columns={"_": expression})
     except pa.ArrowException:
@@ -406,71 +393,70 @@ def _needs(kinds: pa.Schema, expression: Any, name: str) -> bool:
 def filter_rows(table: pa.Table, expression: Any) -> pa.Table:
     """The rows of a table for which an expression is true.
 
-    To engines of SQL 0.0 is -0.0, also in `IN (0.0, 1.0)`. Arrow looks for members of a set by their bits.
+    For SQL engines 0.0 equals -0.0, also in `IN (0.0, 1.0)`. Arrow compares members of a set by their bits.
     """
     text = str(expression)
     if not any(has_floats(field.type) for field in table.schema) or _IN not in text or _NOT in text:
         return table.filter(expression)
     numbered = table.append_column(_ROW, pa.array(np.arange(len(table))))
-    found = [_with_zeros(numbered, zero).filter(expression).column(_ROW).to_numpy() for zero in (0.0, -0.0)]
-    return table.take(pa.array(np.union1d(*found)))
+    matches = [_with_zeros(numbered, zero).filter(expression).column(_ROW).to_numpy() for zero in (0.0, -0.0)]
+    return table.take(pa.array(np.union1d(*matches)))
 
 
 def has_floats(kind: Any) -> bool:
-    """Whether a value has floats that an expression may look at: those of lists and maps it does not."""
+    """Whether values have floats that an expression can access, which excludes those in lists and maps."""
     if pa.types.is_struct(kind):
         return any(has_floats(kind.field(number).type) for number in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
 
 
 def _with_zeros(table: pa.Table, zero: float) -> pa.Table:
-    """The same rows, with this zero for either of the two."""
+    """The same rows, with 0.0 and -0.0 replaced by `zero`."""
     for place, field in enumerate(table.schema):
         if has_floats(field.type):
-            chunks = [_zeroed(chunk, zero) for chunk in table.column(place).chunks]
+            chunks = [_replace_zeros(chunk, zero) for chunk in table.column(place).chunks]
             table = table.set_column(place, field, pa.chunked_array(chunks, field.type))
     return table
 
 
-def _zeroed(values: pa.Array, zero: float) -> pa.Array:
+def _replace_zeros(values: pa.Array, zero: float) -> pa.Array:
     kind = values.type
     if pa.types.is_struct(kind):
-        fields = [kind.field(number) for number in range(kind.num_fields)]
-        inner = [_zeroed(values.field(number), zero) for number in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(inner, fields=fields, mask=values.is_null())
+        inner = [_replace_zeros(values.field(number), zero) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(inner, fields=list(kind), mask=values.is_null())
     if not pa.types.is_floating(kind):
         return values
     return pc.if_else(pc.equal(values, pa.scalar(0.0, kind)), pa.scalar(zero, kind), values)
 
 
 class ExpressionPruner:
-    """Whether rows of which these statistics tell may match an expression over the columns `kinds`.
+    """Whether rows with given statistics may match an expression over the columns of a schema.
 
     False only if no row matches, by Arrow's rules. A `persist.parts.part_files.RowGroupFilter`. Thread-safe.
     """
 
-    def __init__(self, expression: Any, kinds: pa.Schema) -> None:
+    def __init__(self, expression: Any, schema: pa.Schema) -> None:
         self._expression = expression
-        self._kinds = kinds
+        self._schema = schema
         self._format = ds.ParquetFileFormat()
         self._files = pyarrow.fs.LocalFileSystem()
 
     def __call__(self, statistics: dict[str, Any]) -> bool:
-        told = ((field, statistics.get(field.name)) for field in self._kinds if has_exact_statistics(field.type))
-        known = [found for field, one in told if one is not None and (found := _known(field, one)) is not None]
+        columns = (field for field in self._schema if field.name in statistics and has_exact_statistics(field.type))
+        known = [fact for field in columns if (fact := _fact(field, statistics[field.name])) is not None]
         if not known:
             return True
-        # Arrow leaves out files of a dataset by what is known of them, and opens none: this one is never there.
+        # Arrow prunes files of a dataset by known facts without opening them: this file does not exist.
         file = self._format.make_fragment("rows", self._files, partition_expression=reduce(and_, known))
-        rows = ds.FileSystemDataset([file], self._kinds, self._format, self._files)
+        rows = ds.FileSystemDataset([file], self._schema, self._format, self._files)
         try:
             return any(True for _ in rows.get_fragments(filter=self._expression))
-        except pa.ArrowException:  # it fails on these rows, or does not: who reads them is told
+        except pa.ArrowException:  # if the expression is invalid for these rows, reading them reports it
             return True
 
 
 class KeyStatistics:
-    """What the bounds of a part tell of its first key column, in the form of Parquet's statistics."""
+    """The bounds of the first key column of a part, in the form of Parquet's statistics."""
 
     has_min_max = True
     has_null_count = True
@@ -482,7 +468,7 @@ class KeyStatistics:
 
 
 def prune_runs(runs: Iterable[Run], schema: ShardSchema, keeps: RowGroupFilter) -> Iterator[Run]:
-    """The runs without the parts that cannot have rows that are kept, by the bounds of their keys alone."""
+    """The runs without the parts that cannot have matching rows, by their key bounds."""
     for run in runs:
         parts = tuple(part for part in run.parts if keeps(_part_bounds(part, schema)))
         if parts:
@@ -490,16 +476,16 @@ def prune_runs(runs: Iterable[Run], schema: ShardSchema, keeps: RowGroupFilter) 
 
 
 def has_exact_statistics(kind: Any) -> bool:
-    """Types whose order is the same for Arrow and in the statistics of Parquet, of which these leave nothing out."""
+    """Whether Parquet's statistics of a type have Arrow's order and cover all values."""
     types = pa.types
     if types.is_timestamp(kind):
-        return bool(kind.unit != "ns")  # which Python's own times cannot tell
+        return bool(kind.unit != "ns")  # Python's datetime has no nanoseconds
     is_text = types.is_string(kind) or types.is_large_string(kind)
     return bool(types.is_signed_integer(kind) or is_text or types.is_date32(kind) or types.is_decimal128(kind))
 
 
-def _known(field: pa.Field, statistics: Any) -> Any:
-    """What holds for each value of a column; None: nothing is known."""
+def _fact(field: pa.Field, statistics: Any) -> Any:
+    """An expression that is true for each value of a column; None: nothing is known."""
     column = pc.field(field.name)
     if not statistics.has_null_count:
         return None
@@ -507,11 +493,11 @@ def _known(field: pa.Field, statistics: Any) -> Any:
         if not statistics.has_min_max:
             return column.is_null() if statistics.num_values == 0 and statistics.null_count else None
         least, most = (_scalar(value, field.type) for value in (statistics.min, statistics.max))
-    except _NO_VALUE:
+    except _INVALID_BOUND:
         return None
     if not statistics.null_count:
         return (column >= least) & (column <= most)
-    return ((column >= least) | column.is_null()) & ((column <= most) | column.is_null())  # each by itself, for Arrow
+    return ((column >= least) | column.is_null()) & ((column <= most) | column.is_null())  # the form that Arrow uses
 
 
 def _scalar(value: Any, kind: Any) -> pa.Scalar:
@@ -519,7 +505,7 @@ def _scalar(value: Any, kind: Any) -> pa.Scalar:
 
 
 def _part_bounds(part: Part, schema: ShardSchema) -> dict[str, Any]:
-    """What is known of the first key column of a part: nothing where a bound is no key, or begins with null."""
+    """The statistics of the first key column of a part; empty if a bound is not a key or begins with null."""
     if part.key_upper is None or max(len(part.key_lower), len(part.key_upper)) >= BOUND_BYTES_MAX:
         return {}
     try:

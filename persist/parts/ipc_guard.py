@@ -1,7 +1,7 @@
-"""What an Arrow stream says that its buffers take once they are decompressed, read before anything is.
+"""Limits on untrusted Arrow streams: the declared size of schemas and of compressed buffers, before they are read.
 
-An IPC message begins with a FlatBuffer that Arrow has verified when we see it. Compressed buffers begin with their
-length as it will be. Arrow takes so much memory, and refuses a buffer that turns out to hold more or less.
+An IPC message begins with a FlatBuffer that Arrow has verified before it is returned. Compressed buffers begin with
+their decompressed length: Arrow allocates it, and refuses a buffer that has another length.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-_OLD_COMPRESSION = b"ARROW:experimental_compression"  # how it was said in metadata, before there was a field for it
+_OLD_COMPRESSION = b"ARROW:experimental_compression"  # metadata of early versions, before there was a field for it
 _BUFFER_BYTES = 16  # an offset and a length, of 64 bits each
 _UNCOMPRESSED = -1
 # Places of fields in the tables of Arrow's Message.fbs.
@@ -21,29 +21,29 @@ _BATCH_ROWS, _BATCH_NODES, _BATCH_BUFFERS, _BATCH_COMPRESSION = 0, 1, 2, 3
 _DICTIONARY_BATCH = 1
 _SCHEMA_FIELDS, _SCHEMA_PAIRS = 1, 2
 _FIELD_NAME, _FIELD_KIND, _FIELD_TYPE, _FIELD_CHILDREN, _FIELD_PAIRS = 0, 2, 3, 5, 6
-_HOLDING = (10, 14)  # timestamps and unions
-_TYPE_VECTOR = 1  # where a timestamp has its time zone, and a union its numbers
+_WITH_VECTOR = (10, 14)  # timestamps and unions
+_TYPE_VECTOR = 1  # the time zone of a timestamp, the numbers of a union
 _CONTINUES = b"\xff\xff\xff\xff"
 _PAIR_BYTES = 64  # of an entry of metadata, besides its texts
 SCHEMA_BYTES_MAX = 4 * 1024 * 1024  # of the FlatBuffer of a schema
 FIELDS_MAX = 20_000  # of a schema, at all depths
-DEPTH_MAX = 64  # as Arrow itself
+DEPTH_MAX = 64  # the limit of Arrow itself
 UNFOLDED_BYTES_MAX = 16 * 1024 * 1024  # of names, metadata and the like
 _IS_DICTIONARY, _IS_BATCH = 2, 3
 
 
 def check_schema(message: bytes | memoryview) -> None:
-    """Raise ArrowInvalid where an IPC message with a schema, or a stream that begins with one, takes much to read.
+    """Raise ArrowInvalid if an IPC message with a schema, or a stream that begins with one, expands too much.
 
-    A few bytes of it may stand for millions of fields, or for a long name a thousand times: places of a FlatBuffer may
-    lead to one table. So it is looked at before Arrow is. What is no such message Arrow refuses by itself.
+    A few bytes may expand to millions of fields or to a thousand copies of a long name, since several offsets of a
+    FlatBuffer may point to the same table. Arrow itself refuses other messages.
     """
     start = 8 if message[:4] == _CONTINUES else 4
     try:
         (size,) = struct.unpack_from("<I", message, start - 4)
         if size > SCHEMA_BYTES_MAX:
             raise pa.ArrowInvalid(f"its schema takes more than {SCHEMA_BYTES_MAX} bytes")
-        data = bytes(message[start : start + size])  # a stream goes on after it
+        data = bytes(message[start : start + size])  # of a stream, only its schema
         table = _follow(data, 0)
         header_at = _field(data, table, _MESSAGE_HEADER)
         if header_at:
@@ -53,7 +53,7 @@ def check_schema(message: bytes | memoryview) -> None:
 
 
 class _Unfolded:
-    """Counts what the fields of a schema take once each of them stands for itself."""
+    """Counts the fields of a schema and their bytes, without sharing."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -81,7 +81,7 @@ class _Unfolded:
             self._take(pair, 1)
 
     def _tables(self, table: int, place: int) -> Iterator[int]:
-        """Where the tables of a vector are."""
+        """The positions of the tables of a vector."""
         if at := _field(self._data, table, place):
             vector = _follow(self._data, at)
             (count,) = struct.unpack_from("<I", self._data, vector)
@@ -94,9 +94,9 @@ class _Unfolded:
             self._spend(struct.unpack_from("<I", self._data, _follow(self._data, at))[0])
 
     def _type(self, field: int) -> None:
-        """Count what a type holds beside numbers: the time zone of a timestamp, or the numbers of a union."""
+        """Count the variable data of a type: the time zone of a timestamp, or the numbers of a union."""
         kind_at, type_at = _field(self._data, field, _FIELD_KIND), _field(self._data, field, _FIELD_TYPE)
-        if not type_at or not kind_at or self._data[kind_at] not in _HOLDING:
+        if not type_at or not kind_at or self._data[kind_at] not in _WITH_VECTOR:
             return
         if at := _field(self._data, _follow(self._data, type_at), _TYPE_VECTOR):
             self._spend(4 * struct.unpack_from("<I", self._data, _follow(self._data, at))[0])
@@ -104,13 +104,13 @@ class _Unfolded:
     def _spend(self, count: int) -> None:
         self._bytes += count
         if self._bytes > UNFOLDED_BYTES_MAX:
-            raise pa.ArrowInvalid(f"its schema takes more than {UNFOLDED_BYTES_MAX} bytes once it is unfolded")
+            raise pa.ArrowInvalid(f"its schema takes more than {UNFOLDED_BYTES_MAX} bytes when it is expanded")
 
 
 class DeclaredSize:
-    """Sums over the messages of a stream. `bytes` are those of compressed buffers, once they are decompressed.
+    """Sums over the messages of a stream. `bytes` is the decompressed size of compressed buffers.
 
-    `nodes` are the arrays that hold them, one a column and batch at every depth.
+    `nodes` is the number of arrays: one per column and batch, at every depth.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class DeclaredSize:
         data = message.metadata.to_pybytes()
         try:
             self._add(data, message.body)
-        except (struct.error, IndexError) as error:  # it has been verified: another format than the one above
+        except (struct.error, IndexError) as error:  # it was verified, so it has another format
             raise pa.ArrowInvalid("a message of the stream cannot be read") from error
 
     def _add(self, data: bytes, body: Any) -> None:
@@ -150,7 +150,7 @@ class DeclaredSize:
             (count,) = struct.unpack_from("<I", data, vector)
             for index in range(count):
                 offset, length = struct.unpack_from("<qq", data, vector + 4 + index * _BUFFER_BYTES)
-                self.bytes += _declared(offset, length, body)
+                self.bytes += _decompressed_bytes(offset, length, body)
 
 
 def is_compressed(message: Any) -> bool:
@@ -166,21 +166,21 @@ def is_compressed(message: Any) -> bool:
         raise pa.ArrowInvalid("a message cannot be read") from error
 
 
-def _declared(offset: int, length: int, body: Any) -> int:
-    """The bytes that a compressed buffer says to have. Arrow refuses one that lies outside the body."""
+def _decompressed_bytes(offset: int, length: int, body: Any) -> int:
+    """The declared size of a compressed buffer. Arrow refuses one outside the body."""
     if length < 8 or offset < 0 or body is None or offset + 8 > body.size:
         return max(0, length)
-    (said,) = struct.unpack("<q", body.slice(offset, 8).to_pybytes())
-    return length if said == _UNCOMPRESSED else max(0, said)
+    (declared,) = struct.unpack("<q", body.slice(offset, 8).to_pybytes())
+    return length if declared == _UNCOMPRESSED else max(0, declared)
 
 
 def _follow(data: bytes, at: int) -> int:
-    """Where an offset leads: to a table or a vector."""
+    """The position of the table or vector to which an offset points."""
     return at + int(struct.unpack_from("<I", data, at)[0])
 
 
 def _field(data: bytes, table: int, place: int) -> int:
-    """Where a field of a table is; 0 where the table does not have it."""
+    """The position of a field of a table; 0 if the table does not have it."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if 4 + 2 * place >= struct.unpack_from("<H", data, vtable)[0]:
         return 0

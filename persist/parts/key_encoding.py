@@ -1,7 +1,18 @@
-"""Order-preserving bytes of key tuples, and the rows that have one of some keys."""
+"""Order-preserving bytes of key tuples, for part bounds and split boundaries; rows by their keys.
+
+A key column contributes 0x00 if it is null, else 0x01 and its value: numbers and times as big-endian words, fixed
+binaries as they are, strings and binaries with 0x00 escaped as 0x00 0xff and terminated by 0x00 0x00. The columns are
+concatenated in key order. The bytes of two keys compare as parts are sorted (`persist.parts.sort_words`).
+
+A bound need not be a whole key: a lower bound may end after some columns or have a shortened last string, and an upper
+bound longer than `BOUND_BYTES_MAX` is the successor of its prefix and cannot be decoded.
+
+Keys are compared like values of a shard: null equals null, NaN equals NaN, and -0.0 differs from 0.0.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,22 +29,13 @@ from persist.parts.consolidate import Ints, consolidate, join, sort_groups
 from persist.parts.shard_schema import DIFF, ShardSchema
 from persist.parts.sort_words import END, ESCAPE, NULL, VALID, ColumnOrder, column_order, one_chunk
 
-# Order-preserving bytes of key tuples, for part bounds and split boundaries.
-#
-# A key column contributes 0x00 when null, else 0x01 and its value: numbers and times as big-endian words, fixed
-# binaries as they are, strings and binaries with 0x00 escaped as 0x00 0xff and ended by 0x00 0x00. The columns follow
-# one another in key order. The bytes of two keys compare as parts are sorted (`persist.parts.sort_words`).
-#
-# A bound need not be a whole key: a lower bound may stop after some columns or shorten the last string, an upper bound
-# longer than `BOUND_BYTES_MAX` is the successor of its beginning and cannot be decoded.
-
-
 BOUND_BYTES_MAX = 256
+ABSENT = -1  # the index of a row that has none of the keys
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The keys whose encoding lies in `[lower, upper)`; None is without end on that side."""
+    """The keys whose encoding is in `[lower, upper)`; None: unbounded on that side."""
 
     lower: bytes | None = None
     upper: bytes | None = None
@@ -43,19 +45,19 @@ class KeyRange:
         return self.lower is not None and self.upper is not None and self.upper <= self.lower
 
     def overlaps(self, lower: bytes, upper: bytes | None) -> bool:
-        """Whether a key within the part bounds `[lower, upper]` (both inclusive) may lie in the range."""
+        """Whether a key within the part bounds `[lower, upper]` (both inclusive) may be in the range."""
         if self.is_empty or (self.upper is not None and lower >= self.upper):
             return False
         return self.lower is None or upper is None or upper >= self.lower
 
     def covers(self, lower: bytes, upper: bytes | None) -> bool:
-        """Whether every key within the part bounds `[lower, upper]` lies in the range."""
+        """Whether every key within the part bounds `[lower, upper]` is in the range."""
         if self.upper is not None and (upper is None or upper >= self.upper):
             return False
         return self.lower is None or lower >= self.lower
 
     def meet(self, other: KeyRange) -> KeyRange:
-        """The keys that lie in both ranges."""
+        """The keys that are in both ranges."""
         lower = max((bound for bound in (self.lower, other.lower) if bound is not None), default=None)
         upper = min((bound for bound in (self.upper, other.upper) if bound is not None), default=None)
         return KeyRange(lower, upper)
@@ -65,7 +67,7 @@ ALL_KEYS = KeyRange()
 
 
 class SortedKeys:
-    """The encoded keys of a table's rows, made one at a time as they are asked for."""
+    """The encoded keys of a table's rows, each encoded on access."""
 
     def __init__(self, table: pa.Table, key: tuple[str, ...]) -> None:
         self._arrays = [one_chunk(table.column(name)) for name in key]
@@ -77,7 +79,7 @@ class SortedKeys:
 
     @cached_property
     def last(self) -> bytes:
-        """The key of the last row, without a look at the others."""
+        """The key of the last row, for which the others are not read."""
         return b"".join(column_order(array.slice(self._rows - 1)).encode(0) for array in self._arrays)
 
     def __getitem__(self, row: int) -> bytes:
@@ -88,18 +90,11 @@ class SortedKeys:
 
     def bisect(self, bound: bytes, start: int = 0) -> int:
         """The first row, at or after `start`, whose key is not below `bound`; the rows are in key order."""
-        low, high = start, self._rows
-        while low < high:
-            middle = (low + high) // 2
-            if self[middle] < bound:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(self, bound, start)
 
 
 def clip_rows(table: pa.Table, keys: SortedKeys, key_range: KeyRange) -> pa.Table:
-    """The rows of a key-ordered table whose keys lie in the range."""
+    """The rows of a key-ordered table whose keys are in the range."""
     if not len(table):
         return table
     start = 0 if key_range.lower is None or key_range.lower <= keys[0] else keys.bisect(key_range.lower)
@@ -109,9 +104,9 @@ def clip_rows(table: pa.Table, keys: SortedKeys, key_range: KeyRange) -> pa.Tabl
 
 
 def encode_key(schema: ShardSchema, values: Mapping[str, Any] | tuple[Any, ...]) -> bytes:
-    """The bytes of a key, or of its first columns, given as Python values or Arrow scalars in key order.
+    """The bytes of a key, or of its first columns, from Python values or Arrow scalars in key order.
 
-    Raises InvalidUsage where a value does not fit its column.
+    Raises InvalidUsage if a value does not fit its column.
     """
     if isinstance(values, Mapping):
         values = tuple(values[name] for name in schema.key)
@@ -121,13 +116,13 @@ def encode_key(schema: ShardSchema, values: Mapping[str, Any] | tuple[Any, ...])
         try:
             array = pa.repeat(value, 1).cast(kind) if isinstance(value, pa.Scalar) else pa.array([value], kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise InvalidUsage(f"{value!r} is no value of key column {name!r} ({kind}): {error}") from error
+            raise InvalidUsage(f"{value!r} is not a value of key column {name!r} ({kind}): {error}") from error
         pieces.append(column_order(array).encode(0))
     return b"".join(pieces)
 
 
 def lower_bound(encoded: bytes, schema: ShardSchema) -> bytes:
-    """`encoded` or, where it is too long, a decodable bound below it of at most `BOUND_BYTES_MAX` bytes."""
+    """`encoded` or, if it is too long, a decodable bound below it of at most `BOUND_BYTES_MAX` bytes."""
     if len(encoded) <= BOUND_BYTES_MAX:
         return encoded
     position = 0
@@ -141,18 +136,18 @@ def lower_bound(encoded: bytes, schema: ShardSchema) -> bytes:
 
 
 def upper_bound(encoded: bytes) -> bytes | None:
-    """`encoded` or, where it is too long, bytes of at most `BOUND_BYTES_MAX` above every key that starts alike."""
+    """`encoded` or, if it is too long, at most `BOUND_BYTES_MAX` bytes above every key with the same prefix."""
     return encoded if len(encoded) <= BOUND_BYTES_MAX else successor(encoded[:BOUND_BYTES_MAX])
 
 
 def successor(prefix: bytes) -> bytes | None:
-    """The least bytes above everything that starts with `prefix`; None where there are none."""
+    """The least bytes above everything that starts with `prefix`; None if there are none."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
 
 
 def decode_key(bound: bytes, schema: ShardSchema) -> tuple[Any, ...]:
-    """The Arrow scalars that `bound` encodes, of all key columns or the first of them. Raises Corruption."""
+    """The Arrow scalars that `bound` encodes, of all or the first key columns. Raises Corruption."""
     values = []
     position = 0
     try:
@@ -179,7 +174,7 @@ def is_key(bound: bytes, schema: ShardSchema) -> bool:
 
 
 def _width(kind: Any) -> int | None:
-    """Bytes of a value of fixed width, None for strings and binaries of any length."""
+    """Bytes of a value of fixed width; None for strings and binaries of variable length."""
     if pa.types.is_boolean(kind):
         return 1
     if pa.types.is_fixed_size_binary(kind):
@@ -190,7 +185,7 @@ def _width(kind: Any) -> int | None:
 
 
 def _read(encoded: bytes, position: int, kind: Any) -> tuple[bytes | None, int]:
-    """The raw bytes of the value that starts at `position`, and where the next one starts."""
+    """The raw bytes of the value at `position`, and the position of the next one."""
     mark = encoded[position : position + 1]
     position += 1
     if mark == NULL:
@@ -203,7 +198,7 @@ def _read(encoded: bytes, position: int, kind: Any) -> tuple[bytes | None, int]:
         if pa.types.is_fixed_size_binary(kind):
             raw = raw.ljust(width, b"\x00")  # a shortened bound
         if len(raw) != width:
-            raise ValueError("the last value is cut off")
+            raise ValueError("the last value is incomplete")
         return raw, min(position + width, len(encoded))
     end = position
     while encoded[end : end + 2] != END:
@@ -211,12 +206,12 @@ def _read(encoded: bytes, position: int, kind: Any) -> tuple[bytes | None, int]:
         if encoded[end : end + 2] == ESCAPE:
             end += 2
         elif encoded[end : end + 2] != END:
-            raise ValueError("a string is not ended")
+            raise ValueError("a string is not terminated")
     return encoded[position:end].replace(ESCAPE, b"\x00"), end + 2
 
 
 def _shortened(value: bytes | None, kind: Any, room: int) -> bytes:
-    """The longest beginning of `value` whose encoding fits into `room` bytes."""
+    """The encoding of the longest prefix of `value` that fits into `room` bytes."""
     if value is None or room < 4 or (_width(kind) is not None and not pa.types.is_fixed_size_binary(kind)):
         return b""
     if pa.types.is_fixed_size_binary(kind):
@@ -225,7 +220,7 @@ def _shortened(value: bytes | None, kind: Any, room: int) -> bytes:
     raw = value[: room - 3]
     while True:
         if text:
-            raw = raw.decode("utf-8", "ignore").encode()  # no half character at the end
+            raw = raw.decode("utf-8", "ignore").encode()  # without an incomplete character at the end
         shortened = VALID + raw.replace(b"\x00", ESCAPE) + END
         if len(shortened) <= room:
             return shortened
@@ -250,16 +245,8 @@ def _scalar(raw: bytes | None, kind: Any) -> Any:
     return pa.Array.from_buffers(kind, 1, buffers)[0]
 
 
-# Rows by their keys: which rows have one of some keys, and which parts and row groups may have such rows.
-#
-# Keys are equal as a shard sees them: null is null, NaN is NaN, and -0.0 is another key than 0.0.
-
-
-ABSENT = -1  # the place of a row that has none of the keys
-
-
 def key_schema(schema: ShardSchema, names: Sequence[str] | None = None) -> ShardSchema:
-    """The key columns alone, or others (`names`) in their place, as a schema of their own. Raises InvalidUsage."""
+    """A schema of the key columns only, or of the columns `names` in their place. Raises InvalidUsage."""
     chosen = schema.key if names is None else tuple(names)
     for name in chosen:
         if name not in schema.arrow.names:
@@ -268,38 +255,40 @@ def key_schema(schema: ShardSchema, names: Sequence[str] | None = None) -> Shard
 
 
 def keys_of(rows: pa.Table, keyed: ShardSchema) -> pa.Table:
-    """The keys of the rows, each with `__diff` 1, in the order of the rows. Raises InvalidUsage."""
+    """The keys of the rows with `__diff` 1, in the order of the rows. Raises InvalidUsage."""
     return keyed.conform(rows.select(list(keyed.key)), 0)
 
 
 def distinct_keys(rows: pa.Table, keyed: ShardSchema) -> pa.Table:
-    """The keys of the rows in order, each once; `__diff` tells how many rows have it."""
+    """The distinct keys of the rows in order; `__diff` is the number of rows with the key."""
     return consolidate([keys_of(rows, keyed)], keyed)
 
 
 def unique_keys(rows: pa.Table, keyed: ShardSchema, what: str) -> pa.Table:
-    """The keys of the rows in order. Raises InvalidUsage where one comes twice; `what` takes one row a key."""
-    found = distinct_keys(rows, keyed)
-    check_unique(found, keyed, what)
-    return found
+    """The keys of the rows in order. Raises InvalidUsage, naming the operation `what`, if one occurs twice."""
+    keys = distinct_keys(rows, keyed)
+    check_unique(keys, keyed, what)
+    return keys
 
 
 def check_unique(keys: pa.Table, keyed: ShardSchema, what: str) -> None:
-    """Raise InvalidUsage where one of the sorted keys is there more than once."""
-    twice = pc.index(pc.greater(keys.column(DIFF), 1), True).as_py()
-    if twice >= 0:
-        key = keys.select(list(keyed.key)).slice(twice, 1).to_pylist()[0]
-        raise InvalidUsage(f"key {key!r} comes more than once; {what} takes one row a key: drop the duplicates first")
+    """Raise InvalidUsage if one of the distinct keys occurred more than once."""
+    repeated = pc.index(pc.greater(keys.column(DIFF), 1), True).as_py()
+    if repeated >= 0:
+        key = keys.select(list(keyed.key)).slice(repeated, 1).to_pylist()[0]
+        raise InvalidUsage(
+            f"key {key!r} occurs more than once; {what} takes one row per key: drop the duplicates first"
+        )
 
 
 def match_keys(rows: pa.Table, keys: pa.Table, keyed: ShardSchema) -> Ints:
-    """For each row the row of `keys` that has its key, or `ABSENT`. Of equal `keys` it is the last one."""
+    """For each row the index of the last of `keys` that equals its key, or `ABSENT`."""
     if not len(rows) or not len(keys):
         return np.full(len(rows), ABSENT, np.int64)
     groups = _groups([keys_of(rows, keyed), keys_of(keys, keyed)], keyed)
-    found = np.full(int(groups.max()) + 1, ABSENT, np.int64)
-    found[groups[len(rows) :]] = np.arange(len(keys), dtype=np.int64)
-    return found[groups[: len(rows)]]
+    index = np.full(int(groups.max()) + 1, ABSENT, np.int64)
+    index[groups[len(rows) :]] = np.arange(len(keys), dtype=np.int64)
+    return index[groups[: len(rows)]]
 
 
 def semi_join(rows: pa.Table, keys: pa.Table, keyed: ShardSchema) -> pa.Table:
@@ -309,47 +298,47 @@ def semi_join(rows: pa.Table, keys: pa.Table, keyed: ShardSchema) -> pa.Table:
 
 def first_of_key(rows: pa.Table, keyed: ShardSchema) -> npt.NDArray[np.bool_]:
     """Which rows are the first ones of their key."""
-    found = np.zeros(len(rows), np.bool_)
+    is_first = np.zeros(len(rows), np.bool_)
     if len(rows):
         _, index = np.unique(key_groups(rows, keyed), return_index=True)
-        found[index] = True
-    return found
+        is_first[index] = True
+    return is_first
 
 
 def key_groups(rows: pa.Table, keyed: ShardSchema) -> Ints:
-    """A number for each row, from 0 on, the same for equal keys."""
+    """A number for each row, from 0 on, equal for equal keys."""
     return _groups([keys_of(rows, keyed)], keyed) if len(rows) else np.zeros(0, np.int64)
 
 
 def _groups(tables: Sequence[pa.Table], keyed: ShardSchema) -> Ints:
-    """A number for each row of the tables, the same for equal keys."""
+    """A number for each row of the tables, equal for equal keys."""
     order, starts = sort_groups(join(tables), keyed)
-    groups: Ints = np.cumsum(starts, dtype=np.int64) - 1
+    sorted_groups: Ints = np.cumsum(starts, dtype=np.int64) - 1
     if order is None:
-        return groups
-    found = np.empty(len(groups), np.int64)
-    found[order] = groups
-    return found
+        return sorted_groups
+    groups = np.empty(len(sorted_groups), np.int64)
+    groups[order] = sorted_groups
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPoints(KeyRange):
-    """The key range from the first of some sorted keys to the last, of which only these keys are wanted.
+    """The key range from the first to the last of some sorted keys, reduced to these keys.
 
-    What cannot have one of them is not read: parts, and row groups. What is read may have rows of other keys too, and
-    not all of the updates of these.
+    Parts and row groups that cannot have one of them are not read. The rows that are read may have other keys, too, and
+    not all updates of those.
     """
 
     keys: SortedKeys | None = None
 
     @classmethod
     def of(cls, keys: pa.Table, keyed: ShardSchema) -> KeyPoints:
-        """Of sorted keys, at least one."""
+        """From sorted keys, at least one."""
         ordered = SortedKeys(keys, keyed.key)
         return cls(ordered[0], ordered.last + b"\x00", ordered)
 
     def overlaps(self, lower: bytes, upper: bytes | None) -> bool:
-        """Whether one of the keys may lie within the part bounds `[lower, upper]` (both inclusive)."""
+        """Whether one of the keys may be within the part bounds `[lower, upper]` (both inclusive)."""
         if self.keys is None or not KeyRange.overlaps(self, lower, upper):
             return False
         place = self.keys.bisect(lower)

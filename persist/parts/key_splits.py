@@ -1,4 +1,4 @@
-"""Key ranges that are disjoint, cover every key and hold about equally many rows, and row cuts of runs."""
+"""Splits, disjoint key ranges of about the same size that cover every key; and cuts, which divide runs by rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from persist.parts.key_encoding import ALL_KEYS, BOUND_BYTES_MAX, KeyRange, Sort
 from persist.parts.reader import PartReader
 from persist.parts.shard_schema import ShardSchema
 
-# Splits: key ranges that are disjoint, cover every key, and hold about the same number of bytes.
-
-
 SPLITS_MAX = 100_000
-PIECES_PER_SPLIT = 4  # parts larger than this share of a split are looked into
-FOOTERS_PER_PLAN_MAX = 256  # parts that one plan looks into
-SLACK_SHARE = 8  # a boundary moves by at most this share of a split, to where no row group lies on both sides
+PIECES_PER_SPLIT = 4  # the footers of parts larger than this fraction of a split are read
+FOOTERS_PER_PLAN_MAX = 256  # footers that one plan reads
+SLACK_SHARE = 8  # a boundary moves by at most this fraction of a split, so that no row group is on both sides
+FOOTERS_PER_CUT_MAX = 1024  # footers that one `find_cut` reads; other parts count as a whole
+OPENED_AT_ONCE = 8  # footers that are read concurrently
+SHORTENED_BYTES = BOUND_BYTES_MAX - 40  # a sample of fewer bytes is a whole key: less room was left for no column
+WEIGHTS_MAX = 2**62  # of the rows of a table together
+
+Ints = npt.NDArray[np.int64]
 
 
 def plan_splits(
@@ -36,9 +39,9 @@ def plan_splits(
 ) -> list[KeyRange]:
     """Exactly `num_splits` ranges in key order, the first from -inf, the last to +inf; some may be empty.
 
-    Balanced by encoded bytes. Parts that are large or overlap others are looked into: their footers, read
-    through `reader`, name keys within them (None: the bounds of parts alone decide, which tells little about
-    parts that overlap, and about bundles). Every boundary is a key of `schema`, or its first columns, for `decode_key`.
+    They are balanced by encoded bytes. The footers of parts that are large or overlap others are read through `reader`,
+    for the keys within them (None: only the bounds of parts are used, which is inaccurate for overlapping parts and
+    bundles). Every boundary is a key of `schema`, or its first columns, for `decode_key`.
     """
     return _plan(runs, num_splits, schema, reader, ALL_KEYS)
 
@@ -46,34 +49,34 @@ def plan_splits(
 def plan_within(
     runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader, wanted: KeyRange
 ) -> list[KeyRange]:
-    """As `plan_splits`, of the keys `wanted` only: at most so many ranges, and at least one, which may be empty."""
-    ranges = (one.meet(wanted) for one in _plan(runs, num_splits, schema, reader, wanted))
-    return [one for one in ranges if not one.is_empty] or [wanted]
+    """As `plan_splits`, for the keys `wanted` only: at most `num_splits` ranges, at least one (maybe empty)."""
+    ranges = (split.meet(wanted) for split in _plan(runs, num_splits, schema, reader, wanted))
+    return [split for split in ranges if not split.is_empty] or [wanted]
 
 
 def _plan(
     runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader | None, wanted: KeyRange
 ) -> list[KeyRange]:
-    """As `plan_splits`, balanced by the bytes of the keys `wanted`, as far as footers tell where these lie."""
+    """As `plan_splits`, balanced by the bytes of the keys `wanted`, as far as footers locate them."""
     if not 1 <= num_splits <= SPLITS_MAX:
         raise InvalidUsage(f"num_splits is between 1 and {SPLITS_MAX}, not {num_splits}")
     if num_splits == 1:
         return [KeyRange(None, None)]
     if reader is not None:
-        with suppress(BlobNotFound, Corruption):  # told to who reads that range: the others can be read
+        with suppress(BlobNotFound, Corruption):  # reported when that range is read; the others are readable
             runs = reader.expanded(runs, wanted)
     parts = sorted((part for run in runs for part in run.parts if part.rows), key=lambda part: part.key_lower)
     parts = [part for part in parts if wanted.overlaps(part.key_lower, part.key_upper)]
-    found: dict[str, Sequence[RowGroup] | None] = {}
+    row_groups: dict[str, Sequence[RowGroup] | None] = {}
     if reader is not None:
-        within = _coarse(parts, num_splits)
-        looked = [part for part in parts if part.id in within]
-        found = dict(zip((part.id for part in looked), reader.row_groups_of(looked), strict=True))
+        coarse = _coarse(parts, num_splits)
+        opened = [part for part in parts if part.id in coarse]
+        row_groups = dict(zip((part.id for part in opened), reader.row_groups_of(opened), strict=True))
     pieces: list[tuple[bytes, float]] = []
-    spans: list[tuple[bytes, bytes | None]] = []  # of what is fetched as a whole
+    spans: list[tuple[bytes, bytes | None]] = []  # that are fetched as a whole
     for part in parts:
-        groups = found.get(part.id)
-        if groups is None:  # also of what is damaged or missing: told to who reads that range
+        groups = row_groups.get(part.id)
+        if groups is None:  # or the part is damaged or missing, which is reported when that range is read
             pieces.extend(_ends(part, schema))
             if not part.is_inline:
                 spans.append((part.key_lower, part.key_upper))
@@ -82,32 +85,23 @@ def _plan(
             size = sum(chunk.size for chunk in group.chunks) / len(group.samples)
             pieces.extend((sample, size) for sample in group.samples)
             spans.append((group.key_lower, group.key_upper))
-    boundaries = _boundaries(sorted(_of(pieces, wanted)), num_splits, _gaps(spans))
+    lower = wanted.lower or b""
+    within = [piece for piece in pieces if lower <= piece[0] and (wanted.upper is None or piece[0] < wanted.upper)]
+    boundaries = _boundaries(sorted(within or pieces), num_splits, _gaps(spans))
     return [KeyRange(lower, upper) for lower, upper in pairwise([None, *boundaries, None])]
 
 
-def _of(pieces: list[tuple[bytes, float]], wanted: KeyRange) -> list[tuple[bytes, float]]:
-    """Those that lie in the range; all where none does."""
-    lower = wanted.lower or b""
-    found = [one for one in pieces if lower <= one[0] and (wanted.upper is None or one[0] < wanted.upper)]
-    return found or pieces
-
-
 def overlapping_runs(runs: Iterable[Run], key_range: KeyRange) -> tuple[Run, ...]:
-    """The parts that may have keys of the range, so that a split carries no more than it reads."""
-    kept = []
-    for run in runs:
-        parts = tuple(part for part in run.parts if key_range.overlaps(part.key_lower, part.key_upper))
-        if parts:
-            kept.append(Run(parts))
-    return tuple(kept)
+    """The parts that may have keys of the range, so that a split names only parts that it reads."""
+    kept = (tuple(part for part in run.parts if key_range.overlaps(part.key_lower, part.key_upper)) for run in runs)
+    return tuple(Run(parts) for parts in kept if parts)
 
 
 def _coarse(parts: list[Part], num_splits: int) -> set[str]:
-    """Ids of the blobs whose bounds say too little: the largest that overlap others or exceed a share of a split."""
+    """Ids of the blobs whose bounds are too coarse: the largest that overlap others or exceed a fraction of a split."""
     share = sum(part.size for part in parts) / (num_splits * PIECES_PER_SPLIT)
     coarse: dict[str, Part] = {}
-    end: Part | None = None  # the part seen so far that reaches furthest
+    end: Part | None = None  # the part so far with the greatest upper bound
     for part in parts:
         if part.size > share:
             coarse[part.id] = part
@@ -121,7 +115,7 @@ def _coarse(parts: list[Part], num_splits: int) -> set[str]:
 
 
 def _ends(part: Part, schema: ShardSchema) -> list[tuple[bytes, float]]:
-    """Half of the part's bytes at either bound, for want of knowing better."""
+    """Half of the part's bytes at either bound, as an estimate."""
     upper = part.key_lower
     if part.key_upper is not None and is_key(part.key_upper, schema):
         upper = part.key_upper
@@ -129,20 +123,20 @@ def _ends(part: Part, schema: ShardSchema) -> list[tuple[bytes, float]]:
 
 
 def _gaps(spans: list[tuple[bytes, bytes | None]]) -> list[bytes]:
-    """Where a span begins that none before it reaches, ascending: a boundary there has nothing fetched twice."""
-    found: list[bytes] = []
+    """The starts of spans that no earlier span overlaps, ascending: at such a boundary nothing is fetched twice."""
+    gaps: list[bytes] = []
     end: bytes | None = b""
     for lower, upper in sorted(spans, key=lambda span: span[0]):
         if end is None:
             break
         if lower > end:
-            found.append(lower)
+            gaps.append(lower)
         end = None if upper is None else max(end, upper)
-    return found
+    return gaps
 
 
 def _boundaries(pieces: list[tuple[bytes, float]], num_splits: int, gaps: list[bytes]) -> list[bytes]:
-    """`num_splits - 1` ascending keys; each is the key of a piece, or a gap where one is near enough."""
+    """`num_splits - 1` ascending keys; each is the key of a piece, or a gap if one is near enough."""
     if not pieces:
         return [b""] * (num_splits - 1)
     keys = [key for key, _ in pieces]
@@ -153,7 +147,7 @@ def _boundaries(pieces: list[tuple[bytes, float]], num_splits: int, gaps: list[b
     piece = 0
     for number in range(1, num_splits):
         target = share * number
-        # A boundary goes where the bytes before it come closest to its share.
+        # A boundary is the key before which the bytes are closest to its share.
         while piece < len(pieces) - 1 and before[piece] + pieces[piece][1] / 2 < target:
             piece += 1
         gap = _nearest(bytes_before, target)
@@ -164,28 +158,19 @@ def _boundaries(pieces: list[tuple[bytes, float]], num_splits: int, gaps: list[b
 
 
 def _nearest(ascending: list[float], target: float) -> int | None:
-    """The place of the value that is closest to the target; None: there is no value."""
+    """The index of the value that is closest to the target; None if there are no values."""
     above = bisect_left(ascending, target)
     around = range(max(0, above - 1), min(len(ascending), above + 1))
     return min(around, key=lambda place: abs(ascending[place] - target), default=None)
 
 
-# Cuts: keys before which runs have at most so many rows, told by indexes alone or counted.
-#
-# `find_cut` reads no rows. It adds up pieces: rows between two keys that the index of a part records. It counts rows as
-# they are stored, of every time, and rows at a boundary on both sides, so it never undercounts. If that is too coarse,
-# `count_cuts` computes the cuts from rows that were read.
-
-
-Ints = npt.NDArray[np.int64]
-FOOTERS_PER_REACH_MAX = 1024  # parts that one `find_cut` looks into; what is beyond counts as a whole
-OPENED_AT_ONCE = 8  # parts that are looked into at the same time
-SHORTENED_BYTES = BOUND_BYTES_MAX - 40  # a sample of fewer bytes is a whole key: less room was left for no column
-WEIGHTS_MAX = 2**62  # that the rows of a table have together
+# Cuts are keys before which runs have at most so many rows. `find_cut` reads no rows. It adds up pieces: rows between
+# two keys that the index of a part records. It counts rows as they are stored, of every time, and rows at a boundary on
+# both sides, so it never undercounts. If that is too coarse, `count_cuts` computes the cuts from rows that were read.
 
 
 class Weight(NamedTuple):
-    """Rows as they are stored, and their encoded bytes."""
+    """Stored rows and their encoded bytes."""
 
     rows: int
     size: float
@@ -199,7 +184,7 @@ NOTHING = Weight(0, 0.0)
 
 @dataclass(frozen=True)
 class Limit:
-    """At most so many rows, or encoded bytes; one of them."""
+    """At most so many rows or encoded bytes; one of them is given."""
 
     rows: int | None = None
     size: int | None = None
@@ -210,11 +195,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class CutPoint:
-    """How far a limit reaches. `key` None: to the end; else all keys before it, which hold `within` at most.
+    """The cut for a limit: all keys before `key` (None: all keys) weigh at most `within`.
 
-    What is stuck has nothing that is known to be within: a key before which there are rows was not found. `key` then
-    is one before which there are more than the limit may allow, at least some; None: they reach to the end.
-    `left` is the weight of what comes at or after the key; of what is stuck, of everything.
+    `is_stuck`: no key was found before which there are rows and which is known to be within the limit. `key` is then
+    one before which there may be more than the limit allows; None: the end. `left` is the weight at or after the key;
+    if stuck, of everything.
     """
 
     key: bytes | None
@@ -224,9 +209,9 @@ class CutPoint:
 
 
 class _Piece(NamedTuple):
-    """Rows whose keys are at or after `key`, in this order among others; or a part that was not looked into yet.
+    """Rows whose keys are at or after `key`; or a part that was not opened yet.
 
-    `unsure` is what the piece may hold beyond its weight, as pieces before it may hold so much less.
+    `unsure` is by how much the piece may exceed its weight, because earlier pieces may have less.
     """
 
     key: bytes
@@ -237,32 +222,32 @@ class _Piece(NamedTuple):
 
 
 def find_cut(runs: Iterable[Run], reader: PartReader, within: KeyRange, limit: Limit) -> CutPoint:
-    """How far the limit reaches from the beginning of a key range. `runs` are without bundles.
+    """The cut for the limit from the beginning of a key range. `runs` are without bundles.
 
-    It looks into parts that begin before the cut, and a few more: into their footers. What is damaged or missing counts
-    as a whole, and is told to who reads it.
+    It reads the footers of parts that begin before the cut, and a few more. A damaged or missing part counts as a
+    whole; it is reported when it is read.
     """
-    found = _Pieces(runs, reader, within)
+    pieces = _Pieces(runs, reader, within)
     start = within.lower or b""
-    used, at, together = NOTHING, start, NOTHING  # `together` is the weight of all pieces at the key `at`
+    used, at, at_key = NOTHING, start, NOTHING  # `at_key` is the weight of all pieces at the key `at`
     unsure = NOTHING  # of these
-    while (piece := found.next()) is not None:
+    while (piece := pieces.next()) is not None:
         if piece.key != at:
-            used, at, together, unsure = used.plus(together), piece.key, NOTHING, NOTHING
-        together, unsure = together.plus(piece.weight), unsure.plus(piece.unsure)
-        if limit.allows(used.plus(together)):
+            used, at, at_key, unsure = used.plus(at_key), piece.key, NOTHING, NOTHING
+        at_key, unsure = at_key.plus(piece.weight), unsure.plus(piece.unsure)
+        if limit.allows(used.plus(at_key)):
             continue
         if at > start and used.rows:
-            return CutPoint(at, used, together.plus(unsure).plus(found.left()))
-        return _stuck(found, at, used.plus(together), limit)
-    return CutPoint(None, used.plus(together), NOTHING)
+            return CutPoint(at, used, at_key.plus(unsure).plus(pieces.left()))
+        return _stuck(pieces, at, used.plus(at_key), limit)
+    return CutPoint(None, used.plus(at_key), NOTHING)
 
 
-def _stuck(found: _Pieces, at: bytes, seen: Weight, limit: Limit) -> CutPoint:
-    """Where rows have to be counted: up to a key before which there may be at least twice as many as the limit."""
-    left = seen.plus(found.left())
+def _stuck(pieces: _Pieces, at: bytes, seen: Weight, limit: Limit) -> CutPoint:
+    """The range whose rows must be counted: up to a key before which there may be twice the limit."""
+    left = seen.plus(pieces.left())
     twice = Limit(None if limit.rows is None else 2 * limit.rows, None if limit.size is None else 2 * limit.size)
-    while (piece := found.next()) is not None:
+    while (piece := pieces.next()) is not None:
         if piece.key > at and not twice.allows(seen):
             return CutPoint(piece.key, NOTHING, left, is_stuck=True)
         seen = seen.plus(piece.weight)
@@ -270,7 +255,7 @@ def _stuck(found: _Pieces, at: bytes, seen: Weight, limit: Limit) -> CutPoint:
 
 
 class _Pieces:
-    """The pieces of all parts in key order. A part is looked into when its turn comes."""
+    """The pieces of all parts in key order. A part is opened when it is reached."""
 
     def __init__(self, runs: Iterable[Run], reader: PartReader, within: KeyRange) -> None:
         self._reader = reader
@@ -293,25 +278,25 @@ class _Pieces:
             piece = heappop(self._heap)
             if piece.part is None:
                 return piece
-            for one in self._inside(piece.part, piece.weight):
-                heappush(self._heap, one)
+            for inner in self._split(piece.part, piece.weight):
+                heappush(self._heap, inner)
         return None
 
     def left(self) -> Weight:
-        """What has not come yet; of parts that were not looked into all rows, also those outside of the range."""
-        weights = [one.weight.plus(one.unsure) for one in self._heap]
+        """The weight of the pieces that are left, including rows outside of the range of parts that are not opened."""
+        weights = [piece.weight.plus(piece.unsure) for piece in self._heap]
         return Weight(sum(weight.rows for weight in weights), sum(weight.size for weight in weights))
 
     def _from(self, key: bytes) -> bytes:
-        """Where rows of the range can begin that are at or after this key."""
+        """The least key of the range at or after this key."""
         return key if self._within.lower is None else max(key, self._within.lower)
 
-    def _inside(self, part: Part, weight: Weight) -> Iterator[_Piece]:
-        groups = self._looked_into(part)
+    def _split(self, part: Part, weight: Weight) -> Iterator[_Piece]:
+        groups = self._open(part)
         if groups is None:
             groups = ()
             yield self._piece(part.key_lower, weight)
-        # The bytes of a part are those of its tail too, which all of its rows share.
+        # The size of a part includes its tail, which is distributed over its rows.
         times = weight.size / max(1, sum(chunk.size for group in groups for chunk in group.chunks))
         for group in groups:
             if not self._within.overlaps(group.key_lower, group.key_upper):
@@ -322,7 +307,7 @@ class _Pieces:
                 for key, rows in split_row_group(group, self._within.lower)
                 if self._within.upper is None or key < self._within.upper
             ]
-            # How many rows come before the first sample is not known: those counted there may come after the last.
+            # The number of rows before the first sample is not known: those counted there may be after the last.
             is_whole = len(pieces) > 1 and pieces[0][0] == group.key_lower
             for key, weight in pieces[:-1]:
                 yield self._piece(key, weight)
@@ -333,27 +318,24 @@ class _Pieces:
         self._number += 1
         return _Piece(self._from(key), self._number, weight, None, unsure)
 
-    def _looked_into(self, part: Part) -> Sequence[RowGroup] | None:
-        """The row groups of a part; None where it is not looked into."""
-        if str(part.id) not in self._groups:
-            room = min(OPENED_AT_ONCE, FOOTERS_PER_REACH_MAX - self._opened)
-            some = [one for one in self._waiting if str(one.id) not in self._groups][:room]
-            if part not in some:
-                some = [part, *some[: room - 1]] if room > 0 else []
-            self._opened += len(some)
-            for one, groups in zip(some, self._reader.row_groups_of(some), strict=True):
-                self._groups[str(one.id)] = groups
-            self._waiting = [one for one in self._waiting if str(one.id) not in self._groups]
-        return self._groups.get(str(part.id))
+    def _open(self, part: Part) -> Sequence[RowGroup] | None:
+        """The row groups of a part; None if it is not opened."""
+        if part.id not in self._groups:
+            room = min(OPENED_AT_ONCE, FOOTERS_PER_CUT_MAX - self._opened)
+            opened = self._waiting[:room]
+            if part not in opened:
+                opened = [part, *opened[: room - 1]] if room > 0 else []
+            self._opened += len(opened)
+            self._groups.update(zip((part.id for part in opened), self._reader.row_groups_of(opened), strict=True))
+            self._waiting = [waiting for waiting in self._waiting if waiting.id not in self._groups]
+        return self._groups.get(part.id)
 
 
 def split_row_group(group: RowGroup, start: bytes | None) -> Iterator[tuple[bytes, int]]:
-    """A row group as pieces: a key, and how many rows at most come from it on up to the next one.
+    """Pieces of a row group: a key, and the most rows between it and the next one.
 
-    Rows before `start` are left out, as far as the index tells which they are.
-
-    The first sample lies within the first `step` rows, and each other
-    one `step` rows after the one before; which of them the first is, the index does not say.
+    Rows before `start` are left out, as far as the index can locate them. The first sample is one of the first `step`
+    rows (the index does not record which), and each other one is `step` rows after its predecessor.
     """
     if start is not None and group.key_upper is not None and group.key_upper < start:
         return
@@ -363,7 +345,7 @@ def split_row_group(group: RowGroup, start: bytes | None) -> Iterator[tuple[byte
         yield group.key_lower, group.rows
         return
     keys = (group.key_lower, *group.samples)
-    # Rows before the first sample and after the last one are together what the others leave.
+    # The rows before the first sample and after the last one are, together, those that the others leave.
     edge = min(step, group.rows - (count - 1) * step)
     begin = 0
     if start is not None:
@@ -377,39 +359,39 @@ def split_row_group(group: RowGroup, start: bytes | None) -> Iterator[tuple[byte
 def count_cuts(
     tables: Iterator[pa.Table], schema: ShardSchema, limit: int, weights: str | None = None
 ) -> Iterator[list[bytes]]:
-    """The cuts of rows that come in key order, of at most `limit` rows each, table by table.
+    """The cuts of rows in key order, with at most `limit` rows between them, table by table.
 
-    Keys count as one where `lower_bound` shortens them to the same bytes, and what is one key is never cut: that alone
-    may exceed the limit. `weights` names the column, if any, that tells how often each row counts; below 0 is 0.
+    Keys that `lower_bound` shortens to the same bytes count as one key. The rows of one key are never cut, so they may
+    exceed the limit. `weights` names a column with the count of each row (negative: 0), if any.
     """
-    state = _Counting(schema, limit)
+    counter = _Counter(schema, limit)
     for table in tables:
         if len(table):
             weight = np.ones(len(table), np.int64) if weights is None else table.column(weights).to_numpy()
-            cuts, goes_on = state.take(SortedKeys(table, schema.key), weight)
+            cuts, is_known = counter.take(SortedKeys(table, schema.key), weight)
             yield cuts
-            if not goes_on:
+            if not is_known:
                 return
 
 
-class _Counting:
-    """Where `count_cuts` is: what the rows since the last cut weigh, and the key that they began with."""
+class _Counter:
+    """Counts the rows since the last cut, and remembers their first key."""
 
     def __init__(self, schema: ShardSchema, limit: int) -> None:
         self._schema = schema
         self._limit = limit
         self._used = 0
         self._first: bytes | None = None
-        self._passing = False  # the rows of the first key alone exceed the limit: the next key is a cut
+        self._is_over = False  # the rows of the first key exceed the limit: the next key is a cut
 
     def take(self, keys: SortedKeys, weights: Ints) -> tuple[list[bytes], bool]:
-        """The cuts within a table; False: the last cut is a key of the table before, so nothing more is known."""
+        """The cuts within a table; False: the last cut is a key of the table before, so later cuts are not known."""
         sums = np.cumsum(np.clip(weights, 0, min(self._limit + 1, WEIGHTS_MAX // len(keys))))
         cuts: list[bytes] = []
         start = 0
         while start < len(keys):
-            if self._passing:
-                start = self._beyond(keys, start)
+            if self._is_over:
+                start = bisect_left(range(len(keys)), True, start, key=lambda row: self._at(keys, row) != self._first)
                 if start == len(keys):
                     break
                 cuts.append(self._at(keys, start))
@@ -423,28 +405,17 @@ class _Counting:
                 break
             cut = self._at(keys, place)
             if cut == self._first:
-                self._passing, start = True, place
+                self._is_over, start = True, place
                 continue
             cuts.append(cut)
             start = keys.bisect(cut, start)
-            if start == 0:  # rows of this key may have come with the table before
+            if start == 0:  # rows of this key may be in the table before
                 return cuts, False
             self._begin(cut)
         return cuts, True
 
     def _begin(self, key: bytes) -> None:
-        self._first, self._used, self._passing = key, 0, False
+        self._first, self._used, self._is_over = key, 0, False
 
     def _at(self, keys: SortedKeys, row: int) -> bytes:
         return lower_bound(keys[row], self._schema)
-
-    def _beyond(self, keys: SortedKeys, start: int) -> int:
-        """The first row from `start` on whose key does not count as the first one."""
-        low, high = start, len(keys)
-        while low < high:
-            middle = (low + high) // 2
-            if self._at(keys, middle) == self._first:
-                low = middle + 1
-            else:
-                high = middle
-        return low

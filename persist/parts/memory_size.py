@@ -1,7 +1,7 @@
-"""How many bytes rows take once every value stands for itself: dictionaries decoded, views followed, nulls filled in.
+"""The memory of rows in their plain form: dictionaries decoded, views resolved, nulls filled in.
 
-A few bytes of Arrow can stand for many: four million rows may name one text of a megabyte, and a list of nulls takes no
-byte at all. This is told before such rows are cast. The columns must be valid (`validate(full=True)`).
+A few bytes of Arrow can represent many: four million rows may refer to one text of a megabyte, and a list of nulls
+takes no space. This is computed before such rows are cast. The columns must be valid (`validate(full=True)`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _Sizes = npt.NDArray[np.int64]
-OFFSET_BYTES = 8  # of what says where a text or a list ends
-COMPARED_BYTES = 128  # of a value; what is beyond is compared with the whole values
+OFFSET_BYTES = 8  # of the offset of a text or list
+COMPARED_BYTES = 128  # of a value that are compared word by word; longer values are copied to be compared
 NESTED_COPIES, FLAT_COPIES = 3, 2
-SORTED_ROW_BYTES = 40  # of a row besides its values: its time and multiplicity, also sorted, and its place there
-SLICE_ROWS = 256 * 1024  # of which sums are taken at once
-TYPES_MAX = 1_000  # of which is remembered what they are
+SORTED_ROW_BYTES = 40  # of a row besides its values: time and multiplicity, unsorted and sorted, and its position
+SLICE_ROWS = 256 * 1024  # that are summed at a time
+TYPES_MAX = 1_000  # that are cached
 
 
 @lru_cache(TYPES_MAX)
 def fixed_bytes(kind: Any) -> int:
-    """The bytes that a value of this type takes whatever it is, also if it is null."""
+    """The bytes that every value of this type takes, even a null."""
     types = pa.types
     if types.is_fixed_size_list(kind):
         return int(kind.list_size) * fixed_bytes(kind.value_type)
@@ -40,33 +40,23 @@ def fixed_bytes(kind: Any) -> int:
 
 
 def row_bytes(schema: pa.Schema) -> int:
-    """The bytes that a row of these columns takes at least, as `fixed_bytes` counts them."""
+    """The least bytes of a row of these columns, as `fixed_bytes` counts them."""
     return sum(fixed_bytes(field.type) for field in schema)
 
 
 def is_surely_within(table: pa.Table, each_bytes: int, most: int) -> bool:
-    """Whether `working_bytes` is at most `most`, as far as that is seen at a glance. False: it may be.
-
-    `each_bytes` are the `row_bytes` of the schema.
-    """
-    if not all(_is_plain(field.type) for field in table.schema):
+    """Whether a quick estimate proves that `working_bytes` is at most `most`. `each_bytes` are the `row_bytes`."""
+    if not all(_is_flat(field.type) or field.type in (pa.string(), pa.binary()) for field in table.schema):
         return False
     each = SORTED_ROW_BYTES + FLAT_COPIES * (each_bytes + OFFSET_BYTES * table.num_columns)
     return bool(each * table.num_rows + 2 * FLAT_COPIES * table.get_total_buffer_size() <= most)
 
 
-@lru_cache(TYPES_MAX)
-def _is_plain(kind: Any) -> bool:
-    """Whether each value takes the bytes that it has in the table, or as many as any of its type."""
-    types = pa.types
-    return bool(_is_flat(kind) or types.is_string(kind) or types.is_binary(kind))
-
-
 def working_bytes(table: pa.Table, schema: pa.Schema) -> int:
-    """What the rows count for while they are sorted and written, with the types that `schema` gives them.
+    """The memory that the rows take while they are sorted and written, with the types of `schema`.
 
-    All are there as they came and sorted. Nested values are copied to be compared, too, and of long ones the largest
-    where it is written.
+    They are held unsorted and sorted. Nested values are also copied to be compared, and the longest value to be
+    written.
     """
     total: int = SORTED_ROW_BYTES * table.num_rows
     for name, column in zip(table.schema.names, table.columns, strict=True):
@@ -92,13 +82,13 @@ def _longest(column: pa.ChunkedArray, kind: Any) -> int:
 
 
 def column_bytes(column: pa.Array, kind: Any) -> int:
-    """The bytes of all values of a column, once they have the type `kind`. It takes little memory itself."""
+    """The bytes of all values of a column with the type `kind`. This takes little memory itself."""
     own, types = column.type, pa.types
     least = len(column) * fixed_bytes(kind)
     if types.is_dictionary(own):
         values = _sizes(column.dictionary)
-        named = (pc.fill_null(part.indices, 0).to_numpy(zero_copy_only=False) for part in _slices(column))
-        return max(least, sum(int(values[one].sum()) for one in named) if len(values) else 0)
+        indexes = (pc.fill_null(part.indices, 0).to_numpy(zero_copy_only=False) for part in _slices(column))
+        return max(least, sum(int(values[index].sum()) for index in indexes) if len(values) else 0)
     if types.is_struct(own):
         kinds = _kinds(own, kind)
         return sum(column_bytes(column.field(index), child) for index, child in enumerate(kinds))
@@ -128,22 +118,22 @@ def _sizes(column: pa.Array) -> _Sizes:
     if kind == pa.string_view() or kind == pa.binary_view():
         return _view_lengths(column) + OFFSET_BYTES
     if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
-        found: _Sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        return found + OFFSET_BYTES
+        lengths: _Sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        return lengths + OFFSET_BYTES
     return np.full(len(column), fixed_bytes(kind), np.int64)
 
 
 def _view_lengths(column: pa.Array) -> _Sizes:
-    """Those of texts, each of which a view of 16 bytes stands for, that begins with its length."""
+    """The lengths of texts in views of 16 bytes, each of which begins with its length."""
     views = column.buffers()[1]
     if not len(column) or views is None:
         return np.zeros(len(column), np.int64)
-    found = np.frombuffer(views, np.int32, 4 * (column.offset + len(column))).reshape(-1, 4)[column.offset :, 0]
-    return np.where(column.is_valid().to_numpy(zero_copy_only=False), found.astype(np.int64), 0)
+    lengths = np.frombuffer(views, np.int32, 4 * (column.offset + len(column))).reshape(-1, 4)[column.offset :, 0]
+    return np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths.astype(np.int64), 0)
 
 
 def _kinds(own: Any, kind: Any) -> list[Any]:
-    """What the fields of a struct become, where the other type is a struct of as many."""
+    """The target types of the fields of a struct, if the other type is a struct with as many fields."""
     other = kind if pa.types.is_struct(kind) and kind.num_fields == own.num_fields else own
     return [other.field(index).type for index in range(own.num_fields)]
 
@@ -155,23 +145,25 @@ def _element(own: Any, kind: Any) -> Any:
 
 
 def _is_flat(kind: Any) -> bool:
-    """Whether all values of the type take the same bytes, and lie in one buffer."""
+    """Whether all values of the type have the same size, in one buffer."""
     types = pa.types
     return bool(types.is_primitive(kind) or types.is_fixed_size_binary(kind) or types.is_decimal(kind))
 
 
 def compact_buffers(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows in buffers of their own. Those of a slice hold its neighbours too, and the IPC format fills a buffer up
-    to 64 bytes with what lies beyond it: bytes of rows that the part does not have, which an erasure would not find.
+    """Copy the rows to buffers without other data.
+
+    The buffers of a slice also hold its neighbours, and the IPC format pads a buffer to 64 bytes with the data that
+    follows: bytes of rows that are not in the part, which an erasure would not find.
     """
-    if all(map(_fills_its_buffers, batch.columns)):
+    if all(map(_is_compact, batch.columns)):
         return batch
     return batch.take(pa.array(np.arange(batch.num_rows)))
 
 
-def _fills_its_buffers(column: pa.Array) -> bool:
-    """Whether they hold these values and nothing else. Of texts Arrow does not count the last offset as a byte."""
+def _is_compact(column: pa.Array) -> bool:
+    """Whether the buffers hold these values only. Arrow's `nbytes` does not include the last offset of texts."""
     kind, types, size = column.type, pa.types, column.get_total_buffer_size()
     end = 4 if types.is_string(kind) or types.is_binary(kind) else 0
-    is_told = types.is_integer(kind) and size * 8 == len(column) * kind.bit_width  # at once, and most are such
-    return bool(is_told or size == column.nbytes + end)
+    is_full = types.is_integer(kind) and size * 8 == len(column) * kind.bit_width  # faster, for most columns
+    return bool(is_full or size == column.nbytes + end)

@@ -1,4 +1,4 @@
-"""`where`: a small SQL predicate that is evaluated exactly as Spark would, or rejected. It is the same at every door.
+"""`where`: a small SQL predicate that is evaluated exactly as in Spark or rejected, with the same syntax in every API.
 
     predicate := comparisons with AND, OR, NOT and parentheses
     comparison := column (= | == | <> | != | < | <= | > | >= | <=>) literal | column [NOT] IN (literal, ...)
@@ -7,15 +7,15 @@
              | TIMESTAMP '2024-01-31 12:00:00Z' (the offset is required) | TIMESTAMP_NTZ '2024-01-31 12:00:00'
     column := word | `any name`
 
-The condition of a merge names columns as `source.word` and `target.word`, and compares two of them as well. Elsewhere a
-dot means the field of a struct to Spark, which nothing here compares: the name of a column with a dot stands in
+The condition of a merge refers to columns as `source.word` and `target.word`, and can also compare two columns.
+Elsewhere a dot is a struct field in Spark, which is not supported here: quote the name of a column with a dot in
 backquotes.
 
-A text with a backslash is written as Spark's raw text, since a plain one means other things to Spark and to standard
-SQL. In the pattern of LIKE a backslash is Spark's escape: `\\\\`, `\\%` and `\\_` stand for the sign itself.
+A text with a backslash is written as a raw string of Spark, because Spark and standard SQL interpret plain ones
+differently. In a pattern of LIKE a backslash is Spark's escape: `\\\\`, `\\%` and `\\_` are literal characters.
 
-Types are strict: what Spark would compare after a conversion that loses anything is rejected. NaN is greater than every
-number, as in Spark; null is neither true nor false.
+Types are strict: comparisons for which Spark would use a lossy conversion are rejected. NaN is greater than every
+number, as in Spark; comparisons with null are null.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PLAIN_INTEGER = re.compile(r"-?\d+\Z")
 
 @dataclass(frozen=True)
 class Literal:
-    """`kind` is integer, decimal, double, string, boolean, null, date, instant or local; `text` as it was written."""
+    """`kind` is integer, decimal, double, string, boolean, null, date, instant or local; `text` is the source text."""
 
     kind: str
     text: str
@@ -63,7 +63,7 @@ class Compare:
 
 @dataclass(frozen=True)
 class CompareColumns:
-    """In the condition of a merge."""
+    """A comparison of two columns in the condition of a merge."""
 
     column: str
     op: str
@@ -89,7 +89,7 @@ class IsNull:
 
 @dataclass(frozen=True)
 class Truth:
-    """A boolean column, by itself."""
+    """A boolean column as a condition."""
 
     column: str
 
@@ -114,30 +114,30 @@ Predicate = Leaf | Not | And | Or
 
 
 def parse(text: str, sides: tuple[str, ...] = ()) -> Predicate:
-    """The predicate that `text` writes. Raises InvalidUsage at what it does not know.
+    """Parse a predicate. Raises InvalidUsage for unknown syntax.
 
-    `sides` are the words before the dot of a column, in the condition of a merge.
+    `sides` are the qualifiers of columns in the condition of a merge.
     """
     if len(text) > PREDICATE_CHARS_MAX:
         raise InvalidUsage(f"where has {len(text)} characters; at most {PREDICATE_CHARS_MAX}")
     parser = _Parser(list(_tokens(text)), sides)
-    found = parser.disjunction()
+    predicate = parser.disjunction()
     parser.end()
-    return found
+    return predicate
 
 
 def columns_of(predicate: Predicate) -> list[str]:
-    """The columns that the predicate looks at, each once."""
-    found: dict[str, None] = {}
+    """The columns that the predicate depends on, each once."""
+    columns: dict[str, None] = {}
     for leaf in leaves(predicate):
-        found[leaf.column] = None
+        columns[leaf.column] = None
         if isinstance(leaf, CompareColumns):
-            found[leaf.other] = None
-    return list(found)
+            columns[leaf.other] = None
+    return list(columns)
 
 
 def leaves(predicate: Predicate) -> Iterator[Leaf]:
-    """What the predicate joins by AND, OR and NOT."""
+    """The conditions that AND, OR and NOT combine."""
     pending: list[Predicate] = [predicate]
     while pending:
         node = pending.pop(0)
@@ -152,12 +152,12 @@ def leaves(predicate: Predicate) -> Iterator[Leaf]:
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
     position = 0
     end = len(text.rstrip())
-    is_field = False  # what comes after a dot is a name
+    is_field = False  # after a dot
     while position < end:
         match = _TOKEN.match(text, position)
         if match is None:
             rest = text[position:]
-            raise InvalidUsage(f"where cannot be read from {rest[:20]!r} on{_remedy(rest)}")
+            raise InvalidUsage(f"where has a syntax error at {rest[:20]!r}{_remedy(rest)}")
         kind = str(match.lastgroup)
         value = match.group(kind)
         if kind == "word" and value.upper() in _WORDS and not is_field:
@@ -168,17 +168,17 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _remedy(rest: str) -> str:
-    """What to write in the place of what many write."""
+    """A hint for common mistakes."""
     rest = rest.lstrip()
     if rest.startswith('"'):
-        return ": text stands in single quotes ('de'), and the name of a column in backquotes (`order-id`)"
+        return ": write texts in single quotes ('de'), and names of columns in backquotes (`order-id`)"
     if rest.startswith("'"):
         return (
-            ": a text ends with a single quote; within it two stand for one ('O''Brien'), and a text with a backslash "
-            r"is written as r'C:\Users'"
+            ": a text ends with a single quote; double the quotes within it ('O''Brien'), and write a text with a "
+            r"backslash as r'C:\Users'"
         )
     if rest.startswith(("-", "+", "/", "*", "%")):
-        return ": nothing is computed; a column whose name has such a sign stands in backquotes (`order-id`)"
+        return ": arithmetic is not supported; quote a column name with such a sign in backquotes (`order-id`)"
     return ""
 
 
@@ -212,8 +212,8 @@ class _Parser:
             raise self.error(value)
 
     def error(self, wanted: str) -> InvalidUsage:
-        found = self.peek()[1] or "the end"
-        return InvalidUsage(f"where has {found!r} where it should have {wanted}")
+        actual = self.peek()[1] or "the end"
+        return InvalidUsage(f"where has {actual!r} instead of {wanted}")
 
     def end(self) -> None:
         if self.peek()[0] != "end":
@@ -239,9 +239,9 @@ class _Parser:
             if self.take("keyword", "NOT"):
                 return Not(self.negation())
             if self.take("op", "("):
-                found = self.disjunction()
+                inner = self.disjunction()
                 self.expect("op", ")")
-                return found
+                return inner
             return self.comparison()
         finally:
             self.depth -= 1
@@ -257,9 +257,9 @@ class _Parser:
             self.expect("keyword", "NULL")
             return Not(IsNull(column)) if negated else IsNull(column)
         negated = self.take("keyword", "NOT")
-        found = self.membership(column)
-        if found is not None:
-            return Not(found) if negated else found
+        membership = self.membership(column)
+        if membership is not None:
+            return Not(membership) if negated else membership
         if negated:
             raise self.error("IN, BETWEEN or LIKE")
         if self.peek()[0] == "op" and self.peek()[1] in COMPARISONS:
@@ -287,11 +287,11 @@ class _Parser:
 
     def like(self, column: str) -> Predicate:
         pattern = self.literal()
-        found = _PREFIX.match(pattern.text)
-        if pattern.kind != "string" or found is None:
-            raise InvalidUsage(f"where takes LIKE 'prefix%' only, not {pattern.text!r}")
-        body = _ESCAPED.sub(r"\1", found["body"])
-        return StartsWith(column, body) if found["rest"] else Compare(column, "=", Literal("string", body))
+        match = _PREFIX.match(pattern.text)
+        if pattern.kind != "string" or match is None:
+            raise InvalidUsage(f"where supports only LIKE 'prefix%', not {pattern.text!r}")
+        body = _ESCAPED.sub(r"\1", match["body"])
+        return StartsWith(column, body) if match["rest"] else Compare(column, "=", Literal("string", body))
 
     def operator(self) -> str:
         kind, value = self.next()
@@ -307,8 +307,8 @@ class _Parser:
         if len(names) == 1 or (len(names) == 2 and names[0] in self.sides):
             return ".".join(names)
         raise InvalidUsage(
-            f"where has {'.'.join(names)!r}, the field of a struct, which is not compared; the name of a column that "
-            f"has a dot stands in backquotes (`{'.'.join(names)}`)"
+            f"where has {'.'.join(names)!r}, a struct field, which is not supported; quote the name of a column with a "
+            f"dot in backquotes (`{'.'.join(names)}`)"
         )
 
     def name(self) -> str:
@@ -332,15 +332,15 @@ class _Parser:
             return Literal("boolean", value)
         if kind == "keyword" and value == "NULL":
             return Literal("null", value)
-        named = {"DATE": "date", "TIMESTAMP": "instant", "TIMESTAMP_NTZ": "local"}
-        if kind == "keyword" and value in named and self.peek()[0] == "string":
-            return Literal(named[value], _unquoted(self.next()[1]))
+        typed = {"DATE": "date", "TIMESTAMP": "instant", "TIMESTAMP_NTZ": "local"}
+        if kind == "keyword" and value in typed and self.peek()[0] == "string":
+            return Literal(typed[value], _unquoted(self.next()[1]))
         self.position -= 1
         raise self.error("a literal")
 
 
 def _number(text: str) -> Literal:
-    """Raises InvalidUsage at a double that becomes infinite or zero, and at a decimal of too many digits for Spark."""
+    """Raises InvalidUsage if a double becomes infinite or zero, or a decimal has more digits than Spark supports."""
     if "e" in text.lower():
         if math.isinf(number := float(text)):
             raise InvalidUsage(f"where has the number {text[:40]}, which is larger than any double")
@@ -356,7 +356,7 @@ def _number(text: str) -> Literal:
 
 
 def conjuncts(predicate: Predicate) -> list[Predicate]:
-    """What must all hold."""
+    """The conditions that must all be true."""
     if not isinstance(predicate, And):
         return [predicate]
-    return [found for operand in predicate.operands for found in conjuncts(operand)]
+    return [conjunct for operand in predicate.operands for conjunct in conjuncts(operand)]

@@ -70,12 +70,12 @@ def parse_key_value(schema: ShardSchema, name: str, value: Any, from_text: bool 
     what = family(kind)
     if isinstance(value, str) and not from_text and what in _JSON_NATIVE and value not in _FLOAT_WORDS:
         wanted = "true or false" if what == "boolean" else "a number"
-        raise InvalidUsage(f"{value!r} is text, not a {kind}, the type of key column {name!r}: give {wanted}")
+        raise InvalidUsage(f"{value!r} is text, not {kind}, the type of key column {name!r}: give {wanted}")
     if pa.types.is_floating(kind) and isinstance(value, (str, int, float, Decimal)):
         return _parse_number(name, value, kind)
     if isinstance(value, str) and not is_text(kind):
         if what == "integer" and not _WHOLE.match(value):  # Arrow reads 0x10 as 16
-            raise InvalidUsage(f"{value!r} is not a {kind}, the type of {name!r}")
+            raise InvalidUsage(f"{value!r} is not a value of {kind}, the type of {name!r}")
         return _parse_text(name, value, kind)
     return column_of(name, [value], kind)[0]
 
@@ -118,7 +118,7 @@ def _parse_text(name: str, value: str, kind: pa.DataType) -> pa.Scalar:
             return parse_decimals(text, kind)
         return text.cast(kind)
     except (pa.ArrowException, ValueError) as error:
-        raise InvalidUsage(f"{value!r} is not a {kind}, the type of {name!r}") from error
+        raise InvalidUsage(f"{value!r} is not a value of {kind}, the type of {name!r}") from error
 
 
 def _parse_number(name: str, value: str | int | float | Decimal, kind: pa.DataType) -> pa.Scalar:
@@ -127,7 +127,7 @@ def _parse_number(name: str, value: str | int | float | Decimal, kind: pa.DataTy
     try:
         wanted, kept = Decimal(str(value)), Decimal(float(number.as_py()))
     except InvalidOperation as error:
-        raise InvalidUsage(f"{value!r} is not a {kind}, the type of {name!r}") from error
+        raise InvalidUsage(f"{value!r} is not a value of {kind}, the type of {name!r}") from error
     if wanted.is_finite():
         digits = "".join(map(str, wanted.as_tuple().digits)).strip("0")
         rounded = Context(prec=max(1, len(digits))).create_decimal(kept) if kept.is_finite() else kept

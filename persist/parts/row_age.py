@@ -1,7 +1,7 @@
-"""How old rows are by one of their columns: which are old enough, and when the next ones will be.
+"""The age of rows by one of their columns: which rows are old enough, and when the next ones will be.
 
-A value is a wall clock: a timestamp (without a zone it counts as UTC), a date (as old as the end of its day, in UTC),
-or a whole number of some unit since 1970. Nulls have no age.
+A value is an instant: a timestamp (UTC if it has no zone), a date (the end of its day in UTC), or an integer count of a
+unit since 1970. Nulls have no age.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from persist.parts.shard_schema import ShardSchema
 DAY = "day"
 DAY_MS = 24 * 3_600_000
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-_WORD_BITS = 32  # of whole numbers that can hold seconds; other units need 64
+_WORD_BITS = 32  # of integers that can hold seconds; other units need 64
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
-_STORED = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}  # as Parquet calls them
+_STORED = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}  # names of the units in Parquet
 
 
 @dataclass(frozen=True)
 class AgeColumn:
-    """A column of wall clocks. `unit` is s, ms, us, ns or day; `is_number`: they are plain whole numbers."""
+    """A column of instants. `unit` is s, ms, us, ns or day; `is_number`: they are plain integers."""
 
     name: str
     unit: str
@@ -35,37 +35,37 @@ class AgeColumn:
 
     @classmethod
     def of(cls, schema: ShardSchema, name: str, unit: str) -> AgeColumn:
-        """The column of a shard. `unit` is that of whole numbers, and "" for types that are wall clocks by themselves.
+        """A column of a shard. `unit` is that of integers, "" for timestamps and dates.
 
-        Raises InvalidUsage where the shard has no such column, or it tells no wall clock.
+        Raises InvalidUsage if the shard has no such column or its values are not instants.
         """
         (name,) = schema.columns((name,))
         kind = schema.arrow.field(name).type
         if pa.types.is_integer(kind):
             if not unit:
-                raise InvalidUsage(f"column {name!r} is {kind}; say what it counts, with column_unit: s, ms, us or ns")
+                raise InvalidUsage(f"column {name!r} is {kind}; give its unit with column_unit: s, ms, us or ns")
             if kind.bit_width < (_WORD_BITS if unit == "s" else 2 * _WORD_BITS):
                 raise InvalidUsage(f"column {name!r} is {kind}, which cannot hold {unit} since 1970")
             return cls(name, unit, True)
         if unit:
-            raise InvalidUsage(f"column_unit is for a column of whole numbers, and column {name!r} is {kind}")
+            raise InvalidUsage(f"column_unit is for a column of integers, and column {name!r} is {kind}")
         if pa.types.is_timestamp(kind):
             return cls(name, kind.unit)
         if pa.types.is_date(kind):
             return cls(name, DAY)
         raise InvalidUsage(
-            f"column {name!r} is {kind}, which tells no wall clock; take a timestamp, a date, or a whole number"
+            f"column {name!r} is {kind}, which is not an instant; use a timestamp, a date or an integer column"
         )
 
     def values(self, table: pa.Table) -> pa.ChunkedArray:
-        """The values as whole numbers of the unit."""
+        """The values as integers of the unit."""
         column = table.column(self.name)
         if self.unit == DAY:
             column = column.cast(pa.date32()).cast(pa.int32())
         return column if column.type == pa.uint64() else column.cast(pa.int64())
 
     def below(self, old_ms: int) -> int:
-        """Values below this one were over at the instant `old_ms`, in milliseconds since 1970."""
+        """Values below this one are over at the instant `old_ms`, in milliseconds since 1970."""
         if self.unit == "s":
             return -(-old_ms // 1_000)
         if self.unit == DAY:
@@ -73,16 +73,16 @@ class AgeColumn:
         return old_ms * _PER_MS.get(self.unit, 1)
 
     def over_ms(self, value: int, unit: str | None = None) -> int:
-        """The first instant `old_ms` at which a value (of `unit`, or of the column's) was over."""
+        """The first instant, in milliseconds, at which a value (of `unit`, or of the column's unit) is over."""
         unit = self.unit if unit is None else unit
         if unit == DAY:
             return (value + 1) * DAY_MS
         return value * 1_000 + 1 if unit == "s" else value // _PER_MS.get(unit, 1) + 1
 
     def least(self, statistics: Any) -> tuple[bool, int | None]:
-        """What the statistics of a row group tell: whether anything, and by when its least value was over.
+        """Whether the statistics of a row group are usable, and when its least value is over (None: all are null).
 
-        None: all values are null. A timestamp of seconds is stored in milliseconds, a date in days.
+        Parquet stores timestamps of seconds in milliseconds and dates in days.
         """
         if statistics is None:
             return False, None
@@ -95,10 +95,10 @@ class AgeColumn:
 
 
 class AgeFilter:
-    """Keeps rows that were over at the instant `old_ms`, and notes when the next ones will be. Thread-safe.
+    """Keeps rows that are over at the instant `old_ms`, and records when the next ones will be. Thread-safe.
 
-    `next_ms` is the first instant of which a row that it did not keep was over (None: no row was left). Rows of row
-    groups that were not read count as their statistics tell, so it may be earlier than needed, and never too late.
+    `next_ms` is the first instant at which a row that was not kept is over (None: no row is left). For row groups that
+    were not read it derives from their statistics, so it may be too early but never too late.
     """
 
     def __init__(self, column: AgeColumn, old_ms: int) -> None:
@@ -127,7 +127,7 @@ class AgeFilter:
         return table.filter(is_old)
 
     def first_ms(self, table: pa.Table) -> int | None:
-        """The first instant of which one of the rows was over; None: there is none."""
+        """The first instant at which one of the rows is over, if any."""
         least = pc.min(self._column.values(table)).as_py()
         return None if least is None else self._column.over_ms(least)
 

@@ -1,4 +1,9 @@
-"""The streaming merge of runs: consolidated, key-ordered, within a memory budget; and its two shortcuts."""
+"""The streaming merge of runs: consolidated, key-ordered, within a memory budget.
+
+Every run is read through a cursor that knows below which key all of its rows are loaded. Rows below the least of these
+bounds are final, so they are merged and emitted; the cursor with the least bound loads next. Emitted rows are never
+sorted again. Only if one key has more rows than the budget holds, the merge cuts within the key, by (key, value, time).
+"""
 
 from __future__ import annotations
 
@@ -19,44 +24,45 @@ from persist.core.batch import Part
 from persist.parts.consolidate import Times, join, merge, sort_groups, sum_diffs, sum_groups
 from persist.parts.key_encoding import KeyRange, SortedKeys, clip_rows
 from persist.parts.part_files import PartFile, PartFiles
-from persist.parts.prefetch import alongside
+from persist.parts.prefetch import map_in_order
 from persist.parts.shard_schema import DIFF, ShardSchema
 from persist.parts.sort_words import column_order, one_chunk
 
-# Weaving few rows into many: the rows of a merge where one input is much the longest, and its rows are settled.
-#
-# Only rows of it that may be equal to one of the few are compared as a whole. Which these are is told by one word of
-# their keys, the first in which they differ; all others stay where they are. Without it reading a compacted shard with
-# a few batches on top takes six tenths more (`python -m bench.history --only straight`).
-
+FEW = 4  # rows are few if the longest input has so many times as many
+BATCH_ROWS_MIN = 1024
+AHEAD = 2  # tables of the longest cursor that are prefetched with threads
+CHUNK_BYTES_MAX = 64 * 1024 * 1024  # that a merge holds loaded at most: more only exceeds the caches
+SORTED_PIECE_BYTES = 1024 * 1024  # of sorted rows in a temporary file, which are read back together
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-
-FEW = 4  # rows are few where the others are so many times as many
+Taken: TypeAlias = list[tuple[pa.Table, bool]]  # rows of each cursor, and whether they are consolidated
+Window: TypeAlias = Taken | pa.Table  # rows to be merged, or merged already
 
 
 def merge_into_sorted(many: pa.Table, few: pa.Table, schema: ShardSchema, names: Sequence[str]) -> pa.Table | None:
     """The columns `names` (`__diff` among them) of the rows of both tables, consolidated and in order.
 
-    Each of them is consolidated and in order by itself, and has rows. None where most rows would have to be compared.
-    Raises InvalidUsage when a sum of diffs leaves int64.
+    Each table is consolidated and in order, and has rows. Only rows of `many` that may equal one of `few` are compared
+    as a whole: those with the same word of the key, the first word that differs. All others stay where they are.
+    Without this, reading a compacted shard with a few batches on top takes half as long again. None if most rows would
+    have to be compared. Raises InvalidUsage if a sum of diffs exceeds int64.
     """
     count = len(many)
     both = join([many, few])
-    found = _places(both, count, schema)
-    if found is None:
+    candidates = _candidates(both, count, schema)
+    if candidates is None:
         return None
-    first, end = found
+    first, end = candidates
     starts, lengths = _ranges(first, end)
     if 2 * lengths.sum() > count:
         return None
-    alike = _counted(starts, lengths)  # the rows of the many that share the word with one of the few
+    alike = _expand(starts, lengths)  # the rows of `many` that share the word with one of `few`
     sources = np.concatenate([alike, np.arange(count, len(both))])
     mixed = both.take(pa.array(sources))
     diffs: Ints = one_chunk(both.column(DIFF)).to_numpy()
     rows, sums = sum_diffs(*sort_groups(mixed, schema), diffs[sources])
     places = np.concatenate([np.repeat(starts, lengths), first])[rows]
-    index, where = _inserted(count, alike, places, sources[rows])
+    index, where = _insert(count, alike, places, sources[rows])
     diffs = diffs[index]
     diffs[where] = sums
     taken = pa.array(index)
@@ -67,10 +73,10 @@ def merge_into_sorted(many: pa.Table, few: pa.Table, schema: ShardSchema, names:
     return pa.Table.from_arrays(columns, schema=both.select(list(names)).schema)
 
 
-def _places(both: pa.Table, count: int, schema: ShardSchema) -> tuple[Ints, Ints] | None:
-    """For each of the few, the first row and the end of the many that share the word with it; None where all do.
+def _candidates(both: pa.Table, count: int, schema: ShardSchema) -> tuple[Ints, Ints] | None:
+    """For each of the few, the range `[first, end)` of the many with the same word; None if all have the same words.
 
-    `both` are `count` rows, the many, and then the few.
+    `both` are the `count` many rows and then the few.
     """
     few = len(both) - count
     first, end = np.zeros(few, np.int64), np.full(few, count, np.int64)
@@ -86,11 +92,9 @@ def _places(both: pa.Table, count: int, schema: ShardSchema) -> tuple[Ints, Ints
                 assert every is not None
                 base, sought = every[:count], every[count:]
                 below = np.searchsorted(base, sought, "left")
-                is_there = base[np.minimum(below, count - 1)] == sought
-                upto = below.copy()
-                upto[is_there] = np.searchsorted(base, sought[is_there], "right")
                 first = np.where(is_open, below, first)
-                return first, np.maximum(np.where(is_open, upto, end), first)
+                above = np.searchsorted(base, sought, "right")
+                return first, np.maximum(np.where(is_open, above, end), first)
             end[is_open & (sought < least)] = 0
             first[is_open & (sought > least)] = count
             level += 1
@@ -98,22 +102,22 @@ def _places(both: pa.Table, count: int, schema: ShardSchema) -> tuple[Ints, Ints
 
 
 def _ranges(first: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """The beginnings and the lengths of the ranges, each of them once, without empty ones."""
-    is_any = end > first  # two that begin together, and are not empty, are the same
+    """The distinct starts and the lengths of the ranges that are not empty. Ranges with the same start are equal."""
+    is_any = end > first
     starts, where = np.unique(first[is_any], return_index=True)
     return starts, (end - first)[is_any][where]
 
 
-def _counted(starts: Ints, counts: Ints) -> Ints:
+def _expand(starts: Ints, counts: Ints) -> Ints:
     """All numbers of the ranges, in order."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
-def _inserted(count: int, left_out: Ints, places: Ints, others: Ints) -> tuple[Ints, Ints]:
-    """The numbers below `count` without those left out, in order, and the others between them, before their places.
+def _insert(count: int, left_out: Ints, places: Ints, others: Ints) -> tuple[Ints, Ints]:
+    """The numbers below `count` without those left out, with the others inserted before their places.
 
-    Also where the others are then.
+    Also the positions of the others in the result.
     """
     is_kept = np.ones(count, np.bool_)
     is_kept[left_out] = False
@@ -127,37 +131,21 @@ def _inserted(count: int, left_out: Ints, places: Ints, others: Ints) -> tuple[I
     return index, where
 
 
-# The streaming merge of runs: consolidated, key-ordered, within a memory budget.
-#
-# Every run is read through a cursor that knows below which key its rows are all loaded. Rows below the least of these
-# bounds are final, so they are merged and given out; the cursor that holds the bound loads next. Rows given out once
-# are never sorted again. Only where one key has more rows than the budget holds, the merge cuts inside the key, by
-# (key, value, time).
-
-
-BATCH_ROWS_MIN = 1024
-AHEAD = 2  # tables of the longest cursor that are read ahead where there are threads for it
-CHUNK_BYTES_MAX = 64 * 1024 * 1024  # what a merge holds loaded at most: more only leaves the caches
-
-Taken: TypeAlias = list[tuple[pa.Table, bool]]  # rows of each cursor, and whether no two of them become one
-Window: TypeAlias = Taken | pa.Table  # rows to be merged, or merged already
-
-
 class Prepare(Protocol):
-    """What a cursor reads of parts, and what it makes of it."""
+    """Which columns a cursor reads of parts, and how it converts them."""
 
     def columns(self, part: Part) -> list[str]:
-        """Those to be read."""
+        """The columns to read."""
         ...
 
     def rows(self, table: pa.Table, part: Part) -> pa.Table:
-        """Whole rows, in their order, of what was read."""
+        """Whole rows from the columns that were read, in the same order."""
         ...
 
 
 @dataclass(slots=True)
 class _Loaded:
-    """Rows of a cursor, in order; those before `start` are taken."""
+    """Sorted rows of a cursor; those before `start` are taken."""
 
     rows: pa.Table
     keys: SortedKeys
@@ -166,7 +154,7 @@ class _Loaded:
 
 
 class Cursor:
-    """The rows of one run (or of a memory table) in key order, loaded piece by piece."""
+    """The rows of one run (or of a table in memory) in key order, loaded in pieces."""
 
     def __init__(
         self,
@@ -177,9 +165,9 @@ class Cursor:
         prepare: Prepare | None,
         settled: bool,
     ) -> None:
-        """`parts` come with the row groups that are read of them; None: those that the read wants.
+        """`parts` are given with the row groups to read; None: those that the read needs.
 
-        `settled`: no two rows become one. `prepare` is there where there are parts.
+        `settled`: the rows are consolidated. `prepare` is required if there are parts.
         """
         self._parts = list(parts)
         self.rows = sum(part.rows for part, _ in parts)
@@ -194,13 +182,13 @@ class Cursor:
         self._ahead: deque[tuple[list[int], Future[pa.Table]]] = deque()  # row groups that other threads read
         self._pool: ThreadPoolExecutor | None = None
         self._loaded: deque[_Loaded] = deque()
-        self.nbytes = 0  # rows that are taken keep their memory until all that were loaded with them are
+        self.nbytes = 0  # of all tables of which some rows are not taken
         self.settled = settled
 
     @classmethod
-    def of_table(cls, rows: pa.Table, files: PartFiles, schema: ShardSchema, settled: bool) -> Cursor:
-        """A cursor over consolidated rows that are in memory."""
-        cursor = cls([], files, schema, KeyRange(), None, settled)
+    def of_table(cls, rows: pa.Table, files: PartFiles, schema: ShardSchema) -> Cursor:
+        """A cursor over consolidated, sorted rows in memory."""
+        cursor = cls([], files, schema, KeyRange(), None, True)
         cursor.push(rows)
         return cursor
 
@@ -208,7 +196,7 @@ class Cursor:
     def of_tables(
         cls, tables: Iterator[pa.Table], files: PartFiles, schema: ShardSchema, settled: bool = True
     ) -> Cursor:
-        """A cursor over tables of rows that come in order, and are consolidated where they are `settled`."""
+        """A cursor over tables of sorted rows, which are consolidated if they are `settled`."""
         cursor = cls([], files, schema, KeyRange(), None, settled)
         cursor._batches = tables
         return cursor
@@ -218,7 +206,7 @@ class Cursor:
         return not self._loaded
 
     def bound(self) -> bytes | None:
-        """Every row below this key is loaded; None when all rows are."""
+        """Every row below this key is loaded; None if all rows are."""
         following: bytes | None = None
         if self._batches is not None:
             following = b""
@@ -260,7 +248,7 @@ class Cursor:
         self._push(self._prepared(table, file))
 
     def read_ahead_in(self, pool: ThreadPoolExecutor) -> None:
-        """Have the pool's threads read the next row groups of a part, while this thread does something else."""
+        """Use the pool's threads to prefetch the next row groups of a part."""
         self._pool = pool
 
     def _read_ahead(self, file: PartFile, nbytes: int) -> None:
@@ -271,7 +259,7 @@ class Cursor:
             start += len(taken)
 
     def _following(self, file: PartFile, start: int, nbytes: int) -> list[int]:
-        """The row groups to be read together, from the one at `start` on: as many as take `nbytes`, at least one."""
+        """The row groups to read together, from the one at `start` on: up to `nbytes`, at least one."""
         end, size = start + 1, file.groups[self._groups[start]].nbytes
         while end < len(self._groups) and size + file.groups[self._groups[end]].nbytes <= nbytes:
             size += file.groups[self._groups[end]].nbytes
@@ -279,23 +267,23 @@ class Cursor:
         return self._groups[start:end]
 
     def take(self, bound: bytes | None) -> pa.Table | None:
-        """Take the loaded rows whose key is below `bound` (None: all of them) away from the cursor."""
-        found = []
+        """Remove the loaded rows whose key is below `bound` (None: all of them) and return them."""
+        tables = []
         while self._loaded:
             first = self._loaded[0]
             if bound is not None and first.last >= bound:
                 end = first.keys.bisect(bound, first.start)
                 if end > first.start:
-                    found.append(first.rows.slice(first.start, end - first.start))
+                    tables.append(first.rows.slice(first.start, end - first.start))
                     first.start = end
                 break
-            found.append(first.rows.slice(first.start))
+            tables.append(first.rows.slice(first.start))
             self.nbytes -= first.rows.nbytes
             self._loaded.popleft()
-        return pa.concat_tables(found) if found else None
+        return pa.concat_tables(tables) if tables else None
 
     def push(self, rows: pa.Table, keys: SortedKeys | None = None) -> None:
-        """Put rows that are in order, and their keys, behind those that are loaded."""
+        """Append sorted rows, and their keys, to those that are loaded."""
         if len(rows):
             keys = SortedKeys(rows, self._schema.key) if keys is None else keys
             self._loaded.append(_Loaded(rows, keys, keys.last))
@@ -333,9 +321,9 @@ class Cursor:
 def merge_cursors(
     cursors: Sequence[Cursor], schema: ShardSchema, names: Sequence[str], memory_bytes: int, *, threaded: bool = False
 ) -> Iterator[pa.Table]:
-    """Consolidated rows of all cursors in key order, their columns `names`, holding about `memory_bytes` of memory.
+    """The columns `names` of the consolidated rows of all cursors in key order, with about `memory_bytes` of memory.
 
-    `threaded`: what is loaded is merged on another thread, while this one loads the next rows.
+    `threaded`: merge on another thread while this one loads the next rows.
     """
     limit = max(1, min(CHUNK_BYTES_MAX, memory_bytes // 4))
 
@@ -348,11 +336,11 @@ def merge_cursors(
         return
     with ThreadPoolExecutor(max_workers=AHEAD, thread_name_prefix="persist-read") as pool:
         max(cursors, key=lambda cursor: cursor.rows).read_ahead_in(pool)
-        yield from filter(len, alongside(merged, windows))
+        yield from filter(len, map_in_order(merged, windows, 1, waiting=1))
 
 
 def _windows(cursors: Sequence[Cursor], schema: ShardSchema, limit: int) -> Iterator[Window]:
-    """The rows of all cursors, key range after key range, about `limit` bytes of them loaded."""
+    """The rows of all cursors, key range by key range, with about `limit` bytes of them loaded."""
     share = max(1, limit // max(1, 2 * len(cursors)))
     carry: Cursor | None = None
     active = list(cursors)
@@ -370,15 +358,15 @@ def _windows(cursors: Sequence[Cursor], schema: ShardSchema, limit: int) -> Iter
             emitted, rest = _cut(active, laggards, low, schema)
             yield emitted
             active = [cursor for cursor in active if cursor is not carry]
-            carry = Cursor.of_table(rest, laggards[0].files, schema, settled=True)
+            carry = Cursor.of_table(rest, laggards[0].files, schema)
             active.append(carry)
         active = [cursor for cursor in active if not cursor.is_empty or cursor.bound() is not None]
 
 
 def _load(active: Sequence[Cursor], limit: int, share: int) -> list[Cursor]:
-    """Load the next rows of the cursors that are furthest behind, until `limit` bytes of rows are loaded.
+    """Load the next rows of the cursors with the least bounds, until `limit` bytes of rows are loaded.
 
-    The cursors that are furthest behind then: none where all rows of all of them are loaded.
+    Returns the cursors with the least bound afterwards; none if all rows of all cursors are loaded.
     """
     waiting = [(bound, number) for number, cursor in enumerate(active) if (bound := cursor.bound()) is not None]
     heapify(waiting)
@@ -398,16 +386,16 @@ def _load(active: Sequence[Cursor], limit: int, share: int) -> list[Cursor]:
 
 
 def _merged(window: Taken, schema: ShardSchema, names: Sequence[str]) -> pa.Table:
-    """Their times are as the read wants them."""
+    """The rows of a window, whose times are those of the read, consolidated."""
     rows, settled = max(window, key=lambda taken: len(taken[0]))
     others = [other for other, _ in window if other is not rows]
     if not others and settled:
         return rows.select(names)
     if settled and FEW * sum(map(len, others)) <= len(rows):
         few = merge(others, schema, Times())
-        found = merge_into_sorted(rows, few, schema, names) if len(few) else rows.select(names)
-        if found is not None:
-            return found
+        merged = merge_into_sorted(rows, few, schema, names) if len(few) else rows.select(names)
+        if merged is not None:
+            return merged
     return merge([rows, *others], schema, Times(), names)
 
 
@@ -416,7 +404,7 @@ def _cut(
 ) -> tuple[pa.Table, pa.Table]:
     """Split the loaded rows of one key into those that are final and the rest, both consolidated.
 
-    Each laggard still has rows of this key to load, all of them at or after its last loaded row.
+    Each of the `laggards` has more rows of this key to load, all at or after its last loaded row.
     """
     tables, stops, count = [], [], 0
     for cursor in active:
@@ -429,24 +417,13 @@ def _cut(
             stops.append(count - 1)
     table = join(tables)
     perm, starts = sort_groups(table, schema)
+    order = np.arange(len(table), dtype=np.int64) if perm is None else perm
     ranks = np.empty(len(table), np.int64)
-    ranks[np.arange(len(table)) if perm is None else perm] = np.arange(len(table))
+    ranks[order] = np.arange(len(table))
     first = min(int(ranks[stop]) for stop in stops)
     cut = int(np.flatnonzero(starts[: first + 1])[-1])
-    order = np.arange(len(table), dtype=np.int64) if perm is None else perm
     final = table.slice(0, 0) if cut == 0 else sum_groups(table, order[:cut], starts[:cut])
     return final, sum_groups(table, order[cut:], starts[cut:])
-
-
-# Rows that lie by their keys, put in the whole order and added up: what is left of rows when a column was dropped.
-#
-# Rows of one key are in no order then, and some of them are the same. So all rows of a key are looked at together.
-# Where a key has more of them than memory is meant to hold, they are sorted piece by piece into a temporary file and
-# merged.
-
-
-DECODED_ROWS_MIN = 1024  # that are decoded together
-PIECE_BYTES = 1024 * 1024  # of a sorted piece in a temporary file, which is read back at once
 
 
 def read_rows(
@@ -457,13 +434,13 @@ def read_rows(
     prepare: Prepare,
     limit: int,
 ) -> Iterator[pa.Table]:
-    """The rows of parts of one run, in key order, as `prepare` makes them; about `limit` bytes at a time."""
+    """The rows of parts of one run, in key order, as `prepare` converts them; about `limit` bytes at a time."""
     for part, chosen in parts:
         file = files.open(part)
         columns = prepare.columns(part)
         for group in file.wanted(key_range) if chosen is None else chosen:
-            told = file.groups[group]
-            rows = max(DECODED_ROWS_MIN, told.rows * limit // max(1, told.nbytes))
+            size = file.groups[group]
+            rows = max(BATCH_ROWS_MIN, size.rows * limit // max(1, size.nbytes))
             for batch in file.batches([group], columns, rows):
                 table = prepare.rows(batch, part)
                 if len(table):
@@ -473,39 +450,40 @@ def read_rows(
 
 
 def resort(tables: Iterator[pa.Table], files: PartFiles, schema: ShardSchema, limit: int) -> Iterator[pa.Table]:
-    """Rows that come in key order, in the order of keys, values and times, added up; each table with all columns.
+    """Rows that are sorted by key only, consolidated and in the order of keys, values and times.
 
-    It holds about `limit` bytes of rows.
+    When a column was dropped, the rows of a key are in no order and some become equal, so all rows of a key are sorted
+    together. Memory: about `limit` bytes of rows; beyond it, sorted pieces are spilled to temporary files and merged.
     """
-    held = _Held(files, schema, limit)
+    buffer = _KeyBuffer(files, schema, limit)
     last = b""
     for table in tables:
         keys = SortedKeys(table, schema.key)
-        if not held.is_empty and keys[0] > last:
-            yield from held.taken()
+        if not buffer.is_empty and keys[0] > last:
+            yield from buffer.drain()
         last = keys.last
         cut = keys.bisect(last)
-        if cut:  # the rows before are of keys that are complete
-            held.add(table.slice(0, cut))
-            yield from held.taken()
-        held.add(table.slice(cut))
-    yield from held.taken()
+        if cut:  # the keys of the rows before are complete
+            buffer.add(table.slice(0, cut))
+            yield from buffer.drain()
+        buffer.add(table.slice(cut))
+    yield from buffer.drain()
 
 
-class _Held:
-    """Rows of keys that are looked at together."""
+class _KeyBuffer:
+    """Rows of keys that are sorted together."""
 
     def __init__(self, files: PartFiles, schema: ShardSchema, limit: int) -> None:
         self._files = files
         self._schema = schema
         self._limit = limit
         self._tables: list[pa.Table] = []
-        self._pieces: list[_Piece] = []
+        self._spilled: list[_SpillFile] = []
         self._nbytes = 0
 
     @property
     def is_empty(self) -> bool:
-        return not self._tables and not self._pieces
+        return not self._tables and not self._spilled
 
     def add(self, table: pa.Table) -> None:
         self._tables.append(table)
@@ -515,33 +493,33 @@ class _Held:
         rows = merge(self._tables, self._schema, Times())
         self._tables, self._nbytes = [rows], rows.nbytes
         if self._nbytes > self._limit // 2:
-            self._pieces.append(_Piece(rows))
+            self._spilled.append(_SpillFile(rows))
             self._tables, self._nbytes = [], 0
 
-    def taken(self) -> Iterator[pa.Table]:
-        """All of them, in order and added up; none are held then."""
+    def drain(self) -> Iterator[pa.Table]:
+        """Remove all rows; they are returned consolidated and in order."""
         rows = merge(self._tables, self._schema, Times())
-        pieces, self._pieces, self._tables, self._nbytes = self._pieces, [], [], 0
-        if not pieces:
+        spilled, self._spilled, self._tables, self._nbytes = self._spilled, [], [], 0
+        if not spilled:
             if len(rows):
                 yield rows
             return
-        cursors = [Cursor.of_tables(piece.tables(), self._files, self._schema) for piece in pieces]
-        cursors.append(Cursor.of_table(rows, self._files, self._schema, settled=True))
+        cursors = [Cursor.of_tables(file.tables(), self._files, self._schema) for file in spilled]
+        cursors.append(Cursor.of_table(rows, self._files, self._schema))
         names = self._schema.updates_schema.names
         try:
             yield from merge_cursors(cursors, self._schema, names, self._limit)
         finally:
-            for piece in pieces:
-                piece.close()
+            for file in spilled:
+                file.close()
 
 
-class _Piece:
-    """Sorted rows in a temporary file, which goes when it is closed or forgotten."""
+class _SpillFile:
+    """Sorted rows in a temporary file, which is deleted when it is closed or garbage-collected."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._file: Any = tempfile.TemporaryFile(prefix="persist-sort-")  # noqa: SIM115 - it outlives this call
-        step = max(1, len(rows) * PIECE_BYTES // max(1, rows.nbytes))
+        step = max(1, len(rows) * SORTED_PIECE_BYTES // max(1, rows.nbytes))
         with pa.ipc.new_stream(self._file, rows.schema) as stream:
             stream.write_table(rows, max_chunksize=step)
 

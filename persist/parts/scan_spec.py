@@ -1,4 +1,4 @@
-"""What a read returns: which rows, of which keys, which columns, by the schema of now or of a time."""
+"""What a read returns: which rows, keys and columns, by the current schema or by the schema as of a time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from persist.parts.python_values import is_text, parse_key
 from persist.parts.schema_evolution import Migration, current_for_names, moved_names, newest
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 
-# What a read gives of a shard: which rows, of which keys, and which of their columns.
-
-
 KEY_CHARS_MAX = 100_000
 _END = b"\x00\x00"  # of a text within an encoded key
 
@@ -30,13 +27,13 @@ Values = tuple[Any, ...]  # of the first columns of a key
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows for which `where` is true and whose keys lie in the bounds, and of them `columns` (None: all).
+    """The rows for which `where` is true and whose keys are in the bounds, with their `columns` (None: all).
 
-    With `then` the columns are those of the time that is read, in names and types: see `persist.parts.scan_spec`.
-    `start_key` is inclusive, `end_key` exclusive. `key_prefix` gives the values of the first key columns; where the
-    last of them is text, everything that begins with it is meant. `key` is one whole key. `called` are the names of
-    these four for the caller. `from_text` is set where they were read from text, as in a URL: "7" is a number there.
-    `known` is the id of the schema by which the columns are named (None: the current one).
+    With `then` the columns have the names and types of the time that is read: see `SchemaAsOf`. `start_key` is
+    inclusive, `end_key` exclusive. `key_prefix` has the values of the first key columns; if the last of them is text,
+    it is a prefix. `key` is one whole key. `called` are the caller's names of these four. `from_text`: they were parsed
+    from text, as in a URL, where "7" is a number. `known` is the id of the schema whose column names are used (None:
+    the current one).
     """
 
     where: str | None = None
@@ -51,7 +48,7 @@ class Selection:
     known: int | None = field(default=None, compare=False)
 
     def on(self, schema: ShardSchema) -> Selected:
-        """What it means for a shard. Raises InvalidUsage where the shard has no such column, or cannot compare so."""
+        """Resolve it for a schema. Raises InvalidUsage if a column is unknown or a comparison is not supported."""
         return Selected(
             schema,
             None if self.where is None else Filter.of(self.where, schema),
@@ -77,7 +74,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Selected:
-    """A selection of a shard's rows, checked. `columns` None: all."""
+    """A validated selection of a shard's rows. `columns` None: all."""
 
     schema: ShardSchema
     filter: Filter | None
@@ -86,53 +83,53 @@ class Selected:
 
     @property
     def key_range(self) -> KeyRange:
-        """Keys outside of it are not meant."""
+        """A range that contains all selected keys."""
         return self.bounds if self.filter is None else self.bounds.meet(self.filter.key_range())
 
     @property
     def is_narrow(self) -> bool:
-        """Whether there are keys that are not meant."""
+        """Whether some keys are excluded."""
         return self.key_range != ALL_KEYS
 
     @property
     def keeps(self) -> RowGroupFilter | None:
-        """Which row groups may have rows that are meant, as `PartReader` asks."""
+        """Which row groups may have selected rows, for `PartReader`."""
         return None if self.filter is None else self.filter.may_match
 
     @property
     def read(self) -> tuple[str, ...] | None:
-        """The columns to read, which `apply` needs: those that are shown, and what `where` looks at."""
+        """The columns that `apply` needs: the selected ones, and those in `where`."""
         if self.columns is None or self.filter is None:
             return self.columns
         return (*self.columns, *(name for name in self.filter.columns if name not in self.columns))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that are named, beside those of the bounds of keys."""
+        """The columns that are named explicitly, without those of the key bounds."""
         return tuple(self.read or (() if self.filter is None else self.filter.columns))
 
     def check_names(self, known: ShardSchema, who: str) -> None:
-        """Raise InvalidUsage where a name of the selection meant another column by an earlier schema of the chain.
+        """Raise InvalidUsage if a name of the selection belonged to another column in an earlier schema.
 
-        A stream that went on by that name would not take away what it gave. `who` is what selects.
+        A stream that continued with that name would not retract the rows that it emitted. `who` is the caller.
         """
         for name, became in moved_names(known, self.schema, self.names):
             raise InvalidUsage(
-                f"column {name!r}, by which {who} selects, {became}, and another column has its name: begin anew from "
-                "its frontier, with the columns as they are named now"
+                f"column {name!r}, by which {who} selects, {became}, and another column has its name: restart from its "
+                "frontier, with the current column names"
             )
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """The rows that are meant of what was read, with the columns that are shown, `__time` and `__diff`."""
+        """The selected rows of a table that was read, with the selected columns, `__time` and `__diff`."""
         if self.filter is None:
             return table
-        found = self.filter.apply(table)
+        rows = self.filter.apply(table)
         if self.columns is None or self.columns == self.read:
-            return found
-        return found.select([*self.columns, *(name for name in (TIME, DIFF) if name in found.column_names)])
+            return rows
+        return rows.select([*self.columns, *(name for name in (TIME, DIFF) if name in rows.column_names)])
 
     def no_updates(self) -> pa.Table:
-        """A table of the columns that are shown, `__time` and `__diff`, without rows."""
+        """An empty table with the selected columns, `__time` and `__diff`."""
         return self.schema.updates_schema.empty_table().select([*self.schema.columns(self.columns), TIME, DIFF])
 
 
@@ -140,33 +137,33 @@ EVERYTHING = Selection()
 
 
 def _whole(schema: ShardSchema, values: Values, name: str, from_text: bool) -> KeyRange:
-    """The range of exactly this key. Raises InvalidUsage where it is no key of the shard."""
+    """The range of exactly this key. Raises InvalidUsage if it is not a key of the shard."""
     if len(values) != len(schema.key):
         raise InvalidUsage(f"{name} has {len(values)} values; it needs one for each of {', '.join(schema.key)}")
     for column, value in zip(schema.key, values, strict=True):
         if value is None and not schema.arrow.field(column).nullable:
             raise InvalidUsage(f"{name} is null in column {column!r}, which is never null")
     encoded = _encoded(schema, values, name, from_text)
-    return KeyRange(encoded, encoded + b"\x00")  # no other key begins with the bytes of a whole one
+    return KeyRange(encoded, encoded + b"\x00")  # no other key starts with the bytes of a whole key
 
 
 def read_values(what: str, text: str, decoded: Any = json.loads) -> Values:
-    """The values of the first key columns that a text gives: a JSON list, or the value of the first one as it is.
+    """The values of the first key columns from a text: a JSON list, or the value of the first column.
 
-    `decoded` reads JSON. Raises InvalidUsage naming `what`.
+    `decoded` parses JSON. Raises InvalidUsage naming `what`.
     """
     if len(text) > KEY_CHARS_MAX:
         raise InvalidUsage(f"{what} has {len(text)} characters; at most {KEY_CHARS_MAX}")
     if not text.lstrip().startswith("["):
         return (text,)
     try:
-        found = decoded(text)
+        values = decoded(text)
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"{what} is not valid JSON: {error}") from None
-    for value in found:
+    for value in values:
         if isinstance(value, (list, dict)):
-            raise InvalidUsage(f"{what} has the value {shown(value)}; a key has none such")
-    return tuple(found)
+            raise InvalidUsage(f"{what} has the value {shown(value)}; key columns are flat")
+    return tuple(values)
 
 
 def _encoded(schema: ShardSchema, values: Values, name: str, from_text: bool) -> bytes:
@@ -178,24 +175,22 @@ def _encoded(schema: ShardSchema, values: Values, name: str, from_text: bool) ->
         raise InvalidUsage(f"{name}: {error.message}") from error
 
 
-# The columns of a shard as they were as of a time, over rows that are read by the columns of today.
-#
-# Columns are told by their ids. Each one that is there still has the name, the place and the type of then. One that was
-# dropped since is left out, as its values are; one that was added since is left out too: no row had it then.
-
-
 def schema_at(sound: Mapping[int, ShardSchema], times: Mapping[int, int], as_of: int) -> int:
-    """The id of the newest schema that was there when the time was written; the first one, as of before all."""
-    there = [number for number in sound if times.get(number, 0) <= max(as_of, 0)]
-    return max(there, default=min(sound))
+    """The id of the newest schema that existed at the time; the first schema if it is earlier than all."""
+    existing = [number for number in sound if times.get(number, 0) <= max(as_of, 0)]
+    return max(existing, default=min(sound))
 
 
 @dataclass(frozen=True)
 class SchemaAsOf:
-    """How the columns of today are shown as those of then. `shown` are these, without what was dropped since."""
+    """Shows the current columns as they were as of a time, with the names, order and types of then.
+
+    Columns are matched by their ids. Columns that were dropped later are left out, since their values are gone, and so
+    are columns that were added later. `shown` is the resulting schema.
+    """
 
     shown: ShardSchema
-    names: Mapping[str, str]  # of `shown`, with the names of today
+    names: Mapping[str, str]  # of `shown`, with the current names
 
     @classmethod
     def of(cls, sound: Mapping[int, ShardSchema], number: int) -> SchemaAsOf:
@@ -206,7 +201,7 @@ class SchemaAsOf:
         return cls(then.some(kept, then.key), names)
 
     def rows(self, table: pa.Table) -> pa.Table:
-        """Rows of columns of today, with what readers add to them, by the columns of then that they have."""
+        """Rows with current columns, `__time` and `__diff`, converted to the columns of then that they have."""
         fields = [field for field in self.shown.arrow if self.names[field.name] in table.column_names]
         added = [name for name in (TIME, DIFF) if name in table.column_names]
         columns = [as_type(table.column(self.names[field.name]), field.type) for field in fields]  # whose values fit
@@ -216,7 +211,7 @@ class SchemaAsOf:
 
 @dataclass(frozen=True)
 class SelectedAsOf:
-    """A selection by the columns of then, of rows that are read by those of today: what `Selected` is else."""
+    """As `Selected`, with the columns as of a time, over rows that are read with the current columns."""
 
     then: SchemaAsOf
     inner: Selected
@@ -228,38 +223,38 @@ class SelectedAsOf:
 
     @property
     def key_range(self) -> KeyRange:
-        """Keys outside of it are not meant; they are encoded as they were then."""
+        """A range that contains all selected keys; their encoding does not change."""
         return self.inner.key_range
 
     @property
     def is_narrow(self) -> bool:
-        """Whether there are keys that are not meant."""
-        return self.key_range != ALL_KEYS
+        """Whether some keys are excluded."""
+        return self.inner.is_narrow
 
     @property
     def keeps(self) -> RowGroupFilter | None:
-        """Statistics of files tell nothing of columns by other names and types."""
+        """None: the statistics of files are those of columns with other names and types."""
         return None
 
     @cached_property
     def read(self) -> tuple[str, ...]:
-        """The columns to read, by their names of today."""
+        """The columns to read, by their current names."""
         wanted = self.then.shown.arrow.names if self.inner.read is None else self.inner.read
         return tuple(self.then.names[name] for name in wanted)
 
     def apply(self, table: pa.Table) -> pa.Table:
-        """The rows that are meant of what was read, with the columns that are shown, and what readers add."""
-        found = self.inner.apply(self.then.rows(table))
+        """The selected rows of a table that was read, with the selected columns, `__time` and `__diff`."""
+        rows = self.inner.apply(self.then.rows(table))
         wanted = self.then.shown.arrow.names if self.inner.columns is None else self.inner.columns
-        return found.select([*wanted, *(name for name in (TIME, DIFF) if name in found.column_names)])
+        return rows.select([*wanted, *(name for name in (TIME, DIFF) if name in rows.column_names)])
 
 
 def select_by_schema(
     sound: Mapping[int, ShardSchema], number: int | None, selection: Selection
 ) -> Selected | SelectedAsOf:
-    """What is selected, by the columns of that schema (None: of today).
+    """The selection by the columns of that schema (None: the current one).
 
-    Raises InvalidUsage as `Selection.on`, and as `resolve_selection`.
+    Raises InvalidUsage as `Selection.on` and `resolve_selection`.
     """
     if number is None:
         return resolve_selection(sound, selection)
@@ -268,10 +263,10 @@ def select_by_schema(
 
 
 def resolve_selection(sound: Mapping[int, ShardSchema], selection: Selection) -> Selected:
-    """What is selected, by the columns of today.
+    """The selection by the current columns.
 
-    Raises InvalidUsage as `Selection.on`, and where a name that is selected by, or shown, means another column than by
-    the schema `selection.known`.
+    Raises InvalidUsage as `Selection.on`, and if a name in it belongs to another column than in the schema
+    `selection.known`.
     """
     wanted = selection.on(newest(sound)[1])
     current_for_names(sound, selection.known, None if selection.columns is None else wanted.names)
@@ -279,6 +274,6 @@ def resolve_selection(sound: Mapping[int, ShardSchema], selection: Selection) ->
 
 
 def schema_shown(sound: Mapping[int, ShardSchema], number: int | None) -> ShardSchema:
-    """The columns of that schema (None: of today), without those that were dropped since."""
+    """The columns of that schema (None: the current one), without those that were dropped later."""
     current, schema = newest(sound)
     return schema if number is None or number == current else SchemaAsOf.of(sound, number).shown

@@ -1,4 +1,4 @@
-"""Changes of a shard's columns by name, what their schema must be, and values computed from other columns."""
+"""Changes of a shard's columns by name, the rules for new schemas, and values computed from other columns."""
 
 from __future__ import annotations
 
@@ -23,15 +23,21 @@ from persist.parts.row_stats import digest_of_rows
 from persist.parts.schema_evolution import check_evolution
 from persist.parts.shard_schema import DEFAULT_BYTES_MAX, DIFF, TIME, ShardSchema, encode_value
 
-# Changes of a shard's columns by name, and the schema that they lead to.
-
-
 CHANGES_MAX = 1_000
+FIELDS_MAX = 10_000  # of columns and all fields within them
+NAME_CHARS_MAX = 255
+RESERVED = frozenset({TIME, DIFF, "_change_type", "_commit_version", "_commit_timestamp"})  # readers add them to rows
+SCHEMA_BYTES_MAX = 1024 * 1024
+FIXED_ROW_BYTES_MAX = 256 * 1024  # that every row takes, whatever its values are
+PICKLED = 5  # the pickle protocol for digests, which must be the same in every process
+DIGEST_BYTES = 16
+
+Value: TypeAlias = Any  # a value, or a `pyarrow.compute.Expression` over the columns of the row
 
 
 @dataclass(frozen=True)
 class AddColumn:
-    """A new value column, after another one (None: last). `default`: what rows have that are written without it."""
+    """Add a value column after another one (None: last). `default` is its value in rows without it."""
 
     name: str
     type: pa.DataType
@@ -42,7 +48,7 @@ class AddColumn:
 
 @dataclass(frozen=True)
 class RenameColumn:
-    """The column `name` is called `to` from here on."""
+    """Rename the column `name` to `to`."""
 
     name: str
     to: str
@@ -50,14 +56,14 @@ class RenameColumn:
 
 @dataclass(frozen=True)
 class DropColumn:
-    """A value column goes, with all its values."""
+    """Drop a value column with all its values."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class MoveColumn:
-    """A column is shown after another one (None: first)."""
+    """Move a column after another one (None: first)."""
 
     name: str
     after: str | None = None
@@ -65,7 +71,7 @@ class MoveColumn:
 
 @dataclass(frozen=True)
 class WidenColumn:
-    """A column gets a type that holds all that it held before."""
+    """Change the type of a column to one that can hold all of its values."""
 
     name: str
     type: pa.DataType
@@ -73,7 +79,7 @@ class WidenColumn:
 
 @dataclass(frozen=True)
 class RelaxColumn:
-    """A column may hold nulls from here on."""
+    """Allow nulls in a column."""
 
     name: str
 
@@ -82,25 +88,25 @@ Change: TypeAlias = AddColumn | RenameColumn | DropColumn | MoveColumn | WidenCo
 
 
 def apply_changes(schema: ShardSchema, changes: Sequence[Change]) -> ShardSchema:
-    """The schema after these changes, made one after the other.
+    """The schema after these changes, in their order.
 
-    Where nullable columns are added and nothing else, a plain schema stays plain. Raises InvalidUsage where a change
-    cannot be made; it names the column.
+    A plain schema stays plain if only nullable columns are added. Raises InvalidUsage, naming the column, if a change
+    is not possible.
     """
     if not 0 < len(changes) <= CHANGES_MAX:
         raise InvalidUsage(f"there are {len(changes)} changes of the schema; give between 1 and {CHANGES_MAX}")
-    only_adds = all(isinstance(one, AddColumn) and one.nullable and one.default is None for one in changes)
-    work = _Work(schema)
+    only_adds = all(isinstance(change, AddColumn) and change.nullable and change.default is None for change in changes)
+    editor = _SchemaEditor(schema)
     for change in changes:
-        work.make(change)
-    found = work.schema()
+        editor.apply(change)
+    changed = editor.schema()
     if only_adds and schema.is_plain:
-        found = ShardSchema(found.arrow, found.key)
-    check_evolution(schema, found)
-    return found
+        changed = ShardSchema(changed.arrow, changed.key)
+    check_evolution(schema, changed)
+    return changed
 
 
-class _Work:
+class _SchemaEditor:
     """The columns of a schema while they are changed."""
 
     def __init__(self, schema: ShardSchema) -> None:
@@ -120,10 +126,10 @@ class _Work:
         names = tuple(self._fields[number].name for number in self._key)
         return ShardSchema(pa.schema(list(self._fields.values())), names, details)
 
-    def make(self, change: Change) -> None:
+    def apply(self, change: Change) -> None:
         if not isinstance(change, Change):
             raise InvalidUsage(
-                f"a change of the schema is an AddColumn, RenameColumn or the like, not {shown(change)}; take one of "
+                f"a change of the schema is an AddColumn, RenameColumn or similar, not {shown(change)}; use one of "
                 "persist.parts.schema_changes"
             )
         if isinstance(change, AddColumn):
@@ -136,33 +142,33 @@ class _Work:
             number = self._number(change.name)
             if number in self._key:
                 raise InvalidUsage(
-                    f"column {change.name!r} is a key column, which cannot be dropped; make another shard"
+                    f"column {change.name!r} is a key column, which cannot be dropped; create another shard"
                 )
             del self._fields[number]
         elif isinstance(change, MoveColumn):
             self._place(self._number(change.name), change.after, is_first=change.after is None)
         elif isinstance(change, WidenColumn):
             number = self._number(change.name)
-            self._fields[number] = self._fields[number].with_type(_stored(change.name, change.type))
+            self._fields[number] = self._fields[number].with_type(_checked_type(change.name, change.type))
         else:
             number = self._number(change.name)
             if number in self._before.details.not_null:
-                raise InvalidUsage(f"a constraint keeps nulls out of {change.name!r}: change it by set_constraints")
+                raise InvalidUsage(f"a constraint forbids nulls in {change.name!r}: change it with set_constraints")
             self._fields[number] = self._fields[number].with_nullable(True)
 
     def _add(self, change: AddColumn) -> None:
         self._check_free(change.name)
         if not isinstance(change.nullable, bool):
             raise InvalidUsage(f"nullable of column {change.name!r} is True or False, not {shown(change.nullable)}")
-        kind = _stored(change.name, change.type)
+        kind = _checked_type(change.name, change.type)
         number, self._next = self._next, self._next + 1
         self._fields[number] = pa.field(change.name, kind, change.nullable)
         if change.default is not None:
             data = encode_value(column_of(change.name, [change.default], kind)[0])
             if len(data) > DEFAULT_BYTES_MAX:
                 raise InvalidUsage(
-                    f"the default of column {change.name!r} takes {len(data)} bytes, and at most {DEFAULT_BYTES_MAX} "
-                    "are kept; take a shorter one"
+                    f"the default of column {change.name!r} takes {len(data)} bytes; the limit is {DEFAULT_BYTES_MAX}: "
+                    "use a shorter one"
                 )
             self._defaults[number] = data
         elif not change.nullable:
@@ -174,9 +180,10 @@ class _Work:
         moved = self._fields[number]
         target = None if is_first or after is None else self._number(after)
         if target == number:
-            raise InvalidUsage(f"column {moved.name!r} cannot stand after itself; name another column")
-        rest = [(one, field) for one, field in self._fields.items() if one != number]
-        at = 0 if target is None else next(place for place, (one, _) in enumerate(rest, start=1) if one == target)
+            raise InvalidUsage(f"column {moved.name!r} cannot be moved after itself; name another column")
+        del self._fields[number]
+        rest = list(self._fields.items())
+        at = 0 if target is None else 1 + list(self._fields).index(target)
         self._fields = dict([*rest[:at], (number, moved), *rest[at:]])
 
     def _number(self, name: str) -> int:
@@ -184,83 +191,67 @@ class _Work:
             if field.name == name:
                 return number
         if not isinstance(name, str):
-            raise InvalidUsage(f"a column is named by a text, not by {shown(name)}")
+            raise InvalidUsage(f"the name of a column is a text, not {shown(name)}")
         raise self._before.no_column(name)
 
     def _check_free(self, name: str) -> None:
         if not isinstance(name, str) or not name:
-            raise InvalidUsage(f"a column is named by a text that is not empty, not by {shown(name)}")
-        if not _is_unicode(name):
-            raise InvalidUsage(f"the column name {shown(name)} is no Unicode text: it has half of a pair; leave it out")
+            raise InvalidUsage(f"the name of a column is a text that is not empty, not {shown(name)}")
+        if any(unicodedata.category(char) == "Cs" for char in name):
+            raise InvalidUsage(f"the column name {shown(name)} has an unpaired surrogate; leave it out")
         if any(field.name == name for field in self._fields.values()):
-            raise InvalidUsage(f"there is a column {name!r} already; take another name")
+            raise InvalidUsage(f"there is a column {name!r} already; use another name")
 
 
-def _stored(name: str, kind: object) -> Any:
+def _checked_type(name: str, kind: object) -> Any:
     if not isinstance(kind, pa.DataType):
         raise InvalidUsage(f"the type of column {name!r} is an Arrow type such as pa.int64(), not {shown(kind)}")
     return stored_type(name, kind)
 
 
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-# Values of columns that are computed from other columns of the same rows.
-
-
-PICKLED = 5  # the protocol of pickle: that of what is asked is the same in every process
-TOLD_BYTES = 16
-Value: TypeAlias = Any  # a value, or a `pyarrow.compute.Expression` over the columns of the row
-
-
 def compute_column(name: str, value: Value, kind: pa.DataType, rows: pa.Table) -> pa.ChunkedArray:
-    """The values of the column `name`, one for each row, of its type. Raises InvalidUsage where one does not fit it."""
+    """The values of the column `name` for the rows, of its type. Raises InvalidUsage if one does not fit."""
     if not isinstance(value, pc.Expression):
         whole = _single(name, value, kind).take(pa.array(np.zeros(len(rows), np.int64)))
         return pa.chunked_array([whole], kind)
-    return conform_column(_projected(name, value, rows), pa.field(name, kind))
+    return conform_column(_project(name, value, rows), pa.field(name, kind))
 
 
 def value_digest(name: str, value: Value, kind: pa.DataType | None = None) -> str:
-    """A digest of a value of a column, or of an expression with all that it has. Raises InvalidUsage: it does not fit.
+    """A digest of a value of a column, or of an expression. Raises InvalidUsage if the value does not fit.
 
-    `repr` leaves out the middle of long lists, and the types of numbers.
+    `repr` is not sufficient: it truncates long lists and omits the types of numbers.
     """
     if isinstance(value, pc.Expression):
-        return blake2b(pickle.dumps(value, protocol=PICKLED), digest_size=TOLD_BYTES).hexdigest()
+        return blake2b(pickle.dumps(value, protocol=PICKLED), digest_size=DIGEST_BYTES).hexdigest()
     column = pa.array([value]) if kind is None else _single(name, value, kind)
     return str(digest_of_rows(with_diffs(pa.table({name: column}))))
 
 
 def with_diffs(rows: pa.Table) -> pa.Table:
-    """The rows, each there once."""
+    """The rows with multiplicity 1."""
     return rows.append_column(
         pa.field(DIFF, pa.int64(), nullable=False), pa.repeat(pa.scalar(1, pa.int64()), len(rows))
     )
 
 
 def _single(name: str, value: Any, kind: pa.DataType) -> pa.Array:
-    """One plain value, or a scalar of Arrow, as a column."""
+    """A Python value or an Arrow scalar as a column of one row."""
     if isinstance(value, pa.Scalar):
         return conform_column(pa.repeat(value, 1), pa.field(name, kind))
     return column_of(name, [value], kind)
 
 
 def evaluate_condition(condition: pc.Expression, rows: pa.Table) -> pa.ChunkedArray:
-    """For each row whether the condition is true; null is not. Raises InvalidUsage."""
-    found = _projected("condition", condition, rows)
-    if not pa.types.is_boolean(found.type):
-        raise InvalidUsage(f"the condition {condition!s:.200} is {found.type}, neither true nor false")
-    return found.fill_null(False)
+    """For each row whether the condition is true, rather than false or null. Raises InvalidUsage."""
+    truth = _project("condition", condition, rows)
+    if not pa.types.is_boolean(truth.type):
+        raise InvalidUsage(f"the condition {condition!s:.200} is {truth.type}, not boolean")
+    return truth.fill_null(False)
 
 
-def _projected(name: str, value: pc.Expression, rows: pa.Table) -> pa.ChunkedArray:
-    # Loaded where it is used: it loads pandas where that is installed, which is a third of the start of a command.
+def _project(name: str, value: pc.Expression, rows: pa.Table) -> pa.ChunkedArray:
+    # Imported here, because it imports pandas if that is installed, which is a third of the start time of a command.
     from pyarrow.acero import Declaration, ProjectNodeOptions, TableSourceNodeOptions
 
     plan = Declaration.from_sequence(
@@ -275,16 +266,8 @@ def _projected(name: str, value: pc.Expression, rows: pa.Table) -> pa.ChunkedArr
         raise InvalidUsage(f"the expression {value!s:.200} cannot be computed: {error}") from error
 
 
-# What a schema must be beyond what a shard can hold, before a shard begins with it or evolves to it.
-#
-# These rules came later than shards did. So they are asked of what is new, and never of a shard that is there: it stays
-# readable and writable whatever its schema is.
-
-FIELDS_MAX = 10_000  # of columns and of all that is within them
-NAME_CHARS_MAX = 255
-RESERVED = frozenset({TIME, DIFF, "_change_type", "_commit_version", "_commit_timestamp"})  # readers add them to rows
-SCHEMA_BYTES_MAX = 1024 * 1024
-FIXED_ROW_BYTES_MAX = 256 * 1024  # that every row takes, whatever is in it
+# The following rules are newer than some shards. They apply to new schemas only: an existing shard stays readable and
+# writable whatever its schema is.
 
 
 def check_new(schema: ShardSchema) -> None:
@@ -295,7 +278,7 @@ def check_new(schema: ShardSchema) -> None:
 
 
 def check_added(before: ShardSchema, after: ShardSchema) -> None:
-    """Raise InvalidUsage unless a shard may get the columns, and the names, that `after` has and `before` has not."""
+    """Raise InvalidUsage unless the columns and names that `after` adds to `before` are allowed."""
     fresh = [field for field in after.arrow if field.name not in before.arrow.names]
     _check_fields(fresh)
     _check_defaults(before, after)
@@ -304,7 +287,7 @@ def check_added(before: ShardSchema, after: ShardSchema) -> None:
 
 
 def _check_defaults(before: ShardSchema, after: ShardSchema) -> None:
-    """Raise InvalidUsage where a new column has a default with nulls where its type allows none: no file holds it."""
+    """Raise InvalidUsage if a new column has a default with nulls where its type allows none: no file can hold it."""
     if after.is_plain:
         return
     for name, default in after.defaults.items():
@@ -317,23 +300,23 @@ def _check_defaults(before: ShardSchema, after: ShardSchema) -> None:
 
 
 def check_kept(before: ShardSchema, after: ShardSchema) -> None:
-    """Raise InvalidUsage where columns change in a way that changes what is asked of rows, or makes a check senseless.
+    """Raise InvalidUsage if a change of columns also changes constraints, or makes a check invalid.
 
-    What is asked of one column alone goes with it.
+    Constraints of a single column are dropped with it.
     """
     if constraints_differ(after, before):
-        raise InvalidUsage("the columns and the constraints of a shard change one after the other: use set_constraints")
+        raise InvalidUsage("the columns and the constraints of a shard must be changed separately: use set_constraints")
     _check_named(before, after)
     try:
         check_compiles(after)
     except InvalidUsage as error:
-        raise InvalidUsage(f"{error.message}; take the check away first, or set it anew") from error
+        raise InvalidUsage(f"{error.message}; remove the check first, or set it again") from error
 
 
 def _check_named(before: ShardSchema, after: ShardSchema) -> None:
-    """Raise InvalidUsage where a name in a check is another column's afterwards, or no column's: swapped, or dropped.
+    """Raise InvalidUsage if a name in a check belongs to another column afterwards, or to none.
 
-    A check knows columns by their names alone. Where both schemas are plain, a name stays with its column.
+    A check refers to columns by their names. Between plain schemas names do not move.
     """
     if after.is_plain:
         return
@@ -341,39 +324,35 @@ def _check_named(before: ShardSchema, after: ShardSchema) -> None:
         for name in columns_of(parse(check.where)):
             if name in before.id_of and after.id_of.get(name) != before.id_of[name]:
                 raise InvalidUsage(
-                    f"the check {check.name!r} names column {name!r}: take it away first, and set it anew by the new "
-                    "name"
+                    f"the check {check.name!r} refers to column {name!r}: remove it first, and set it again with the "
+                    "new name"
                 )
 
 
 def frees_names(before: ShardSchema, after: ShardSchema) -> bool:
-    """Whether a name that a column has before is no column's afterwards, or another one's."""
+    """Whether a name of a column belongs to another column afterwards, or to none."""
     return not after.is_plain and any(after.id_of.get(name) != number for name, number in before.id_of.items())
 
 
 def check_policy(before: ShardSchema, after: ShardSchema, column: str | None) -> None:
-    """Raise InvalidUsage where the column by which a policy of rows goes (None: by none) is dropped or renamed."""
+    """Raise InvalidUsage if the column of a row policy (None: no policy) is dropped or renamed."""
     if column is None or column not in before.id_of or after.is_plain:
         return
     if after.name_of.get(before.id_of[column]) != column:
-        raise InvalidUsage(f"a policy of rows goes by column {column!r}: change the policy first, or leave the column")
+        raise InvalidUsage(f"a row policy uses column {column!r}: change the policy first, or keep the column")
 
 
 def differ_in_constraints(before: ShardSchema, after: ShardSchema) -> bool:
-    """Whether the schemas differ in constraints alone."""
-    if not constraints_differ(after, before):
-        return False
-    return after.with_details(unique=False, not_null=(), checks=()) == before.with_details(
-        unique=False, not_null=(), checks=()
-    )
+    """Whether the schemas differ in constraints only."""
+    none: dict[str, Any] = {"unique": False, "not_null": (), "checks": ()}
+    return constraints_differ(after, before) and after.with_details(**none) == before.with_details(**none)
 
 
-def check_constrained(before: ShardSchema, after: ShardSchema, *, is_looked_at: bool) -> None:
-    """Raise InvalidUsage unless constraints can change so: the contents were looked at for what asks more."""
-    if are_stricter(after, before) and not is_looked_at:
+def check_constrained(before: ShardSchema, after: ShardSchema, *, is_verified: bool) -> None:
+    """Raise InvalidUsage unless constraints may change in this way. `is_verified`: the contents satisfy them."""
+    if are_stricter(after, before) and not is_verified:
         raise InvalidUsage(
-            "constraints that ask more than before need the upper of which the contents were looked at: use "
-            "set_constraints"
+            "stricter constraints need the upper at which the contents were verified: use set_constraints"
         )
     check_compiles(after)
 
@@ -383,7 +362,7 @@ def _check_fields(columns: list[pa.Field]) -> None:
         for field in _all(column):
             _check_name(field.name, column.name, is_column=field is column)
             if pa.types.is_struct(field.type):
-                _check_twins(field, column.name)
+                _check_distinct(field, column.name)
             if pa.types.is_timestamp(field.type) and field.type.tz is not None:
                 _check_zone(field.type, column.name)
 
@@ -395,19 +374,18 @@ def _check_sizes(schema: ShardSchema) -> None:
     nbytes = len(schema.to_record().arrow)
     if nbytes > SCHEMA_BYTES_MAX:
         raise InvalidUsage(
-            f"the schema is too large, it takes {nbytes} bytes and at most {SCHEMA_BYTES_MAX} are kept; make names "
-            "shorter or columns fewer"
+            f"the schema takes {nbytes} bytes; the limit is {SCHEMA_BYTES_MAX}: use shorter names or fewer columns"
         )
     fixed = row_bytes(schema.arrow)
     if fixed > FIXED_ROW_BYTES_MAX:
         raise InvalidUsage(
-            f"a row of these columns takes {fixed} bytes whatever is in it; at most {FIXED_ROW_BYTES_MAX} are taken: "
-            "use binary or list for what has a fixed size"
+            f"every row of these columns takes at least {fixed} bytes; the limit is {FIXED_ROW_BYTES_MAX}: use binary "
+            "or list instead of types of fixed size"
         )
 
 
 def _all(field: pa.Field) -> Iterator[pa.Field]:
-    """A field and all that is within it. Its depth is bounded by then."""
+    """A field and all fields within it, whose depth is limited already."""
     yield field
     for index in range(field.type.num_fields):
         yield from _all(field.type.field(index))
@@ -415,27 +393,27 @@ def _all(field: pa.Field) -> Iterator[pa.Field]:
 
 def _check_name(name: str, column: str, *, is_column: bool) -> None:
     if is_column and name.lower() in RESERVED:
-        raise InvalidUsage(f"column name {name!r} is reserved: readers add a column of that name; take another one")
+        raise InvalidUsage(f"column name {name!r} is reserved: readers add a column of that name; use another one")
     what = "a column name" if is_column else f"a name within column {column!r:.100}"
     if len(name) > NAME_CHARS_MAX:
-        raise InvalidUsage(f"{what} has {len(name)} characters; at most {NAME_CHARS_MAX} are taken")
-    if any(unicodedata.category(one) in ("Cc", "Cs") for one in name):
+        raise InvalidUsage(f"{what} has {len(name)} characters; the limit is {NAME_CHARS_MAX}")
+    if any(unicodedata.category(char) in ("Cc", "Cs") for char in name):
         raise InvalidUsage(f"{what}, {name!r:.300}, has a control character; leave it out")
 
 
-def _check_twins(field: pa.Field, column: str) -> None:
+def _check_distinct(field: pa.Field, column: str) -> None:
     names = [field.type.field(index).name for index in range(field.type.num_fields)]
-    if len(set(names)) < len(names):
-        twin = next(name for name in names if names.count(name) > 1)
-        raise InvalidUsage(f"within column {column!r:.100} two fields of a struct are called {twin!r:.100}; rename one")
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise InvalidUsage(f"column {column!r:.100} has two struct fields {repeated!r:.100}; rename one")
 
 
 def _check_zone(kind: pa.DataType, column: str) -> None:
-    """Refuse a time zone that Arrow does not find: it would be missed by the first reader who wants its days."""
+    """Refuse a time zone that Arrow does not know: computing its days would fail later."""
     try:
         pc.hour(pa.array([0], kind))
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(
-            f"column {column!r:.100} is {str(kind)!r:.100}, of which the time zone is not known; use one of the IANA "
-            "names, such as UTC or Europe/Berlin"
+            f"column {column!r:.100} is {str(kind)!r:.100}, whose time zone is unknown; use an IANA name, such as UTC "
+            "or Europe/Berlin"
         ) from error

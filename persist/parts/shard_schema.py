@@ -1,4 +1,14 @@
-"""A shard's schema: columns, key, and how rows are converted; with ids, defaults and constraints in its metadata."""
+"""A shard's schema: the user's columns, the key, ids, defaults and constraints; and the conversion of rows to it.
+
+Rows are Arrow tables in `updates_schema`: the user's columns in schema order, then `__time` and `__diff` (int64, not
+null). Dictionary columns are stored decoded, string and binary views as large strings and binaries. Key columns are
+flat; values may be nested.
+
+Ids, defaults and constraints are stored in the metadata of the serialized Arrow schema. Per column: `persist.id`, an
+integer that identifies the column forever, and `persist.default`, the value in rows that were written without it. Per
+schema: `persist.next_id`, the id of the next column, so that the id of a dropped column is not reused,
+`persist.unique` and `persist.checks`. A schema without metadata is plain: the form before there were ids.
+"""
 
 from __future__ import annotations
 
@@ -30,28 +40,24 @@ from persist.parts.column_types import (
 from persist.parts.ipc_guard import DeclaredSize, check_schema, is_compressed
 from persist.parts.memory_size import row_bytes
 
-# What a schema says of a shard beyond columns and key: ids, defaults and constraints, and how these are kept.
-#
-# All of it lies in the metadata of the serialized Arrow schema. Per column `persist.id`, a whole number that belongs to
-# the column for ever, and `persist.default`, the value of rows that were written without it. Per schema
-# `persist.next_id`, the id of the next column, which is kept so that the id of a dropped column never comes back;
-# `persist.unique`; and `persist.checks`. A schema without metadata is plain: it means what all schemas meant before
-# there were ids.
-
-
+TIME = "__time"
+DIFF = "__diff"
+COLUMNS_MAX = 2000
+SCHEMAS_KEPT_MAX = 256  # decoded schemas that a process caches
 ID, DEFAULT, NOT_NULL = b"persist.id", b"persist.default", b"persist.not_null"  # of a column
 NEXT_ID, UNIQUE, CHECKS = b"persist.next_id", b"persist.unique", b"persist.checks"  # of a schema
-# The last field of a schema that is not plain. A client of an older build, which would read columns by their names,
-# takes no such field for a column: it refuses rows of the schema, and names the remedy.
+# The last field of a schema that is not plain. A client of an older version, which would read columns by their names,
+# does not support its type: it refuses rows of the schema, and the field's name is the remedy.
 GUARD = pa.field("__upgrade_persist_to_read_this", pa.null())
 CHECKS_MAX = 64
 ID_MAX = 2**31 - 1
 DEFAULT_BYTES_MAX = 2048  # encoded: every row of an old part gets the value when it is read
+_RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A predicate (in the language of `where`) that no row may make false, and its name."""
+    """A named predicate (in the language of `where`) that must not be false for any row."""
 
     name: str
     where: str
@@ -59,11 +65,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Details:
-    """`ids` of the columns, in their order (empty: 1, 2, ... when a schema is made), and what else a schema says.
+    """The ids, defaults and constraints of a schema.
 
-    `defaults` are pairs of a column's id and the encoded value (`encode_value`) that rows without the column have.
-    `unique`: at no time may two rows have one key. `not_null` are the ids of the columns that take no null from this
-    schema on, though earlier rows may have some. Both ask nothing of rows that are taken away.
+    `ids` of the columns, in their order (empty: 1, 2, ... when a schema is created). `defaults` are pairs of a column's
+    id and the encoded value (`encode_value`) in rows without the column. `unique`: no two rows have the same key at
+    any time. `not_null` are the ids of the columns that accept no nulls from this schema on; earlier rows may have
+    nulls. Constraints do not apply to retractions.
     """
 
     ids: tuple[int, ...] = ()
@@ -74,19 +81,19 @@ class Details:
     not_null: tuple[int, ...] = ()
 
     def numbered(self, columns: int) -> Details:
-        """With ids, for so many columns. Raises ValueError where the ids cannot be those of a schema."""
+        """With ids for `columns` columns. Raises ValueError if the details are invalid."""
         ids = self.ids or tuple(range(1, columns + 1))
-        not_null = tuple(sorted(set(self.not_null) & set(ids)))  # what is asked of a column goes with it
-        found = replace(self, ids=ids, next_id=max(self.next_id, max(ids, default=0) + 1), not_null=not_null)
-        if len(ids) != columns or len(set(ids)) < columns or min(ids, default=1) < 1 or found.next_id > ID_MAX:
-            raise ValueError(f"the ids {list(ids)[:20]} are not those of {columns} columns")
+        not_null = tuple(sorted(set(self.not_null) & set(ids)))  # constraints are dropped with their column
+        numbered = replace(self, ids=ids, next_id=max(self.next_id, max(ids, default=0) + 1), not_null=not_null)
+        if len(ids) != columns or len(set(ids)) < columns or min(ids, default=1) < 1 or numbered.next_id > ID_MAX:
+            raise ValueError(f"the ids {list(ids)[:20]} are not valid for {columns} columns")
         if self.next_id and self.next_id <= max(ids, default=0):
             raise ValueError(f"the next id {self.next_id} is taken")
         if not {number for number, _ in self.defaults} <= set(ids):
-            raise ValueError("a default is of no column")
+            raise ValueError("a default belongs to no column")
         if len(self.checks) > CHECKS_MAX:
-            raise ValueError(f"there are {len(self.checks)} checks; at most {CHECKS_MAX} are kept")
-        return found
+            raise ValueError(f"there are {len(self.checks)} checks; at most {CHECKS_MAX} are allowed")
+        return numbered
 
     @cached_property
     def default_of(self) -> Mapping[int, bytes]:
@@ -98,7 +105,7 @@ PLAIN = Details()
 
 
 def encode_value(value: pa.Scalar) -> bytes:
-    """A value of any type as bytes: an Arrow stream of one row. The same value gives the same bytes."""
+    """A value of any type as bytes: an Arrow stream of one row. The encoding is deterministic."""
     sink = pa.BufferOutputStream()
     batch = pa.record_batch([pa.repeat(value, 1)], names=[""])
     with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -107,9 +114,9 @@ def encode_value(value: pa.Scalar) -> bytes:
 
 
 def decode_value(data: bytes, kind: Any) -> pa.Scalar:
-    """The value that `encode_value` made bytes of, in this type. Raises ValueError or an ArrowException.
+    """The value that `encode_value` encoded, in this type. Raises ValueError or an ArrowException.
 
-    Somebody may have made the bytes by hand: what would take more than it is long is not decoded.
+    The bytes are untrusted: data that would expand is not decoded.
     """
     check_schema(data)
     declared = DeclaredSize()
@@ -119,71 +126,68 @@ def decode_value(data: bytes, kind: Any) -> pa.Scalar:
             message = messages.read_next_message()
             declared.add(message)
             if is_compressed(message) or declared.dictionaries or declared.rows > 1:
-                raise ValueError("a default is one value, which is not compressed")
+                raise ValueError("a default is one uncompressed value")
     table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
     table.validate(full=True)
     if table.num_rows != 1 or table.num_columns != 1:
         raise ValueError("a default is one value")
-    found = table.column(0)
-    return (found if found.type == kind else found.cast(kind))[0]
+    column = table.column(0)
+    return (column if column.type == kind else column.cast(kind))[0]
 
 
 def write(arrow: pa.Schema, details: Details) -> pa.Schema:
-    """The schema with its details as metadata; as it is where it is plain."""
+    """The schema with its details as metadata; unchanged if it is plain."""
     if details == PLAIN:
         return arrow
     fields = []
     for number, column in zip(details.ids, arrow, strict=True):
-        said = {ID: str(number).encode()}
+        metadata = {ID: str(number).encode()}
         if (default := details.default_of.get(number)) is not None:
-            said[DEFAULT] = b64encode(default)
+            metadata[DEFAULT] = b64encode(default)
         if number in details.not_null:
-            said[NOT_NULL] = b"true"
-        fields.append(column.with_metadata(said))
-    told = {NEXT_ID: str(details.next_id).encode()}
+            metadata[NOT_NULL] = b"true"
+        fields.append(column.with_metadata(metadata))
+    metadata = {NEXT_ID: str(details.next_id).encode()}
     if details.unique:
-        told[UNIQUE] = b"true"
+        metadata[UNIQUE] = b"true"
     if details.checks:
         pairs = [{"name": check.name, "where": check.where} for check in details.checks]
-        told[CHECKS] = json.dumps(pairs, separators=(",", ":")).encode()
-    return pa.schema([*fields, GUARD], told)
+        metadata[CHECKS] = json.dumps(pairs, separators=(",", ":")).encode()
+    return pa.schema([*fields, GUARD], metadata)
 
 
 def read(arrow: pa.Schema) -> tuple[pa.Schema, Details]:
-    """The columns of a schema that `write` made, and its details. Raises ValueError where it made none such."""
-    told = arrow.metadata or {}
-    if NEXT_ID not in told:
+    """The columns of a schema that `write` returned, and its details. Raises ValueError if it is invalid."""
+    metadata = arrow.metadata or {}
+    if NEXT_ID not in metadata:
         return arrow, PLAIN
     if not len(arrow) or not arrow.field(len(arrow) - 1).equals(GUARD):
         raise ValueError(f"its last field is not {GUARD.name}")
     arrow = pa.schema(list(arrow)[:-1])
-    said = [column.metadata or {} for column in arrow]
-    if any(ID not in one for one in said):
+    columns = [(column, column.metadata or {}) for column in arrow]
+    if any(ID not in of_column for _, of_column in columns):
         raise ValueError("a column has no id")
-    ids = [int(one[ID]) for one in said]
     return arrow, Details(
-        tuple(ids),
-        int(told[NEXT_ID]),
-        _defaults(ids, said, arrow),
-        told.get(UNIQUE) == b"true",
-        _checks(told.get(CHECKS, b"[]")),
-        tuple(number for number, one in zip(ids, said, strict=True) if one.get(NOT_NULL) == b"true"),
-    ).numbered(len(ids))
+        tuple(int(of_column[ID]) for _, of_column in columns),
+        int(metadata[NEXT_ID]),
+        tuple(
+            (int(of_column[ID]), _read_default(column, of_column[DEFAULT]))
+            for column, of_column in columns
+            if DEFAULT in of_column
+        ),
+        metadata.get(UNIQUE) == b"true",
+        _checks(metadata.get(CHECKS, b"[]")),
+        tuple(int(of_column[ID]) for _, of_column in columns if of_column.get(NOT_NULL) == b"true"),
+    ).numbered(len(columns))
 
 
-def _defaults(
-    ids: Sequence[int], said: Iterable[Mapping[bytes, bytes]], arrow: pa.Schema
-) -> tuple[tuple[int, bytes], ...]:
-    found = []
-    for number, one, column in zip(ids, said, arrow, strict=True):
-        if DEFAULT in one:
-            data = b64decode(one[DEFAULT], validate=True)
-            if len(data) > DEFAULT_BYTES_MAX:
-                raise ValueError(f"the default of column {column.name!r} takes more than {DEFAULT_BYTES_MAX} bytes")
-            if not decode_value(data, column.type).is_valid:
-                raise ValueError(f"the default of column {column.name!r} is null")
-            found.append((number, data))
-    return tuple(found)
+def _read_default(column: pa.Field, text: bytes) -> bytes:
+    data = b64decode(text, validate=True)
+    if len(data) > DEFAULT_BYTES_MAX:
+        raise ValueError(f"the default of column {column.name!r} takes more than {DEFAULT_BYTES_MAX} bytes")
+    if not decode_value(data, column.type).is_valid:
+        raise ValueError(f"the default of column {column.name!r} is null")
+    return data
 
 
 def _checks(text: bytes) -> tuple[Check, ...]:
@@ -192,43 +196,28 @@ def _checks(text: bytes) -> tuple[Check, ...]:
         isinstance(pair, dict) and isinstance(pair.get("name"), str) and isinstance(pair.get("where"), str)
         for pair in pairs
     ):
-        raise ValueError("the checks are no list of names and predicates")
+        raise ValueError("the checks are not a list of names and predicates")
     return tuple(Check(pair["name"], pair["where"]) for pair in pairs)
-
-
-# A shard's schema: the user's columns, which of them are the key, and how rows are brought into it.
-#
-# Rows travel as Arrow tables in `updates_schema`: the user's columns in schema order, then `__time` and `__diff`
-# (int64, not null). Dictionary columns are stored decoded, string and binary views as large ones. Keys are flat
-# columns; values may be nested.
-
-
-TIME = "__time"
-DIFF = "__diff"
-COLUMNS_MAX = 2000
-SCHEMAS_KEPT_MAX = 256  # that were read back, in a process
-_RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False))
 
 
 @dataclass(frozen=True)
 class ShardSchema:
-    """The user's columns (without `__time` and `__diff`), the names of the key columns, and what else is said of them.
+    """The user's columns (without `__time` and `__diff`), the names of the key columns, and their details.
 
-    Rows are ordered by the key columns as `key` lists them, then by the other columns by their ids (in a plain schema:
-    in schema order), then by time. `former` are names that columns had, with those of today (None: it was dropped).
-    Raises InvalidUsage when a column cannot be stored, a key column is absent or nested, or names clash.
+    Rows are sorted by the key columns in the order of `key`, then by the other columns in the order of their ids (in a
+    plain schema: in schema order), then by time. `former` are earlier names of columns, with the current ones (None: it
+    was dropped), for the messages of `no_column`. Raises InvalidUsage if a column cannot be stored, a key column is
+    absent or nested, or names are not unique.
     """
 
     arrow: pa.Schema
     key: tuple[str, ...]
     details: Details = PLAIN
-    former: tuple[tuple[str, str | None], ...] = dataclasses.field(
-        default=(), compare=False, repr=False
-    )  # names: see `no_column`
+    former: tuple[tuple[str, str | None], ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.arrow, pa.Schema):
-            raise InvalidUsage(f"the columns of a shard come as a pyarrow.Schema, not {type(self.arrow).__name__}")
+            raise InvalidUsage(f"the columns of a shard are a pyarrow.Schema, not {type(self.arrow).__name__}")
         object.__setattr__(self, "key", tuple(self.key))
         names = self.arrow.names
         if len(names) > COLUMNS_MAX:
@@ -253,16 +242,16 @@ class ShardSchema:
             try:
                 object.__setattr__(self, "details", self.details.numbered(len(names)))
             except ValueError as error:
-                raise InvalidUsage(f"the schema cannot be one: {error}") from error
+                raise InvalidUsage(f"the schema is invalid: {error}") from error
 
     @property
     def is_plain(self) -> bool:
-        """Whether it says nothing but columns and key, as every schema did before there were ids."""
+        """Whether it has only columns and a key, the form before there were ids."""
         return self.details == PLAIN
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
-        """The ids of the columns, in their order. Those of a plain schema follow from the schemas around it."""
+        """The ids of the columns, in their order. In a plain schema they are positions."""
         return self.details.ids or tuple(range(1, len(self.arrow) + 1))
 
     @cached_property
@@ -277,16 +266,16 @@ class ShardSchema:
 
     @cached_property
     def defaults(self) -> dict[str, pa.Scalar]:
-        """The values that rows have which were written without these columns; of other columns it is null."""
-        told = self.details.default_of
+        """The values of columns in rows that were written without them; other columns are null."""
+        encoded = self.details.default_of
         return {
-            name: decode_value(told[number], self.arrow.field(name).type)
+            name: decode_value(encoded[number], self.arrow.field(name).type)
             for name, number in self.id_of.items()
-            if number in told
+            if number in encoded
         }
 
     def no_column(self, name: str, begins: str = "") -> InvalidUsage:
-        """The error for a column name that the shard does not have; `former` names say what became of it."""
+        """The error for an unknown column, which explains what happened to a column of that former name."""
         for old, new in self.former:
             if old == name and new is not None:
                 return InvalidUsage(f"{begins}column {name!r} is called {new!r} now; use that name")
@@ -297,23 +286,23 @@ class ShardSchema:
         )
 
     def absent(self, name: str, count: int) -> pa.Array:
-        """So many values of a value column that a writer does not give: its default, or null.
+        """`count` values of a column that a writer omits: its default, or null.
 
-        Raises InvalidUsage where it has no default and takes no null, and for a key column.
+        Raises InvalidUsage if it has no default and is not nullable, and for a key column.
         """
         if name not in self.defaults and (name in self.key or not self.arrow.field(name).nullable):
             raise InvalidUsage(f"column {name!r} is absent from the rows")
         return self.defaulted(name, count)
 
     def defaulted(self, name: str, count: int) -> pa.Array:
-        """So many times the default of a column, which is null where it has none."""
+        """The default of a column `count` times; null if it has none."""
         default = self.defaults.get(name)
         if default is None or not count:
             return pa.nulls(count, self.arrow.field(name).type)
         return pa.repeat(default, count)
 
     def some(self, names: Iterable[str], key: Sequence[str], extra: Sequence[pa.Field] = ()) -> ShardSchema:
-        """These of its columns, and `extra` ones, as a schema by which rows are brought into form."""
+        """A schema of some of its columns and `extra` ones, to which rows can be converted."""
         chosen = list(names)
         arrow = pa.schema([*map(self.arrow.field, chosen), *extra])
         if self.is_plain:
@@ -324,7 +313,7 @@ class ShardSchema:
         return ShardSchema(arrow, tuple(key), Details(ids, first + len(extra), kept), self.former)
 
     def with_details(self, **changes: Any) -> ShardSchema:
-        """The schema with other details (`Details`: `unique`, `checks` ...); ids are given where there were none."""
+        """The schema with other details (`Details`: `unique`, `checks` ...); ids are assigned if there are none."""
         return replace(self, details=replace(self.details, **changes).numbered(len(self.arrow)))
 
     @cached_property
@@ -339,17 +328,16 @@ class ShardSchema:
 
     @cached_property
     def _plain(self) -> frozenset[str]:
-        """The columns that hold any value of their type."""
-        fields = self._targets.values()
+        """The columns that can hold any value of their type."""
         return frozenset(
             field.name
-            for field in fields
+            for field in self.updates_schema
             if field.nullable and not has_parquet_limits(field.type) and not pa.types.is_nested(field.type)
         )
 
     @cached_property
     def value(self) -> tuple[str, ...]:
-        """The columns that are not key columns, by their ids: the order in which rows are sorted by them."""
+        """The columns that are not key columns, in sort order: by their ids."""
         names = self.arrow.names if self.is_plain else sorted(self.arrow.names, key=self.id_of.__getitem__)
         return tuple(name for name in names if name not in self.key)
 
@@ -359,7 +347,7 @@ class ShardSchema:
         return (*self.key, *self.value)
 
     def columns(self, names: Iterable[str] | None) -> tuple[str, ...]:
-        """These of the user's columns (None: all). Raises InvalidUsage at one that the shard has not, or at a twin."""
+        """These of the user's columns (None: all). Raises InvalidUsage if one is unknown or repeated."""
         chosen = tuple(self.arrow.names if names is None else names)
         for name in chosen:
             if name not in self.arrow.names:
@@ -369,57 +357,57 @@ class ShardSchema:
         return chosen
 
     def to_record(self) -> SchemaRecord:
-        """The durable form. A plain schema gives the bytes that it always gave."""
+        """The durable form."""
         return SchemaRecord(write(self.arrow, self.details).serialize().to_pybytes(), self.key)
 
     @classmethod
     def from_record(cls, record: SchemaRecord) -> ShardSchema:
-        """Read a schema back. Raises Corruption when its bytes are no Arrow schema, or one that no shard can have."""
+        """Decode a schema. Raises Corruption if it is not an Arrow schema, or not valid for a shard."""
         return _read(record)
 
     @cached_property
-    def _picky(self) -> tuple[tuple[int, pa.Field, bool], ...]:
-        """The columns that do not take every value of their type, with their places; and whether Parquet does not."""
-        picky = ((place, field, has_parquet_limits(field.type)) for place, field in enumerate(self.updates_schema))
-        return tuple(one for one in picky if one[2] or not one[1].nullable)
+    def _limited(self) -> tuple[tuple[int, pa.Field, bool], ...]:
+        """The columns that do not accept every value of their type: position, field, and whether Parquet limits it."""
+        columns = ((place, field, has_parquet_limits(field.type)) for place, field in enumerate(self.updates_schema))
+        return tuple(column for column in columns if column[2] or not column[1].nullable)
 
     @cached_property
-    def strict(self) -> tuple[pa.Field, ...]:
-        """The columns with something within them that may not be null."""
+    def with_required_children(self) -> tuple[pa.Field, ...]:
+        """The columns with children that must not be null."""
         return tuple(field for field in self.arrow if has_required_children(field.type))
 
     @cached_property
     def width(self) -> int:
-        """The number of columns that rows have, with those for times and multiplicities."""
+        """The number of columns of rows, including `__time` and `__diff`."""
         return len(self.updates_schema)
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether no column has values within values."""
+        """Whether no column is nested."""
         return not any(pa.types.is_nested(field.type) for field in self.updates_schema)
 
     @cached_property
     def row_bytes(self) -> int:
-        """The bytes that a row takes at least."""
+        """The least bytes of a row."""
         return row_bytes(self.updates_schema)
 
     def check_values(self, rows: Any) -> None:
-        """Raise InvalidUsage where rows in `updates_schema` hold a null that is not allowed, or what Parquet cannot."""
-        for place, field, may_not_fit in self._picky:
+        """Raise InvalidUsage if rows in `updates_schema` have a forbidden null or a value that Parquet cannot store."""
+        for place, field, may_not_fit in self._limited:
             column = rows.column(place)
             if not field.nullable and column.null_count:
                 raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
             if may_not_fit:
                 check_storable(column, field)
-        for field in self.strict:
+        for field in self.with_required_children:
             check_nested_nulls(rows.column(field.name), field)
 
     def conform(self, rows: pa.Table | pa.RecordBatch, default_time: int | None) -> pa.Table:
-        """The rows in `updates_schema`: columns ordered and losslessly cast, `__time` and `__diff` filled in.
+        """The rows in `updates_schema`: columns ordered and losslessly cast, missing columns filled in.
 
         `__time` defaults to `default_time`, `__diff` to 1, a value column to its default or null. Raises InvalidUsage,
-        naming the column, where one is unknown or not losslessly castable, or absent though it takes no null, a null is
-        not allowed, or a time is out of range.
+        naming the column, if one is unknown, cannot be cast losslessly, has a forbidden null, or is absent and not
+        nullable; also if a time is out of range.
         """
         names = rows.schema.names
         for name in names:
@@ -448,16 +436,16 @@ class ShardSchema:
             _check_times(span["min"], span["max"])
         try:
             table.validate(full=True)
-        except (pa.ArrowException, ValueError) as error:  # text that is not UTF-8: no reader could show it
-            raise InvalidUsage(f"the rows are not sound: {str(error).splitlines()[0]}") from error
+        except (pa.ArrowException, ValueError) as error:  # such as text that is not UTF-8, which no reader could show
+            raise InvalidUsage(f"the rows are invalid: {str(error).splitlines()[0]}") from error
         if len(table) != rows.num_rows:
-            raise Corruption(f"{rows.num_rows} rows became {len(table)}; it is a fault of persist: report it")
+            raise Corruption(f"{rows.num_rows} rows became {len(table)}; this is a bug: report it")
         return table
 
 
 @lru_cache(SCHEMAS_KEPT_MAX)
 def _read(record: SchemaRecord) -> ShardSchema:
-    """See `from_record`. Every commit and every read asks for the schemas of its shard, which hardly ever change."""
+    """See `from_record`. Every commit and every read needs the schemas of its shard, which rarely change."""
     try:
         check_schema(record.arrow)
         arrow = pa.ipc.read_schema(pa.py_buffer(record.arrow))
@@ -466,7 +454,7 @@ def _read(record: SchemaRecord) -> ShardSchema:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Corruption(f"the shard's schema cannot be read: {error}") from error
     except InvalidUsage as error:
-        raise Corruption(f"the shard's schema cannot be one: {error.message}") from error
+        raise Corruption(f"the shard's schema is invalid: {error.message}") from error
 
 
 def _times(time: int, count: int) -> pa.Array:

@@ -1,13 +1,13 @@
 """One definite total order over the values of every column type, as unsigned words and as bytes.
 
-The order is a function of the values alone, never of the batch they sit in: nulls first; booleans, numbers
-and times by value (floats in IEEE total order, so -0.0 sorts before 0.0 and differs from it; every NaN is the
-same value and sorts last); strings and binaries by their bytes; lists, structs and maps element by element
-(see `_nested`). Sorting, grouping, key bounds and cuts between runs all use it.
+The order depends on the values only, not on their batch: nulls first; booleans, numbers and times by value (floats in
+IEEE total order, so -0.0 sorts before 0.0 and differs from it; all NaNs are equal and sort last); strings and binaries
+by their bytes; lists, structs and maps element by element (see `_nested`). Sorting, grouping, key bounds and cuts of
+runs all use it.
 
-A column offers the order twice: `word(level, rows)` gives uint64 words to compare level by level (the engine
-of `persist.parts.consolidate`), `encode(row)` one row's bytes (`persist.parts.key_encoding`). Both come from the
-same words, so they cannot disagree.
+A column has the order in two forms: `word(level, rows)` returns uint64 words to compare level by level (for
+`persist.parts.consolidate`), `encode(row)` returns the bytes of one row (`persist.parts.key_encoding`). Both derive
+from the same words, so they are consistent.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ END = b"\x00\x00"
 
 _SIGN64 = np.uint64(1 << 63)
 _GATHERED_BYTES = 1024 * 1024
-_COPIED_BYTES_MAX = 4 * 1024 * 1024  # of the rest of strings, beyond which they are ordered where they are
-_LEVELS_MAX = 16  # words of a string that are compared one by one; the rest is ranked at once
-FEW_BYTES = 16 * 1024  # of texts whose extremes are taken in Python: calls of Arrow take longer
+_LEVELS_MAX = 16  # words of a string that are compared one by one; the tail is ranked
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -44,7 +42,7 @@ class ColumnOrder(Protocol):
     """A column's order."""
 
     def word(self, level: int, rows: Rows | None) -> Words | None:
-        """The words of `rows` (None: all rows) at `level`; None when no level is left to compare."""
+        """The words of `rows` (None: all rows) at `level`; None if there is no further level."""
         ...
 
     def encode(self, row: int) -> bytes:
@@ -53,7 +51,7 @@ class ColumnOrder(Protocol):
 
 
 class FixedColumn:
-    """Values of a fixed number of words, first the most significant one."""
+    """Values of a fixed number of words, the most significant one first."""
 
     def __init__(self, words: list[Words], width: int, valid: Mask | None) -> None:
         if valid is not None:
@@ -80,7 +78,7 @@ def _terminated(raw: bytes) -> bytes:
 
 
 class Width(NamedTuple):
-    """Byte strings of one width that lie one after the other: `rows` of them, from number `first` on."""
+    """Contiguous byte strings of one width: `rows` of them, from number `first` on."""
 
     width: int
     first: int
@@ -88,11 +86,11 @@ class Width(NamedTuple):
 
 
 class BytesColumn:
-    """Byte strings: `data[ends[row]:ends[row + 1]]`, or those that a `Width` tells."""
+    """Byte strings: `data[ends[row]:ends[row + 1]]`, or of a fixed `Width`."""
 
     def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[Any] | Width, valid: Mask | None) -> None:
         self._data = data if len(data) >= 8 else np.concatenate([data, np.zeros(8, np.uint8)])
-        # Every position of the data as the word that starts there, in the machine's order of bytes.
+        # The word that starts at every position of the data, in native byte order.
         self._at = np.ndarray((len(self._data) - 7,), dtype=np.uint64, buffer=self._data, strides=(1,))
         self._ends = ends
         self._valid = valid
@@ -137,7 +135,6 @@ class BytesColumn:
         return None
 
     def encode(self, row: int) -> bytes:
-        """Without a look at other rows."""
         if self._valid is not None and not self._valid[row]:
             return NULL
         if isinstance(self._ends, Width):
@@ -149,14 +146,14 @@ class BytesColumn:
         """Eight bytes from `skip` on, zeros past the end of the value."""
         length = self._length_max
         if rows is None and self._valid is None and self._length_min == length >= 8:
-            over = max(0, skip + 8 - length)  # bytes beyond the value: the word that ends with it has the others
-            first = int(self._offsets[0]) + skip - over  # values of one length lie one after the other
-            found = _big_endian(self._at[first::length][: len(self._offsets)].copy())
-            return found << np.uint64(8 * over) if over else found
+            over = max(0, skip + 8 - length)  # bytes beyond the value: take the word that ends with it
+            first = int(self._offsets[0]) + skip - over  # values of one length are contiguous
+            words = _big_endian(self._at[first::length][: len(self._offsets)].copy())
+            return words << np.uint64(8 * over) if over else words
         starts = (self._offsets if rows is None else self._offsets[rows]) + skip
         last = len(self._at) - 1
         if len(starts) and int(starts.max()) > last:
-            late = np.flatnonzero(starts > last)  # those that begin so late are few
+            late = np.flatnonzero(starts > last)  # only the last few
             shift = np.minimum((starts[late] - last) * 8, 63).astype(np.uint64)
             starts[late] = last
             words = _big_endian(self._at[starts])
@@ -166,35 +163,28 @@ class BytesColumn:
         if skip + 8 <= self._length_min:
             return words
         lengths = self._lengths if rows is None else self._lengths[rows]
-        beyond = np.clip(8 * (skip + 8) - 8 * lengths, 0, 64).view(np.uint64)  # bits of what follows the value
+        beyond = np.clip(8 * (skip + 8) - 8 * lengths, 0, 64).view(np.uint64)  # bits after the value
         words >>= beyond
         words <<= beyond
         return words
 
     def _tail_rank(self, skip: int, rows: Rows | None) -> Words:
-        """Dense rank, among `rows`, of what follows the first `skip` bytes (few rows tie so far)."""
+        """The dense rank, among `rows`, of the bytes after the first `skip` ones (few rows are still tied)."""
         offsets = self._offsets if rows is None else self._offsets[rows]
         lengths = np.maximum((self._lengths if rows is None else self._lengths[rows]) - skip, 0)
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         data, shifts = np.empty(int(ends[-1]), np.uint8), offsets + skip - ends[:-1]
-        for start in range(0, len(data), _GATHERED_BYTES):  # where a byte comes from takes eight bytes to say
+        for start in range(0, len(data), _GATHERED_BYTES):  # in blocks: the index of a byte takes eight bytes
             places = np.arange(start, min(start + _GATHERED_BYTES, len(data)))
             data[start : start + len(places)] = self._data[places + shifts[np.searchsorted(ends, places, "right") - 1]]
         tails = pa.LargeBinaryArray.from_buffers(
             pa.large_binary(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(data)]
         )
-        if len(data) > _COPIED_BYTES_MAX:  # each distinct one is copied to tell which are alike, and they are few
-            return pc.rank(tails, tiebreaker="dense").to_numpy()  # type: ignore[no-any-return]
-        codes = tails.dictionary_encode()
-        order = pc.array_sort_indices(codes.dictionary).to_numpy()
-        ranks: Words = np.empty(len(order), np.uint64)
-        ranks[order] = np.arange(len(order), dtype=np.uint64)
-        positions: Rows = codes.indices.to_numpy()
-        return ranks[positions]
+        return pc.rank(tails, tiebreaker="dense").to_numpy()  # type: ignore[no-any-return]
 
 
 def column_order(array: pa.Array) -> ColumnOrder:
-    """The order of `array`'s values; any type that a shard can have."""
+    """The order of the values of an array of any type that a shard can store."""
     kind = array.type
     valid = None if array.null_count == 0 else array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_nested(kind):
@@ -208,21 +198,13 @@ def column_order(array: pa.Array) -> ColumnOrder:
     return _bytes_column(array, valid)
 
 
-def extremes(array: pa.Array) -> tuple[bytes, bytes]:
-    """The least and the greatest of `array`'s values (at least one), encoded."""
-    if array.null_count == 0 and is_bytes(array.type) and array.get_total_buffer_size() > FEW_BYTES:
-        low, high = (value.as_buffer().to_pybytes() for value in pc.min_max(array).values())
-        return _terminated(low), _terminated(high)
-    return extremes_each(array, [len(array)])[0]
-
-
-def extremes_each(array: pa.Array, counts: Sequence[int]) -> list[tuple[bytes, bytes]]:
-    """`extremes` of stretches of so many values each (at least one), which follow one another."""
+def extremes(array: pa.Array, counts: Sequence[int]) -> list[tuple[bytes, bytes]]:
+    """The least and the greatest of each of `counts` consecutive values (at least one), encoded."""
     spans = list(pairwise(accumulate(counts, initial=0)))
-    if array.null_count == 0 and is_bytes(array.type):  # Python compares texts as we do: by their code points
+    if array.null_count == 0 and is_bytes(array.type):  # Python also compares texts by code points, like their bytes
         values = array.to_pylist()
-        found = ((min(values[start:end]), max(values[start:end])) for start, end in spans)
-        return [(_terminated(_as_bytes(low)), _terminated(_as_bytes(high))) for low, high in found]
+        bounds = ((min(values[start:end]), max(values[start:end])) for start, end in spans)
+        return [(_terminated(_as_bytes(low)), _terminated(_as_bytes(high))) for low, high in bounds]
     order = column_order(array)
     if isinstance(order, FixedColumn) and order.word(1, None) is None and (words := order.word(0, None)) is not None:
         places = (
@@ -230,27 +212,27 @@ def extremes_each(array: pa.Array, counts: Sequence[int]) -> list[tuple[bytes, b
         )
         return [(order.encode(low), order.encode(high)) for low, high in places]
     if len(spans) > 1:
-        return [extremes_each(array[start:end], [end - start])[0] for start, end in spans]
-    return [(order.encode(_first(order, len(array), np.min)), order.encode(_first(order, len(array), np.max)))]
+        return [extremes(array[start:end], [end - start])[0] for start, end in spans]
+    return [(order.encode(_extreme(order, np.min)), order.encode(_extreme(order, np.max)))]
 
 
 def _as_bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _first(order: ColumnOrder, count: int, best: Callable[[Words], np.uint64]) -> int:
-    """A row with the least or the greatest value, as `best` tells of words."""
+def _extreme(order: ColumnOrder, best: Callable[[Words], np.uint64]) -> int:
+    """A row with the least or the greatest value: `best` is the minimum or maximum of words."""
     rows: Rows | None = None
     level = 0
     while (rows is None or len(rows) > 1) and (words := order.word(level, rows)) is not None:
-        found = np.flatnonzero(words == best(words))
-        rows = found if rows is None else rows[found]
+        places = np.flatnonzero(words == best(words))
+        rows = places if rows is None else rows[places]
         level += 1
     return 0 if rows is None else int(rows[0])
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values are byte strings of any length, which Arrow orders as we do."""
+    """Whether values are byte strings of variable length, which Arrow orders in the same way."""
     types = pa.types
     return bool(
         types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
@@ -258,7 +240,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def one_chunk(values: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """The values as one array; 32-bit offsets give way to 64-bit ones where they would overflow."""
+    """The values as one array, with 64-bit offsets if 32-bit ones would overflow."""
     if isinstance(values, pa.Array):
         return values
     if values.num_chunks == 1:
@@ -283,7 +265,7 @@ def _bytes_column(array: pa.Array, valid: Mask | None) -> BytesColumn:
 
 
 def _big_endian(words: Words) -> Words:
-    """Words that were taken from bytes, with the first byte as the most significant one. Changes them in place."""
+    """Make the first byte of each word the most significant one, in place."""
     return words.byteswap(inplace=True) if sys.byteorder == "little" else words
 
 
@@ -297,30 +279,25 @@ def _values(buffer: pa.Buffer | None, dtype: Any, offset: int, count: int | None
 
 
 def _primitive_word(array: pa.Array) -> Words:
-    """Integers, floats, dates, times, timestamps and durations as words in their order."""
+    """Integers, floats, dates, times, timestamps, durations and narrow decimals as words in their order."""
     kind = array.type
     width = kind.bit_width // 8
     bits = _values(array.buffers()[1], _UNSIGNED[width], array.offset, len(array))
     if pa.types.is_unsigned_integer(kind):
-        return _as_words(bits)
+        return bits.astype(np.uint64)
     sign = bits.dtype.type(1 << (width * 8 - 1))
-    if not pa.types.is_floating(kind):
-        return _as_words(bits ^ sign)
-    numbers = bits.view(f"f{width}")
-    nan = np.isnan(numbers)
-    ordered = np.where(bits & sign, ~bits, bits ^ sign)
-    return _as_words(np.where(nan, bits.dtype.type(2 ** (width * 8) - 1), ordered))
-
-
-def _as_words(values: npt.NDArray[Any]) -> Words:
-    return values.astype(np.uint64)
+    if pa.types.is_floating(kind):
+        is_nan = np.isnan(bits.view(f"f{width}"))
+        ordered = np.where(bits & sign, ~bits, bits ^ sign)
+        return np.where(is_nan, bits.dtype.type(2 ** (width * 8) - 1), ordered).astype(np.uint64)
+    words: Words = (bits ^ sign).astype(np.uint64)
+    return words
 
 
 def _decimal_words(array: pa.Array) -> list[Words]:
     width = array.type.bit_width // 8
     if width <= 8:
-        bits = _values(array.buffers()[1], _UNSIGNED[width], array.offset, len(array))
-        return [(bits ^ bits.dtype.type(1 << (width * 8 - 1))).astype(np.uint64)]
+        return [_primitive_word(array)]
     count = width // 8
     limbs = _values(array.buffers()[1], np.uint64, array.offset * count, len(array) * count)
     table = limbs.reshape(len(array), count)
@@ -338,9 +315,9 @@ _BINARY = pa.large_binary()
 def _nested(array: pa.Array) -> pa.Array:
     """Lists, structs and maps: a `large_binary` array without nulls, each row of `array` as order-preserving bytes.
 
-    Column by column, never row by row. Every value becomes self-delimiting bytes whose order is the order of the
-    values: null before any value, then element by element, a list before its extensions. A list's bytes are its
-    elements' bytes between two marks, so that they are made by composing offsets.
+    The conversion is column by column, not row by row. Every value becomes self-delimiting bytes in the order of the
+    values: null first, then element by element, a list before its extensions. A list's bytes are its elements' bytes
+    between two marks, so they are built by composing offsets.
     """
     kind = array.type
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Writing parts: a writer's updates in bounded memory, and a compaction's sorted output."""
+"""Writing parts: staging a writer's updates in bounded memory, and the sorted output of a compaction."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from persist.parts.key_encoding import SortedKeys
 from persist.parts.row_stats import digest_of_rows
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 
-PART_BYTES = 64 * 1024 * 1024  # rows in memory that a writer buffers for a part
+PART_BYTES = 64 * 1024 * 1024  # of rows in memory that a writer buffers for a part
 COMPACTED_BYTES = 128 * 1024 * 1024  # encoded bytes of a compacted part
 GATHERED_BYTES = 4 * 1024 * 1024  # of small batches that are conformed together
-GATHERED_SHARE = 16  # and of a part, so that its rows are not held twice
-SMALL_BYTES = 64 * 1024  # of rows that are not counted more closely
-UNASSIGNED_TIME = 0  # what rows carry whose time the service chooses at commit
+GATHERED_SHARE = 16  # at most this fraction of a part, so that its rows are not held twice
+SMALL_BYTES = 64 * 1024  # of rows whose exact size is not computed
+UNASSIGNED_TIME = 0  # of rows whose time the service assigns at commit
 
 Updates: TypeAlias = Any  # pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]
 
 
 class BlobPuts(Protocol):
-    """What writing parts needs of a blob store."""
+    """The method of a blob store that writing parts needs."""
 
     def put(self, key: str, data: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PartSink:
-    """Where parts go: rows of `schema`, which is number `schema_id` of the shard, as blobs of one of its writers.
+    """The destination of parts: rows of `schema`, with the id `schema_id` in the shard, as blobs of one of its writers.
 
-    With `digests` the parts that are staged tell the digest of their rows.
+    With `digests` staged parts carry the digest of their rows.
     """
 
     schema: ShardSchema
@@ -55,21 +55,20 @@ class PartSink:
     digests: bool = False
 
     def encoder(self) -> ParquetEncoder:
-        """What encodes a part of these rows."""
-        return ParquetEncoder(self.schema, tells=self.writer in (FLUSHER, COMPACTOR))
+        return ParquetEncoder(self.schema, with_statistics=self.writer in (FLUSHER, COMPACTOR))
 
     def put(self, encoder: ParquetEncoder) -> Part:
-        """Write what was encoded as a blob of its own; the part that names it."""
+        """Write the encoded rows as a blob; the part that names it."""
         part_id = mint(PartId, self.ids)
         key = part_key(self.shard_id, self.writer, part_id)
         part, data = encoder.finish(self.schema_id, part_id, key)
         self.blob.put(key, data)
         return part
 
-    def told(self, part: Part, rows: pa.Table) -> Part:
-        """The part, of these rows as they were given, with what is to be told of them."""
-        given = None if part.rows == len(rows) else len(rows)  # before equal ones were added up
-        return replace(part, given=given, rows_digest=digest_of_rows(rows) if self.digests else None)
+    def describe(self, part: Part, rows: pa.Table) -> Part:
+        """The part with the count, before equal rows were summed, and the digest of its rows."""
+        count = None if part.rows == len(rows) else len(rows)
+        return replace(part, given=count, rows_digest=digest_of_rows(rows) if self.digests else None)
 
 
 def stage(
@@ -81,31 +80,30 @@ def stage(
     part_bytes_target: int = PART_BYTES,
     on_part: Callable[[Part], None] | None = None,
 ) -> tuple[Run, ...]:
-    """Write updates as parts that nobody sees until a batch names them.
+    """Write updates as parts, which are invisible until a batch names them.
 
-    Rows are taken as `ShardSchema.conform` says. `default_time` None means that the service chooses the time at commit:
-    the rows carry time 0 until `Part.at`, and a column `__time` is refused. At most about `part_bytes_target` bytes of
-    rows are buffered, whatever the size of the input; every full buffer becomes one blob, and `on_part` hears of it
-    once it is durable. Updates that encode to at most `inline_bytes_max` bytes become one inline
-    part instead. No updates, and updates that cancel out, give no runs. Errors of the blob store pass through; staging
-    again is safe.
+    Rows are converted with `ShardSchema.conform`. `default_time` None: the service assigns the time at commit; the rows
+    have time 0 until `Part.at`, and a column `__time` is refused. At most about `part_bytes_target` bytes of rows are
+    buffered, whatever the size of the input; every full buffer becomes one blob, and `on_part` is called when it is
+    durable. Updates that encode to at most `inline_bytes_max` bytes become one inline part instead. No updates, and
+    updates that cancel out, result in no runs. Errors of the blob store pass through; staging again is safe.
     """
     schema = sink.schema
     runs: list[list[Part]] = []
-    weighed = _Weighed(updates)
-    for rows, nbytes, is_all in _buffers(weighed, schema, default_time, part_bytes_target):
-        if is_all and (found := _inline_runs(rows, nbytes, sink, inline_bytes_max)) is not None:
-            weighed.check(found)
-            if on_part is not None and found:
-                on_part(found[0].parts[0])
-            return found
-        rows = join([rows])  # the pieces are given back before anything else is made of them
+    checked = _CheckedUpdates(updates)
+    for rows, nbytes, is_all in _buffers(checked, schema, default_time, part_bytes_target):
+        if is_all and (inline := _inline_runs(rows, nbytes, sink, inline_bytes_max)) is not None:
+            checked.check(inline)
+            if on_part is not None and inline:
+                on_part(inline[0].parts[0])
+            return inline
+        rows = join([rows])  # the chunks are freed before the rows are sorted
         sorted_rows = consolidate([rows], schema)
         if not len(sorted_rows):
             continue
         encoder = sink.encoder()
         encoder.write(sorted_rows)
-        part = sink.told(sink.put(encoder), rows)
+        part = sink.describe(sink.put(encoder), rows)
         if on_part is not None:
             on_part(part)
         if runs and _follows(runs[-1][-1], part):
@@ -113,21 +111,21 @@ def stage(
         else:
             runs.append([part])
     staged = tuple(Run(tuple(parts)) for parts in runs)
-    weighed.check(staged)
+    checked.check(staged)
     return staged
 
 
 def stage_inline(
     rows: pa.Table, sink: PartSink, *, default_time: int | None, inline_bytes_max: int
 ) -> tuple[Run, ...] | None:
-    """As `stage`, where that takes no call of the blob store: None where it does. Raises InvalidUsage as that does."""
+    """As `stage` for rows that fit an inline part; None if they do not, and nothing was written."""
     if rows.get_total_buffer_size() > inline_bytes_max and rows.nbytes > inline_bytes_max:
         return None
-    weighed = _Weighed(rows)
-    for conformed, nbytes, is_all in _buffers(weighed, sink.schema, default_time, PART_BYTES):
+    checked = _CheckedUpdates(rows)
+    for conformed, nbytes, is_all in _buffers(checked, sink.schema, default_time, PART_BYTES):
         runs = _inline_runs(conformed, nbytes, sink, inline_bytes_max) if is_all else None
         if runs is not None:
-            weighed.check(runs)
+            checked.check(runs)
         return runs
     return ()
 
@@ -135,29 +133,29 @@ def stage_inline(
 def stage_inserts(
     rows: pa.Table, counts: Sequence[int], sink: PartSink, inline_bytes_max: int
 ) -> list[tuple[Run, ...] | None]:
-    """`stage_inline` of inserts of so many rows each, which follow one another; their calls of Arrow serve all.
+    """`stage_inline` for several inserts, each of `counts` consecutive rows; Arrow is called once for all of them.
 
-    `rows` are as `ShardSchema.conform` gives them. None: one that takes a call of the blob store. Raises
-    ConstraintViolated where the rows of one of them break a constraint.
+    `rows` are in the form of `ShardSchema.conform`. None: an insert that needs a blob. Raises ConstraintViolated if the
+    rows of one insert violate a constraint.
     """
     check_rows(rows, sink.schema)
-    some = [count for count in counts if count]
-    parts = encode_inline_parts(rows, some, sink.schema, sink.schema_id, sink.ids) if some else []
+    filled = [count for count in counts if count]
+    parts = encode_inline_parts(rows, filled, sink.schema, sink.schema_id, sink.ids) if filled else []
     _check_sum(_diff_sum(rows), parts)
     start, rest = 0, iter(parts)
-    found: list[tuple[Run, ...] | None] = []
+    staged: list[tuple[Run, ...] | None] = []
     for count in counts:
         own = rows.slice(start, count)
-        found.append(_runs_of(next(rest), own, sink, inline_bytes_max) if count else ())
+        staged.append(_runs_of(next(rest), own, sink, inline_bytes_max) if count else ())
         start += count
-    return found
+    return staged
 
 
-class _Weighed:
-    """The tables and batches of updates, and the sum of their diffs, taken before anything is made of them.
+class _CheckedUpdates:
+    """The tables and batches of updates, and the sum of their diffs, to verify the encoded parts.
 
-    Numbers of rows may differ from what is encoded, since equal rows are added up; sums of diffs may not. The commit
-    records the sum (`Part.diff_sum`), and a check of a part compares it with its rows.
+    The number of rows may differ from that of the encoded rows, since equal rows are summed; the sum of the diffs must
+    not. The commit records the sum (`Part.diff_sum`), and a check of a part compares it with its rows.
     """
 
     def __init__(self, updates: Updates) -> None:
@@ -170,24 +168,24 @@ class _Weighed:
             yield piece
 
     def check(self, runs: tuple[Run, ...]) -> None:
-        """Raise Corruption where the parts hold other rows than came."""
+        """Raise Corruption if the sum of the parts differs."""
         _check_sum(self._sum, (part for run in runs for part in run.parts))
 
 
 def _check_sum(given: int, parts: Iterable[Part]) -> None:
-    """Raise Corruption where the parts hold other rows than those whose diffs come to `given`."""
+    """Raise Corruption if the diffs of the parts do not sum to `given`."""
     encoded = diff_sum_of(parts)
     if encoded is not None and (encoded - given) % 2**64:  # Arrow's sums wrap around
         raise Corruption(
-            f"the {DIFF} of the rows comes to {given}, and that of what was encoded to {encoded}; nothing was written, "
-            "and it is a fault of persist: report it",
+            f"the {DIFF} of the rows sums to {given}, but that of the encoded rows to {encoded}; nothing was written; "
+            "this is a bug: report it",
             given=given,
             encoded=encoded,
         )
 
 
 def _diff_sum(rows: pa.Table | pa.RecordBatch) -> int:
-    """The sum of the diffs of rows as they came, modulo 2**64. Diffs that are no whole numbers are refused later."""
+    """The sum of the diffs of unconverted rows, modulo 2**64. Diffs that are not integers are refused later."""
     place = rows.schema.get_field_index(DIFF)
     if place < 0:
         return int(rows.num_rows)
@@ -198,10 +196,10 @@ def _diff_sum(rows: pa.Table | pa.RecordBatch) -> int:
 
 
 def _inline_runs(rows: pa.Table, nbytes: int, sink: PartSink, inline_bytes_max: int) -> tuple[Run, ...] | None:
-    """All the rows of a write as one inline part; no run where they cancel out, and None where they are too many."""
+    """All rows of a write as one inline part; no run if they cancel out, None if they are too large."""
     if inline_bytes_max <= 0 or nbytes > 2 * inline_bytes_max:
         return None
-    part = sink.told(encode_inline(rows, sink.schema, sink.schema_id, mint(PartId, sink.ids)), rows)
+    part = sink.describe(encode_inline(rows, sink.schema, sink.schema_id, mint(PartId, sink.ids)), rows)
     return _runs_of(part, rows, sink, inline_bytes_max)
 
 
@@ -209,24 +207,19 @@ def _runs_of(part: Part, rows: pa.Table, sink: PartSink, inline_bytes_max: int) 
     """The runs of a write whose rows were encoded as this part; as `_inline_runs`."""
     schema = sink.schema
     if part.diff_sum == 0 and not len(consolidate([rows], schema)):
-        return ()  # its rows cancel out: in a blob they would not be there either
-    if part.rows * max(-part.diff_min, part.diff_max) > DIFF_MAX:  # as in a blob, the sum of equal rows counts
+        return ()  # the rows cancel out, as they would in a blob
+    if part.rows * max(-part.diff_min, part.diff_max) > DIFF_MAX:  # the limit applies to the sum of equal rows
         summed = consolidate([rows], schema)
-        part = sink.told(encode_inline(summed, schema, sink.schema_id, part.id), rows)
+        part = sink.describe(encode_inline(summed, schema, sink.schema_id, part.id), rows)
     return (Run((part,)),) if part.size <= inline_bytes_max else None
 
 
-def _counting(part: Part, updates: int) -> Part:
-    """The part, counting for the updates as they were given, before equal ones were added up."""
-    return part if part.rows == updates else replace(part, given=updates)
-
-
 class PartWriter:
-    """Writes consolidated rows that arrive in key order as parts of about `part_bytes_target` encoded bytes.
+    """Writes consolidated rows in key order as parts of about `part_bytes_target` encoded bytes.
 
-    A part ends where the key changes, so that parts do not overlap; only a key with more rows than a whole
-    part goes on in the next one. `write` and `finish` return the parts that became durable. Memory: one part's
-    encoded bytes and one row group.
+    A part ends where the key changes, so that parts do not overlap; only a key with more rows than a whole part
+    continues in the next one. `write` and `finish` return the parts that became durable. Memory: one part's encoded
+    bytes and one row group.
     """
 
     def __init__(self, sink: PartSink, part_bytes_target: int = COMPACTED_BYTES) -> None:
@@ -238,7 +231,7 @@ class PartWriter:
         self._pending_rows = 0
 
     def write(self, rows: pa.Table) -> list[Part]:
-        """Take the next rows, in `updates_schema`. Returns the parts that were completed."""
+        """Add the next rows, in `updates_schema`. Returns the parts that were completed."""
         if not len(rows):
             return []
         self._pending.append(rows)
@@ -247,7 +240,7 @@ class PartWriter:
         return self._flush(step) if self._pending_rows >= step else []
 
     def finish(self) -> list[Part]:
-        """Write what is left. Returns the last parts."""
+        """Write the remaining rows. Returns the last parts."""
         parts = self._flush(1)
         if self._encoder is not None:
             parts.append(self._sink.put(self._encoder))
@@ -255,7 +248,7 @@ class PartWriter:
         return parts
 
     def _flush(self, step: int) -> list[Part]:
-        """Write whole row groups of `step` rows (1: everything), rolling parts that are full."""
+        """Write whole row groups of `step` rows (1: everything), and complete parts that are full."""
         if not self._pending:
             return []
         table = join(self._pending)
@@ -292,13 +285,13 @@ def _follows(last: Part, part: Part) -> bool:
 
 
 def _buffers(
-    updates: _Weighed, schema: ShardSchema, default_time: int | None, target: int
+    updates: _CheckedUpdates, schema: ShardSchema, default_time: int | None, target: int
 ) -> Iterator[tuple[pa.Table, int, bool]]:
     """The rows in buffers of about `target` bytes, their bytes in memory, and whether the buffer holds all of them."""
     pending: list[pa.Table] = []
     size = 0
     flushed = False
-    for piece in _gathered(iter(updates), min(GATHERED_BYTES, target // GATHERED_SHARE)):
+    for piece in _gather(iter(updates), min(GATHERED_BYTES, target // GATHERED_SHARE)):
         if default_time is None and TIME in piece.schema.names:
             raise InvalidUsage(
                 f"rows of an insert have a column {TIME}, but the service chooses the time of an insert; leave the "
@@ -318,17 +311,17 @@ def _buffers(
         yield pending[0] if len(pending) == 1 else pa.concat_tables(pending), size, not flushed
 
 
-def _gathered(given: Iterator[pa.Table | pa.RecordBatch], most: int) -> Iterator[pa.Table | pa.RecordBatch]:
-    """The same rows: batches of less than `most` bytes that follow one another as tables of about so many bytes.
+def _gather(pieces: Iterator[pa.Table | pa.RecordBatch], most: int) -> Iterator[pa.Table | pa.RecordBatch]:
+    """The same rows, with consecutive batches of less than `most` bytes combined to tables of about so many bytes.
 
-    What is done for each table takes about as long for a few rows as for some thousand.
+    The cost per table is about the same for a few rows as for some thousand.
     """
     held: list[pa.RecordBatch] = []
     size = 0
-    for piece in given:
+    for piece in pieces:
         is_small = isinstance(piece, pa.RecordBatch) and piece.nbytes < most
         if held and not (is_small and size < most and piece.schema.equals(held[0].schema)):
-            yield held[0] if len(held) == 1 else pa.Table.from_batches(held)
+            yield pa.Table.from_batches(held)
             held, size = [], 0
         if is_small:
             held.append(piece)
@@ -336,12 +329,12 @@ def _gathered(given: Iterator[pa.Table | pa.RecordBatch], most: int) -> Iterator
         else:
             yield piece
     if held:
-        yield held[0] if len(held) == 1 else pa.Table.from_batches(held)
+        yield pa.Table.from_batches(held)
 
 
 def _slices(rows: pa.Table, target: int) -> Iterator[tuple[pa.Table, int]]:
     """The rows in slices of about `target` bytes, and the bytes of each."""
-    nbytes = rows.get_total_buffer_size()  # also what lies beside the rows of a slice, and told at once
+    nbytes = rows.get_total_buffer_size()  # fast, but includes the rows around a slice
     if nbytes > SMALL_BYTES:
         nbytes = rows.nbytes
     if nbytes <= target:
@@ -354,7 +347,7 @@ def _slices(rows: pa.Table, target: int) -> Iterator[tuple[pa.Table, int]]:
 
 
 def iter_pieces(updates: Any) -> Iterator[pa.Table | pa.RecordBatch]:
-    """The tables and batches of which the updates are made, without empty ones. Raises InvalidUsage."""
+    """The tables and batches of the updates, without empty ones. Raises InvalidUsage."""
     if isinstance(updates, pa.Table | pa.RecordBatch):
         updates = [updates]
     for piece in updates:

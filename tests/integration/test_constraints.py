@@ -368,15 +368,15 @@ def test_a_command_that_asks_more_needs_a_look_and_changes_no_columns(client: Cl
     def change(expected: int, schema: ShardSchema, upper: Antichain | None = None) -> c.Result:
         return checked._send(c.EvolveSchema(expected, schema.to_record(), upper))
 
-    with pytest.raises(InvalidUsage, match="looked at"):
+    with pytest.raises(InvalidUsage, match="verified"):
         change(1, more)
-    with pytest.raises(InvalidUsage, match="one after the other"):
+    with pytest.raises(InvalidUsage, match="separately"):
         change(1, wider, upper)
     with pytest.raises(UpperMismatch):
         change(1, more, Antichain(0))
     with pytest.raises(SchemaMismatch):
         change(7, more, upper)
-    with pytest.raises(InvalidUsage, match="which the shard has not"):
+    with pytest.raises(InvalidUsage, match="which the shard does not have"):
         change(1, known.with_details(checks=(Check("bad", "gone > 0"),)), upper)
     assert checked.refresh_schema() == known
     with closing(checked.open_writer()) as writer:
@@ -446,19 +446,19 @@ def test_a_merge_finds_nothing_where_keys_were_replaced(client: Client, unique: 
 # --- what is refused
 
 NO_CONSTRAINTS: Sequence[tuple[dict[str, Any], type[PersistError], str]] = [
-    ({"unique": 1}, InvalidUsage, "unique is 1; it is true or false"),
-    ({"not_null": "n"}, InvalidUsage, "not_null is 'n'; it is a list of columns"),
-    ({"not_null": [1]}, InvalidUsage, "names a column by 1, which is no text"),
+    ({"unique": 1}, InvalidUsage, "unique must be true or false, not 1"),
+    ({"not_null": "n"}, InvalidUsage, "not_null must be a list of columns, not 'n'"),
+    ({"not_null": [1]}, InvalidUsage, "columns of not_null are texts, not 1"),
     ({"not_null": ["x"]}, InvalidUsage, "the shard has no column 'x'"),
     ({"not_null": ["n", "n"]}, InvalidUsage, "a column is named twice"),
-    ({"checks": "n > 0"}, InvalidUsage, "they are predicates by their names"),
-    ({"checks": {"a b": "n > 0"}}, InvalidUsage, "'a b' is no name of a check"),
-    ({"checks": {"": "n > 0"}}, InvalidUsage, "is no name of a check"),
+    ({"checks": "n > 0"}, InvalidUsage, "checks must be predicates by their names"),
+    ({"checks": {"a b": "n > 0"}}, InvalidUsage, "'a b' is not a valid name of a check"),
+    ({"checks": {"": "n > 0"}}, InvalidUsage, "is not a valid name of a check"),
     ({"checks": {"a": ""}}, InvalidUsage, "check 'a' has a predicate of 0 characters"),
     ({"checks": {"a": "n > 0 AND " * 500 + "n > 0"}}, InvalidUsage, "it has 1 to 4000"),
     ({"checks": {"a": 7}}, InvalidUsage, "a check is a name and a predicate, two texts"),
-    ({"checks": {"a": "x > 0"}}, InvalidUsage, "check 'a': where names 'x', which the shard has not"),
-    ({"checks": {"a": "n >"}}, InvalidUsage, "check 'a': where has 'the end' where it should have a literal"),
+    ({"checks": {"a": "x > 0"}}, InvalidUsage, "check 'a': where names 'x', which the shard does not have"),
+    ({"checks": {"a": "n >"}}, InvalidUsage, "check 'a': where has 'the end' instead of a literal"),
     ({"checks": {"a": "n = 'text'"}}, InvalidUsage, "check 'a': where cannot compare column 'n'"),
     ({"checks": {f"c{n}": "n > 0" for n in range(65)}}, InvalidUsage, "there are 65 checks; a shard has at most 64"),
 ]
@@ -545,9 +545,9 @@ BODIES = [
     ([], "the body must be a JSON object"),
     ({}, "the body must be a JSON object"),
     ({"uniq": True}, "unknown field `uniq`"),
-    ({"unique": 1}, "unique is 1; it is true or false"),
+    ({"unique": 1}, "unique must be true or false, not 1"),
     ({"checks": {"a": "x > 0"}}, "check 'a': where names 'x'"),
-    ({"not_null": "n"}, "it is a list of columns"),
+    ({"not_null": "n"}, "must be a list of columns"),
 ]
 
 

@@ -419,7 +419,7 @@ case("the State says a wrong greatest diff of a part", DEEP, FaultKind.PART, "sa
 )
 
 
-@case("the State says a wrong bound of keys of a part", DEEP, FaultKind.PART, "says other bounds of its keys")
+@case("the State says a wrong bound of keys of a part", DEEP, FaultKind.PART, "has other key bounds")
 def _(place: Damaged) -> str:
     part = next(place.state("orders").trace.parts())
     return place.edit_part("orders", key_lower=part.key_lower + b"\x01")
@@ -493,7 +493,7 @@ def _(place: Damaged) -> str:
 case("the State says a wrong sum of diffs of inline rows", DEEP, FaultKind.PART, "says diff_sum 7, but", "inline")(
     lambda p: p.edit_part("inline", diff_sum=7)
 )
-case("the State says a wrong bound of keys of inline rows", DEEP, FaultKind.PART, "other bounds of its keys", "inline")(
+case("the State says a wrong bound of keys of inline rows", DEEP, FaultKind.PART, "other key bounds", "inline")(
     lambda p: p.edit_part("inline", key_lower=_inline(p).key_lower + b"\x01", key_upper=None)
 )
 
@@ -502,7 +502,7 @@ def _inline(place: Damaged) -> Part:
     return next(place.state("inline").trace.parts())
 
 
-case("a bit of a node of attributes is flipped", DEEP, FaultKind.INDEX, "fails its checksum")(
+case("a bit of a node of attributes is flipped", DEEP, FaultKind.INDEX, "does not match its checksum")(
     lambda p: p.flip(p.keys("orders", ".nodes")[0])
 )
 

@@ -180,7 +180,7 @@ def test_a_server_takes_no_such_change_that_was_not_looked_at(shard: Shard) -> N
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (pa.timestamp("us", "UTC"), "and a day is no moment before a zone is chosen"),
+        (pa.timestamp("us", "UTC"), "and a date has no zone"),
         (pa.timestamp("ns"), "only widening is possible"),
         (pa.timestamp("s"), "only widening is possible"),
     ],

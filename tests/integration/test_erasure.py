@@ -481,7 +481,7 @@ def test_who_is_killed_at_any_step_is_followed_by_another(
         ({"keys": ["a"] * 1_001}, "there are 1001 keys; one erasure takes at most 1000"),
         ({"keys": ["a"], "where": "id = 'a'"}, "give either keys or where, not both"),
         ({"where": ""}, "where is not text, or empty"),
-        ({"where": "nobody = 'a'"}, "names 'nobody', which the shard has not"),
+        ({"where": "nobody = 'a'"}, "names 'nobody', which the shard does not have"),
         ({"deadline": "soon"}, "it must be an age such as"),
         ({"deadline": "none"}, "deadline is .none.; it must be an age such as .30d."),
         ({"reason": "x" * 257}, "reason must be text of at most 256"),

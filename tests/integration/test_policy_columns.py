@@ -74,7 +74,7 @@ def test_a_policy_was_set_while_its_column_was_about_to_lose_its_name(
     shard: Shard, other: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_sending(monkeypatch, c.EvolveSchema, lambda: other.retain(POLICY, confirm=True))
-    with pytest.raises(InvalidUsage, match="a policy of rows goes by column 'made'"):
+    with pytest.raises(InvalidUsage, match="a row policy uses column 'made'"):
         shard.alter(*SWAP)
     assert shard.refresh_schema().arrow.names == COLUMNS.names
 

@@ -296,7 +296,11 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ("a string as key", lambda c, s: c.create_shard("x", SCHEMA, "id"), r"such as \['id'\]"),
     ("no list as key", lambda c, s: c.create_shard("x", SCHEMA, 5), "key is 5; it must be a list of names"),  # type: ignore[arg-type]
     ("a dict to evolve to", lambda c, s: s.evolve_schema({}), "pyarrow.Schema, not dict"),
-    ("a column that changes", lambda c, s: s.evolve_schema(pa.schema([("id", pa.int32())])), "cannot evolve so"),
+    (
+        "a column that changes",
+        lambda c, s: s.evolve_schema(pa.schema([("id", pa.int32())])),
+        "cannot evolve in this way",
+    ),
     ("a row that is no list", lambda c, s: s.insert({"id": 1}), "list of dicts, not as dict"),
     ("text as rows", lambda c, s: s.insert("orders.csv"), "list of dicts, not as str"),
     ("numbers as rows", lambda c, s: s.insert([1, 2]), "not int"),
@@ -327,7 +331,7 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ("a purpose of nothing", lambda c, s: s.open_reader(purpose=None), "purpose is None; it must be str"),  # type: ignore[arg-type]
     ("a cursor of nothing", lambda c, s: s.critical_reader(5), "cursor is 5; it must be str"),  # type: ignore[arg-type]
     ("a prefix of nothing", lambda c, s: c.shards(5), "prefix is 5; it must be str"),  # type: ignore[arg-type]
-    ("keys of nothing", lambda c, s: s.attributes.get_many(5), "keys come as a list"),  # type: ignore[type-var]
+    ("keys of nothing", lambda c, s: s.attributes.get_many(5), "keys are a list"),  # type: ignore[type-var]
     ("half a character", lambda c, s: s.critical_reader("\ud800"), "half a surrogate pair"),
     ("a lease of true", lambda c, s: persist.WriteSettings(lease_ms=True), "lease_ms is True; it must be int"),
     ("a lease of half", lambda c, s: persist.WriteSettings(lease_ms=60000.0), "lease_ms is 60000.0; it must be int"),  # type: ignore[arg-type]

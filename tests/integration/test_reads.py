@@ -520,7 +520,7 @@ REFUSED: dict[str, tuple[Callable[[Shard], object], str]] = {
     "a key of more values than the key has columns, or of none": (
         lambda s: s.snapshot(start_key=("de", 1, 2)), "start_key has 3 values"),
     "a value that its key column cannot hold": (lambda s: s.listen(0, end_key=("de", "x")), "end_key: 'x' is text"),
-    "a text as the key of a number, as `\"7\"`": (lambda s: s.get(("de", "7")), "key: '7' is text and is no int64"),
+    "a text as the key of a number, as `\"7\"`": (lambda s: s.get(("de", "7")), "key: '7' is text, not int64"),
     "`get` with fewer values than the key has columns": (lambda s: s.get("de"), "key has 1 values"),
     "`get` with null for a column that has none": (lambda s: s.get(("de", None)), "which is never null"),
     "`limit` or `n` that is no whole number, negative or too large": (lambda s: s.snapshot(limit=-1), "limit is -1"),

@@ -499,4 +499,4 @@ def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["retention", "run", "a", *where]) == 0
     assert json.loads(capsys.readouterr().out)["by_column"]["removed"] == 1
     assert main(["retention", "set", "a", *given, "--column-unit", "ms", *where]) == 1
-    assert "column_unit is for a column of whole numbers" in capsys.readouterr().err
+    assert "column_unit is for a column of integers" in capsys.readouterr().err

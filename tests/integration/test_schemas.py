@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[list[Change], str]] = {
     "no name": ([RenameColumn("state", "")], "a text that is not empty"),
     "a column that is not there": ([DropColumn("x")], "has no column 'x'"),
     "a place after none": ([AddColumn("x", pa.int8(), after="y")], "has no column 'y'"),
-    "a place after itself": ([MoveColumn("n", "n")], "cannot stand after itself"),
+    "a place after itself": ([MoveColumn("n", "n")], "cannot be moved after itself"),
     "the key": ([DropColumn("id")], "is a key column, which cannot be dropped"),
     "a wider key": (
         [WidenColumn("id", pa.int64())],
@@ -185,7 +185,9 @@ def test_a_listener_ends_where_a_name_by_which_it_selects_means_another_column(
     assert len(next(iter(listener.next_events(1.0))).updates) == 2
     shard.alter(*NAME_TAKEN[change])
     shard.delete("id = 1")
-    with pytest.raises(InvalidUsage, match=r"column 'n', by which this listener .* another column has its name: begin"):
+    with pytest.raises(
+        InvalidUsage, match=r"column 'n', by which this listener .* another column has its name: restart"
+    ):
         list(listener.next_events(1.0))
     assert listener.frontier.element == 1
     listener.close()
@@ -268,7 +270,7 @@ def test_a_plain_schema_goes_on_by_names_after_columns_have_ids(shard: Shard) ->
     wider = pa.schema([("first", pa.int8()), *shard.schema.arrow])
     found = shard.evolve_schema(wider)
     assert (found.arrow.names, found.ids) == (["first", "id", "status", "n"], (4, 1, 2, 3))
-    with pytest.raises(InvalidUsage, match="column 'n' is gone; keep it"):
+    with pytest.raises(InvalidUsage, match="column 'n' is missing; keep it"):
         shard.evolve_schema(pa.schema([field for field in wider if field.name != "n"]))
 
 

@@ -169,7 +169,7 @@ def test_where_had_no_way_to_write_an_apostrophe(shard: Shard) -> None:
         ("at >= '2024-01-31 12:00:00Z'", "TIMESTAMP '2024-01-31 12:00:00Z', with its zone"),
         ("at >= TIMESTAMP '2024-01-31 12:00:00'", "with its zone"),
         ("state = 7", "a text in single quotes"),
-        ("state = 'O\\'Brien'", "within it two stand for one"),
+        ("state = 'O\\'Brien'", "double the quotes within it"),
         ('state = "new"', "single quotes"),
         ("order-id = 1", "backquotes"),
         ('"order-id" = 1', "backquotes"),

@@ -66,7 +66,7 @@ def test_history_that_was_let_go_beyond_the_latest_time_was_waited_for(
 
 def test_an_upsert_of_some_columns_met_a_key_whose_rows_add_up_to_none(shard: Shard) -> None:
     shard.insert([{"id": 1, "x": "a", "n": 1}, {"id": 1, "x": "b", "n": 2, "__diff": -1}])
-    with pytest.raises(InvalidUsage, match="takes one row a key"):
+    with pytest.raises(InvalidUsage, match="takes one row per key"):
         shard.upsert([{"id": 1, "n": 5}])
 
 

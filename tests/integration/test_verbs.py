@@ -367,7 +367,7 @@ def test_an_upsert_of_few_keys_reads_few_row_groups(machine: Machine, monkeypatc
 BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
     "a key that comes twice": (
         lambda s: s.upsert([{"id": 1, "state": "a"}, {"id": 1, "state": "b"}]),
-        "comes more than once; an upsert takes one row a key",
+        "occurs more than once; an upsert takes one row per key",
     ),
     "rows without the key": (lambda s: s.upsert([{"state": "a"}]), "column 'id' is absent from the rows"),
     "a column that the shard has not": (lambda s: s.upsert([{"id": 1, "nn": 1}]), "the shard has no column 'nn'"),
@@ -380,7 +380,7 @@ BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
     ),
     "part of the columns of a key with two rows": (
         lambda s: (s.insert([{"id": 1, "state": "twice"}]), s.upsert([{"id": 1, "n": 1}])),
-        "an upsert of some of the columns takes one row a key",
+        "an upsert of some of the columns takes one row per key",
     ),
     "a read_time that is none": (lambda s: s.upsert(ROWS, read_time="now"), "read_time is 'now'"),
     "neither where nor keys": (lambda s: s.delete(), "give either where or keys"),
@@ -423,7 +423,7 @@ BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
     ),
     "a condition that is no condition": (
         lambda s: s.merge(ROWS).when_matched_delete(persist.source("n")).execute(),
-        "neither true nor false",
+        "not boolean",
     ),
     "a condition of no known form": (lambda s: s.merge(ROWS).when_matched_delete(7), "condition is 7"),
     "a new row that lacks what takes no null": (

@@ -183,7 +183,7 @@ def test_an_upsert_and_an_append_obey_checks_and_unique_keys(spark: Any, client:
         save(spark.createDataFrame([(3, 0)], ROW), "orders")
     save(spark.createDataFrame([(1, 5), (3, 3)], ROW), "orders", envelope="upsert")
     assert sorted(load("orders").collect()) == [(1, 5), (2, 2), (3, 3)]
-    with pytest.raises(Exception, match=r"key .* comes more than once"):
+    with pytest.raises(Exception, match=r"key .* occurs more than once"):
         save(spark.createDataFrame([(4, 4), (4, 5)], ROW), "orders", envelope="upsert")
     save(spark.createDataFrame([(1, 6)], ROW), "orders")  # an append does not look keys up
     [broken] = client.shard("orders").broken_constraints()

@@ -172,7 +172,7 @@ def table(spark: Any, shard: Any, url: str) -> ShardTable:
 
 
 SETS: list[tuple[dict[str, Any], str]] = [
-    ({"n": 2.7}, "column 'n' does not fit int64: 2.7 would be cut short"),
+    ({"n": 2.7}, "column 'n' does not fit int64: 2.7 would be truncated"),
     ({"n": object()}, "column 'n' does not fit int64"),
     ({"p": Decimal("1.2345")}, "column 'p' does not fit decimal128"),
     ({"d": dt.datetime(2024, 5, 5, 13)}, "column 'd' does not fit date32"),  # noqa: DTZ001

@@ -50,7 +50,7 @@ def test_a_key_that_comes_twice_is_refused_by_name(spark: Any, client: Any, save
     save(spark.createDataFrame([("a", 1)], DDL), "orders", key="k")
     rows = [("a", 2), ("b", 1), ("c", 1), ("a", 3)]
     frame = spark.createDataFrame(spark.sparkContext.parallelize(rows, tasks), DDL)
-    with pytest.raises(PySparkException, match=r"key \{'k': 'a'\} comes more than once"):
+    with pytest.raises(PySparkException, match=r"key \{'k': 'a'\} occurs more than once"):
         save(frame, "orders", envelope="upsert")
     assert contents(client) == {("a", 1): 1}
 

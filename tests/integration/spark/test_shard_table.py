@@ -299,7 +299,7 @@ BAD: list[tuple[str, Callable[[ShardTable, Any], object], type[PersistError], st
     ("read_time", lambda t, s: t.append(s, read_time=-2), InvalidUsage, "option 'readTime' is -2"),
     ("no key", lambda t, s: t.append(s.drop("k")), InvalidUsage, "the DataFrame lacks the column 'k'"),
     ("a column too many", lambda t, s: t.upsert(s.withColumn("z", s.n)), InvalidUsage, "has no column 'z'"),
-    ("a key twice", lambda t, s: t.upsert(s.union(s)), InvalidUsage, "comes more than once"),
+    ("a key twice", lambda t, s: t.upsert(s.union(s)), InvalidUsage, "occurs more than once"),
     ("no delete column", lambda t, s: t.upsert(s, delete_column="d"), InvalidUsage, "names 'd', which is not a column"),
     ("delete all", lambda t, _: t.delete(None), InvalidUsage, "where is None"),  # type: ignore[arg-type]
     ("update a key", lambda t, _: t.update("n = 1", {"k": "'z'"}), InvalidUsage, "'k' is a key column"),

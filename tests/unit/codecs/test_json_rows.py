@@ -144,7 +144,7 @@ def test_other_spellings_of_a_value(kind: pa.DataType, text: str, same: str) -> 
         (pa.string(), r'"\ud800\u0041"', r"\ud800"),
         (pa.decimal128(10, 2), "1.5", '"12.50"'),
         (pa.timestamp("us", "UTC"), '"2024-01-31 12:00"', "has no zone"),
-        (pa.timestamp("us", "UTC"), '"x"', "'x' is no timestamp"),
+        (pa.timestamp("us", "UTC"), '"x"', "'x' is not a value of timestamp"),
         (pa.timestamp("us"), '"2024-01-31 12:00Z"', "has a zone"),
         (pa.list_(pa.float64()), "[-0, 1.1.1]", "malformed"),
     ],
@@ -252,5 +252,5 @@ def test_a_body_is_read_in_pieces_that_end_with_a_line() -> None:
 
 def test_a_struct_with_two_fields_of_one_name_cannot_be_json() -> None:
     twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
-    with pytest.raises(InvalidUsage, match="take Arrow"):
+    with pytest.raises(InvalidUsage, match="use Arrow"):
         ndjson(table_of(twice))

@@ -21,7 +21,7 @@ from persist.parts import codec as codec_module
 from persist.parts import part_files as files_module
 from persist.parts import run_merge as merge_module
 from persist.parts import run_merge as resort_module
-from persist.parts.consolidate import consolidate
+from persist.parts.consolidate import Times, consolidate, merge
 from persist.parts.filter_eval import Filter
 from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, apply_changes
 from persist.parts.schema_evolution import Migration
@@ -94,7 +94,7 @@ class Stored:
 
     def expected(self, later: ShardSchema, since: int = 0, upto: int | None = None) -> pa.Table:
         rows = [Migration(FIRST, later).rows(table) for table in self.rows]
-        return consolidate(rows, later, since=since, upper_as_of=upto)
+        return merge(rows, later, Times(upto=upto, advance=since))
 
 
 @each_change
@@ -170,8 +170,8 @@ def test_a_key_with_more_rows_than_memory_holds_is_sorted_in_pieces(monkeypatch:
     rows = table_of([(1, number % 100, f"{number * 7919 % 1000:04}", 0.0, number % 3, 1) for number in range(2000)])
     stored, later = Stored(rows, rows, table_of([])), LATER["dropped first"]
     pieces = []
-    piece = resort_module._Piece
-    monkeypatch.setattr(resort_module, "_Piece", lambda rows: pieces.append(piece(rows)) or pieces[-1])
+    piece = resort_module._SpillFile
+    monkeypatch.setattr(resort_module, "_SpillFile", lambda rows: pieces.append(piece(rows)) or pieces[-1])
     tables = list(stored.reader(later, 200_000).read_merged(stored.runs, 1))
     assert joined(tables, later.updates_schema).equals(stored.expected(later, 1))
     assert len(pieces) > 2

@@ -45,7 +45,7 @@ def one(kind: Any, **field: Any) -> ShardSchema:
         ([("k", pa.string()), ("v", pa.null())], ("k",), "cannot store"),
         ([("k", pa.string()), ("v", pa.list_(pa.null()))], ("k",), "cannot store"),
         ([("k", pa.string()), ("v", pa.struct([]))], ("k",), "without fields"),
-        ([("k", pa.string()), ("v", pa.decimal128(5, -3))], ("k",), "Parquet cannot hold"),
+        ([("k", pa.string()), ("v", pa.decimal128(5, -3))], ("k",), "Parquet cannot store"),
         ([("k", pa.string()), ("v", nested(NESTING_MAX + 1, pa.list_))], ("k",), "more than 30 levels"),
         ([("k", pa.string()), ("v", nested(150, pa.list_))], ("k",), "more than 30 levels"),
     ],

@@ -244,7 +244,7 @@ def file_of(shard: Shard, part: Part, known: Sequence[Told]) -> Part:
     with pytest.MonkeyPatch.context() as patch:
         told = iter(known)
         patch.setattr(codec_module.Teller, "told", lambda self, rows: next(told))
-        encoder = codec_module.ParquetEncoder(SCHEMA, tells=True)
+        encoder = codec_module.ParquetEncoder(SCHEMA, with_statistics=True)
         encoder.write(table)
     part_id = mint(PartId, shard.ids)
     key = (part.key or "").replace(part.id, part_id)
@@ -316,7 +316,7 @@ def test_what_a_writer_tells_of_its_rows_is_refused_by_the_commit_and_believed_b
     shard = Shard(SCHEMA)
     table = table_of([(1.0, "a", 1, 1), (1.0, "a", 2, -1), (2.0, "b", 1, 1)])
     part = file_of(shard, shard.part(table), [(KnownRows(False, False, 1, 2, -1, 1), b"")])
-    with pytest.raises(InvalidUsage, match="as only maintenance may"):
+    with pytest.raises(InvalidUsage, match="which only maintenance may"):
         PartCheck(SCHEMA).blob(part, shard.blob)
     found = pa.concat_tables(shard.reader().read_range([Run((part,))], as_of=5))
     assert found.to_pylist() == [{"k": 2.0, "v": "b", "__diff": 1}]

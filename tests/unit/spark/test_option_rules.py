@@ -284,5 +284,5 @@ def test_a_read_of_mistyped_stores_makes_nothing_and_names_them(tmp_path: Path, 
 
 
 def test_a_shard_that_is_not_there_is_told_with_the_place(shard: Any, url: str) -> None:
-    with pytest.raises(UnknownShard, match=rf"no shard 'ordres' .*looked at {url}\)"):
+    with pytest.raises(UnknownShard, match=rf"no shard 'ordres' .*verified {url}\)"):
         read(url, "ordres")
