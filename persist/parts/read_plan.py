@@ -107,9 +107,10 @@ class Item:
 class ReadPiece:
     """A unit of reading: a row group of a part, a whole part (`group` None), or `rows` (`item` None).
 
-    `place` orders all pieces: pieces of one run are in the order of their rows. `settled`: the rows of the row group
-    are consolidated in this read. `folds`: they are not, but the part lists its twins. `apart`: no row is summed with
-    one of the row group before. `touches`: it begins with the last key of the row group before, but is apart from it.
+    `place` orders all pieces: pieces of one run are in the order of their rows. `consolidated`: the rows of the row
+    group are consolidated in this read. `folds`: they are not, but the part lists its twins. `apart`: no row is summed
+    with one of the row group before. `touches`: it begins with the last key of the row group before, but is apart from
+    it.
     """
 
     item: Item | None
@@ -117,7 +118,7 @@ class ReadPiece:
     upper: bytes | None
     place: tuple[int, int]
     group: int | None = None
-    settled: bool = False
+    consolidated: bool = False
     folds: bool = False
     apart: bool = False
     touches: bool = False
@@ -249,7 +250,7 @@ def _passes_through(pieces: Sequence[ReadPiece], times: Times, files: PartFiles)
     first = pieces[0]
     if len(pieces) > 1 or first.item is None:
         return False
-    return is_plain(first.item.part, times, files) if first.group is None else first.settled or first.folds
+    return is_plain(first.item.part, times, files) if first.group is None else first.consolidated or first.folds
 
 
 def _can_join(last: Stretch, following: Stretch) -> bool:
@@ -352,7 +353,7 @@ class _Pieces:
                 upper=bounds.key_upper,
                 place=(number, group),
                 group=group,
-                settled=plain or not merges,
+                consolidated=plain or not merges,
                 folds=not plain and merges and known is not None and file.lists_twins(group),
                 apart=apart,
                 # Only after a piece that ends with its key: else it must precede pieces that touch others.
@@ -362,8 +363,8 @@ class _Pieces:
 
 
 def are_consolidated(pieces: Sequence[ReadPiece]) -> bool:
-    """Whether the row groups, of one run and in order, are settled and apart from one another."""
-    if not all(piece.group is not None and piece.settled and piece.apart for piece in pieces):
+    """Whether the row groups, of one run and in order, are consolidated and apart from one another."""
+    if not all(piece.group is not None and piece.consolidated and piece.apart for piece in pieces):
         return False
     edges = [(last, first) for last, first in pairwise(pieces) if last.item is not first.item]
     return all(last.upper is not None and last.upper < first.lower for last, first in edges)

@@ -189,7 +189,7 @@ class PartReader:
                 is_named = pc.is_in(table.column(TIME), value_set=named)
                 yield table.filter(is_named if are_named else pc.invert(is_named))
 
-        return self._sum([read(True)], None, settled=False), self._sum([read(False)], None, settled=False)
+        return self._sum([read(True)], None, consolidated=False), self._sum([read(False)], None, consolidated=False)
 
     def difference(
         self, earlier: Iterator[pa.Table], later: Iterator[pa.Table], columns: Sequence[str] | None = None
@@ -198,15 +198,15 @@ class PartReader:
 
         Tables are as those of `read_changes`.
         """
-        return self._sum([map(negated, earlier), later], columns, settled=True)
+        return self._sum([map(negated, earlier), later], columns, consolidated=True)
 
     def _sum(
-        self, inputs: Iterable[Iterator[pa.Table]], columns: Sequence[str] | None, *, settled: bool
+        self, inputs: Iterable[Iterator[pa.Table]], columns: Sequence[str] | None, *, consolidated: bool
     ) -> Iterator[pa.Table]:
-        """Rows in key order, consolidated regardless of their times. `settled`: each input is consolidated."""
+        """Rows in key order, consolidated regardless of their times. `consolidated`: each input is consolidated."""
         order = self.schema.updates_schema.names
         whole = [(at_time(table, 0).select(order) for table in tables) for tables in inputs]
-        cursors = [Cursor.of_tables(tables, self._files, self.schema, settled) for tables in whole]
+        cursors = [Cursor.of_tables(tables, self._files, self.schema, consolidated) for tables in whole]
         return merge_cursors(cursors, self.schema, [*self.schema.columns(columns), DIFF], self._memory_bytes)
 
     def expanded(self, runs: Iterable[Run], key_range: KeyRange = ALL_KEYS) -> tuple[Run, ...]:
@@ -364,13 +364,13 @@ class PartReader:
         first, last = min(part.time_min for part, _ in parts), max(part.time_max for part, _ in parts)
         # If the commit assigned a time, rows that differed in their times may have become equal.
         is_assigned = any(part.time is not None for part, _ in parts)
-        settled = (not is_assigned and not times.merges(first, last)) or are_consolidated(pieces)
+        consolidated = (not is_assigned and not times.merges(first, last)) or are_consolidated(pieces)
         prepare = _AtTimes(self._files, self.schema, times)
         if any(self._files.migration(part).coarsens for part, _ in parts):
             limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // RESORT_SHARE))
             rows = read_rows(parts, self._files, self.schema, key_range, prepare, limit)
             return Cursor.of_tables(resort(rows, self._files, self.schema, limit), self._files, self.schema)
-        return Cursor(parts, self._files, self.schema, key_range, prepare, settled=settled)
+        return Cursor(parts, self._files, self.schema, key_range, prepare, consolidated=consolidated)
 
     def _whole(self, table: pa.Table, part: Part) -> pa.Table:
         return _as_committed(self._files.migration(part), table, part)

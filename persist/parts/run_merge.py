@@ -163,11 +163,11 @@ class Cursor:
         schema: ShardSchema,
         key_range: KeyRange,
         prepare: Prepare | None,
-        settled: bool,
+        consolidated: bool,
     ) -> None:
         """`parts` are given with the row groups to read; None: those that the read needs.
 
-        `settled`: the rows are consolidated. `prepare` is required if there are parts.
+        `consolidated`: the rows are consolidated. `prepare` is required if there are parts.
         """
         self._parts = list(parts)
         self.rows = sum(part.rows for part, _ in parts)
@@ -183,7 +183,7 @@ class Cursor:
         self._pool: ThreadPoolExecutor | None = None
         self._loaded: deque[_Loaded] = deque()
         self.nbytes = 0  # of all tables of which some rows are not taken
-        self.settled = settled
+        self.consolidated = consolidated
 
     @classmethod
     def of_table(cls, rows: pa.Table, files: PartFiles, schema: ShardSchema) -> Cursor:
@@ -194,10 +194,10 @@ class Cursor:
 
     @classmethod
     def of_tables(
-        cls, tables: Iterator[pa.Table], files: PartFiles, schema: ShardSchema, settled: bool = True
+        cls, tables: Iterator[pa.Table], files: PartFiles, schema: ShardSchema, consolidated: bool = True
     ) -> Cursor:
-        """A cursor over tables of sorted rows, which are consolidated if they are `settled`."""
-        cursor = cls([], files, schema, KeyRange(), None, settled)
+        """A cursor over tables of sorted rows, which are consolidated if they are `consolidated`."""
+        cursor = cls([], files, schema, KeyRange(), None, consolidated)
         cursor._batches = tables
         return cursor
 
@@ -347,7 +347,7 @@ def _windows(cursors: Sequence[Cursor], schema: ShardSchema, limit: int) -> Iter
     while True:
         laggards = _load(active, limit, share)
         low = laggards[0].bound() if laggards else None
-        taken = [(rows, cursor.settled) for cursor in active if (rows := cursor.take(low)) is not None]
+        taken = [(rows, cursor.consolidated) for cursor in active if (rows := cursor.take(low)) is not None]
         if taken:
             yield taken
         elif low is None:
@@ -387,11 +387,11 @@ def _load(active: Sequence[Cursor], limit: int, share: int) -> list[Cursor]:
 
 def _merged(window: Taken, schema: ShardSchema, names: Sequence[str]) -> pa.Table:
     """The rows of a window, whose times are those of the read, consolidated."""
-    rows, settled = max(window, key=lambda taken: len(taken[0]))
+    rows, consolidated = max(window, key=lambda taken: len(taken[0]))
     others = [other for other, _ in window if other is not rows]
-    if not others and settled:
+    if not others and consolidated:
         return rows.select(names)
-    if settled and FEW * sum(map(len, others)) <= len(rows):
+    if consolidated and FEW * sum(map(len, others)) <= len(rows):
         few = merge(others, schema, Times())
         merged = merge_into_sorted(rows, few, schema, names) if len(few) else rows.select(names)
         if merged is not None:
