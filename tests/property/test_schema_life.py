@@ -305,8 +305,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes at which a few rows meet every path."""
     monkeypatch.setattr(codec_module, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(files_module, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(resort_module, "DECODED_ROWS_MIN", 1)
-    monkeypatch.setattr(resort_module, "PIECE_BYTES", 1)
+    monkeypatch.setattr(resort_module, "BATCH_ROWS_MIN", 1)
+    monkeypatch.setattr(resort_module, "SORTED_PIECE_BYTES", 1)
 
 
 @examples(0.7)

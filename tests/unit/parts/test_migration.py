@@ -63,8 +63,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec_module, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(files_module, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(merge_module, "BATCH_ROWS_MIN", 1)
-    monkeypatch.setattr(resort_module, "DECODED_ROWS_MIN", 1)
-    monkeypatch.setattr(resort_module, "PIECE_BYTES", 1)
+    monkeypatch.setattr(resort_module, "BATCH_ROWS_MIN", 1)
+    monkeypatch.setattr(resort_module, "SORTED_PIECE_BYTES", 1)
 
 
 def table_of(rows: Sequence[tuple[Any, ...]], schema: ShardSchema = FIRST) -> pa.Table:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from persist.core.batch import Run
 from persist.parts import KeyRange, PartReader, ShardSchema, consolidate, encode_key, plan_splits
 from persist.parts import codec as codec_module
+from persist.parts import parquet_guard as guard_module
 from persist.parts import part_files as files_module
 from persist.parts import run_merge as merge_module
 from tests.unit.parts.strategies import KEYED, Shard, as_dict, joined, naive, updates
@@ -163,14 +164,14 @@ def test_a_narrow_read_fetches_little(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_thread_of_arrow_ever_holds_our_files(monkeypatch: pytest.MonkeyPatch, batch_rows: int | None) -> None:
     """Such a thread may outlive the interpreter, which aborts the process when it exits."""
     readers: list[threading.Thread] = []
-    read = files_module.SparseFile.read
+    read = guard_module.SparseFile.read
 
     def noted(self: Any, size: int = -1) -> bytes:
         readers.append(threading.current_thread())
         return read(self, size)
 
     monkeypatch.setattr(files_module, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(files_module.SparseFile, "read", noted)
+    monkeypatch.setattr(guard_module.SparseFile, "read", noted)
     names = [f"c{number}" for number in range(20)]
     schema = ShardSchema(pa.schema([(name, pa.int64()) for name in names]), ("c0",))
     shard = Shard(schema)

@@ -243,7 +243,7 @@ def file_of(shard: Shard, part: Part, known: Sequence[Told]) -> Part:
     table = PartFiles(shard.blob, {1: SCHEMA}).open(part).read(range(len(known)), SCHEMA.updates_schema.names)
     with pytest.MonkeyPatch.context() as patch:
         told = iter(known)
-        patch.setattr(codec_module.Teller, "told", lambda self, rows: next(told))
+        patch.setattr(codec_module.KnownRowsCollector, "describe", lambda self, rows: next(told))
         encoder = codec_module.ParquetEncoder(SCHEMA, with_statistics=True)
         encoder.write(table)
     part_id = mint(PartId, shard.ids)
@@ -337,7 +337,7 @@ def test_parts_that_older_builds_wrote_tell_nothing_and_read_the_same() -> None:
 def test_an_index_that_tells_what_cannot_be_is_damage() -> None:
     for told in ([], [0, 0, 1], "known"):
         with pytest.raises((ValueError, TypeError)):
-            known_module.known_of(told)  # type: ignore[arg-type]
+            KnownRows.from_list(told)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("memory_bytes", [100_000, 1 << 28])
