@@ -182,9 +182,9 @@ class Leaf(_Keyed):
         if added and len(added) == len(updates) and updates[0][0] > self.keys[-KEY_BYTES:]:  # often inserted in order
             values = self.values + _little(array("q", added)).tobytes()
             return Leaf(self.keys + b"".join([key for key, _ in updates]), values), len(updates)
-        return self._merged(updates)
+        return self._merge(updates)
 
-    def _merged(self, updates: Sequence[Update]) -> tuple[Leaf, int]:
+    def _merge(self, updates: Sequence[Update]) -> tuple[Leaf, int]:
         keys: list[bytes] = []
         values: list[bytes] = []
         done = 0  # entries copied so far

@@ -327,18 +327,18 @@ def _blocks(data: bytes, widest: int, spend: Spend | None) -> Iterator[bytes]:
     start = 0
     while start < len(data):
         end = data.find(b"\n", start + BLOCK_BYTES) + 1 or len(data)
-        yield from _halved(data[start:end], widest, spend)
+        yield from _halve(data[start:end], widest, spend)
         start = end
 
 
-def _halved(block: bytes, widest: int, spend: Spend | None) -> Iterator[bytes]:
+def _halve(block: bytes, widest: int, spend: Spend | None) -> Iterator[bytes]:
     if spend is None or (taken := objects_bytes(block, widest)) <= OBJECTS_BYTES:
         yield block
         return
     middle = block.find(b"\n", len(block) // 2) + 1 or block.rfind(b"\n", 0, len(block) - 1) + 1
     if 0 < middle < len(block):
-        yield from _halved(block[:middle], widest, spend)
-        yield from _halved(block[middle:], widest, spend)
+        yield from _halve(block[:middle], widest, spend)
+        yield from _halve(block[middle:], widest, spend)
     else:
         spend(taken)
         yield block

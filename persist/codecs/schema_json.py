@@ -85,7 +85,7 @@ def read_fields(fields: Any) -> tuple[pa.Schema, tuple[str, ...]]:
     """The columns of `[{"name", "type", "key", "nullable"}]`, and the names of the key. Raises InvalidUsage."""
     if not isinstance(fields, list):
         raise InvalidUsage('"fields" must be a list of objects with "name" and "type"')
-    read = [_field(field) for field in fields]
+    read = [_parse_field(field) for field in fields]
     return pa.schema([field for field, _ in read]), tuple(field.name for field, key in read if key)
 
 
@@ -97,7 +97,7 @@ def write_schema(records: Mapping[int, SchemaRecord]) -> list[dict[str, Any]]:
     ]
 
 
-def _field(value: Any) -> tuple[pa.Field, bool]:
+def _parse_field(value: Any) -> tuple[pa.Field, bool]:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get("type"), str):
         raise InvalidUsage(f'a field is {{"name": text, "type": text}}, not {value!r:.100}')
     unknown = sorted(set(value) - {"name", "type", "key", "nullable"})
@@ -122,7 +122,7 @@ def read_type(text: str) -> pa.DataType:
     if match := _FIXED.match(text):
         return pa.binary(int(match.group(1)))
     if match := _NESTED.match(text):
-        return _nested(match.group(1), split_commas(match.group(2)), match.group(3), text)
+        return _parse_nested(match.group(1), split_commas(match.group(2)), match.group(3), text)
     lowered = text.lower()
     if (remedy := _AMBIGUOUS.get(lowered.partition("(")[0].partition("<")[0].strip())) is not None:
         raise InvalidUsage(f"{text!r} is not a column type here: write {remedy}")
@@ -147,22 +147,22 @@ def split_commas(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _nested(what: str, inner: list[str], size: str | None, text: str) -> pa.DataType:
+def _parse_nested(what: str, inner: list[str], size: str | None, text: str) -> pa.DataType:
     if what == "struct" and size is None:
-        return _make(lambda: pa.struct([_child(part, None) for part in inner]), text=text)
+        return _make(lambda: pa.struct([_parse_child(part, None) for part in inner]), text=text)
     if what == "map" and size is None:
         is_sorted = len(inner) == 3 and inner[2].strip() == _KEYS_SORTED
         if len(inner) == 2 or is_sorted:
-            return pa.map_(read_type(inner[0]), _child(inner[1], "value"), is_sorted)
+            return pa.map_(read_type(inner[0]), _parse_child(inner[1], "value"), is_sorted)
     elif len(inner) == 1 and (size is not None) == (what == "fixed_size_list"):
-        item = _child(inner[0], "item")
+        item = _parse_child(inner[0], "item")
         if size is not None:
             return pa.list_(item, int(size))
         return pa.large_list(item) if what == "large_list" else pa.list_(item)
     return _make(pa.type_for_alias, text, text=text)
 
 
-def _child(text: str, name: str | None) -> pa.Field:
+def _parse_child(text: str, name: str | None) -> pa.Field:
     """`x: int64 not null`; the name is optional if there is a default `name`."""
     kind = text.strip()
     is_not_null = kind.lower().endswith(_NOT_NULL)

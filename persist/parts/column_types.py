@@ -84,10 +84,10 @@ def _fill_hidden(column: pa.Array) -> pa.Array:
     lists = _entries(column) if types.is_map(kind) else column
     values = lists.flatten()
     filled = [_fill_hidden(child) for child in (values.flatten() if types.is_map(kind) else [values])]
-    return _build_lists(kind, _ends(lists), filled, column.is_null())
+    return _build_lists(kind, _list_offsets(lists), filled, column.is_null())
 
 
-def _ends(lists: pa.Array) -> Ints:
+def _list_offsets(lists: pa.Array) -> Ints:
     """The offsets of lists whose values are contiguous; a null list is empty."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.concatenate([[0], np.cumsum(lengths)])
@@ -233,7 +233,7 @@ def _to_plain(array: pa.Array, kind: Any) -> pa.Array:
 
 def _lists_to_plain(array: pa.Array, kind: Any) -> pa.Array:
     if _is_list_view(array.type):
-        offsets, children = _ends(array), [_to_plain(array.flatten(), kind.value_type)]
+        offsets, children = _list_offsets(array), [_to_plain(array.flatten(), kind.value_type)]
     elif pa.types.is_map(array.type):
         offsets = array.offsets.to_numpy()
         children = [_to_plain(array.keys, kind.key_type), _to_plain(array.items, kind.item_type)]

@@ -50,8 +50,8 @@ class ConstraintChange:
             raise InvalidUsage(f"unique must be true or false, not {shown(unique)}")
         return cls(
             unique,
-            None if not_null is None else _columns(not_null),
-            None if checks is None else _checks(checks),
+            None if not_null is None else _parse_columns(not_null),
+            None if checks is None else _parse_checks(checks),
         )
 
     def applied(self, schema: ShardSchema) -> ShardSchema:
@@ -106,7 +106,7 @@ def constraints_json(schema: ShardSchema) -> dict[str, Any]:
     }
 
 
-def _columns(names: Any) -> tuple[str, ...]:
+def _parse_columns(names: Any) -> tuple[str, ...]:
     if isinstance(names, (str, bytes)) or not isinstance(names, Sequence):
         raise InvalidUsage(f"not_null must be a list of columns, not {shown(names)}")
     for name in names:
@@ -115,11 +115,11 @@ def _columns(names: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _checks(checks: Any) -> tuple[Check, ...]:
+def _parse_checks(checks: Any) -> tuple[Check, ...]:
     pairs = checks.items() if isinstance(checks, Mapping) else checks
     if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Iterable):
         raise InvalidUsage(f"checks must be predicates by their names, not {shown(checks)}")
-    parsed = tuple(sorted(map(_check, pairs), key=lambda check: check.name))
+    parsed = tuple(sorted(map(_parse_check, pairs), key=lambda check: check.name))
     if len(parsed) > CHECKS_MAX:
         raise InvalidUsage(f"there are {len(parsed)} checks; a shard has at most {CHECKS_MAX}")
     names = [check.name for check in parsed]
@@ -128,7 +128,7 @@ def _checks(checks: Any) -> tuple[Check, ...]:
     return parsed
 
 
-def _check(pair: Any) -> Check:
+def _parse_check(pair: Any) -> Check:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(item, str) for item in pair):
         raise InvalidUsage(f"a check is a name and a predicate, two texts, not {shown(pair)}")
     name, where = pair

@@ -96,8 +96,8 @@ class Filter:
             leaves = (node for node in conjuncts if not isinstance(node, (p.Not, p.And, p.Or)) and node.column == name)
             exact = None
             for low, high in filter(None, (_bounds(node, kind) for node in leaves)):
-                lower = None if low is None else self._encoded((*prefix, low))
-                upper = None if high is None else successor(self._encoded((*prefix, high), kind))
+                lower = None if low is None else self._encode((*prefix, low))
+                upper = None if high is None else successor(self._encode((*prefix, high), kind))
                 wanted = wanted.meet(KeyRange(lower, upper))
                 exact = low if low is not None and low == high and not isinstance(high, _Prefix) else exact
             if exact is None:
@@ -109,7 +109,7 @@ class Filter:
         """Whether a row group with these column statistics (Parquet's) may have a matching row."""
         return self._may(self.predicate, statistics)
 
-    def _encoded(self, values: tuple[Any, ...], kind: Any = None) -> bytes:
+    def _encode(self, values: tuple[Any, ...], kind: Any = None) -> bytes:
         last = values[-1]
         if isinstance(last, _Prefix):
             return encode_key(self.schema, (*values[:-1], last.text))[: -len(b"\x00\x00")]
@@ -178,17 +178,17 @@ def _bounds(node: p.Predicate, kind: Any) -> tuple[Any, Any] | None:
     if isinstance(node, p.StartsWith):
         return _Prefix(node.prefix), _Prefix(node.prefix)
     if isinstance(node, p.In):
-        values = [_value(value, kind) for value in node.values if value.kind != "null"]
+        values = [_literal_value(value, kind) for value in node.values if value.kind != "null"]
         return (min(values), max(values)) if values and None not in values else None
     if not isinstance(node, p.Compare) or node.op == "<>" or node.value.kind == "null":
         return None
-    value = _value(node.value, kind)
+    value = _literal_value(node.value, kind)
     if value is None:
         return None
     return (None if node.op in ("<", "<=") else value), (None if node.op in (">", ">=") else value)
 
 
-def _value(literal: p.Literal, kind: Any) -> Any:
+def _literal_value(literal: p.Literal, kind: Any) -> Any:
     """The literal as a Python value of an ordered type; None if it is not a value of it."""
     if literal.kind == "integer" and pa.types.is_signed_integer(kind):
         number = int(literal.text)
@@ -288,7 +288,7 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
             if literal.kind != "integer" or abs(int(literal.text)) <= exact:
                 return column.cast(pa.float64()), pa.scalar(float(literal.text), pa.float64()), True
         if types.is_decimal(kind) and literal.kind in ("integer", "decimal"):
-            return (*_decimals(column, decimal.Decimal(literal.text)), False)
+            return (*_as_decimals(column, decimal.Decimal(literal.text)), False)
         if _is_string(kind) and literal.kind == "string":
             return column.cast(pa.large_string()), pa.scalar(literal.text, pa.large_string()), False
         if types.is_boolean(kind) and literal.kind == "boolean":
@@ -296,9 +296,9 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
         if types.is_date(kind) and literal.kind == "date" and _DATE.match(literal.text):
             return column.cast(pa.date32()), pa.scalar(dt.date.fromisoformat(literal.text)), False
         if types.is_timestamp(kind) and literal.kind == ("local" if kind.tz is None else "instant"):
-            moment = _moment(literal)
+            moment = _parse_moment(literal)
             if moment is not None:
-                return (*_instants(column, moment), False)
+                return (*_as_instants(column, moment), False)
     except (pa.ArrowException, ValueError, OverflowError, decimal.DecimalException) as error:
         why = "" if isinstance(error, pa.ArrowException) else f": {error}"  # Arrow's message contains stored values
         raise InvalidUsage(f"where: {literal.text!r} does not fit column {name!r}{why}") from error
@@ -320,7 +320,7 @@ def _remedy(kind: Any) -> str:
     return ": write a text in single quotes" if _is_string(kind) else ""
 
 
-def _decimals(column: Any, value: decimal.Decimal) -> tuple[Any, Any]:
+def _as_decimals(column: Any, value: decimal.Decimal) -> tuple[Any, Any]:
     """Both sides in a common decimal type."""
     digits, exponent = value.as_tuple().digits, -int(value.as_tuple().exponent)
     scale = max(column.type.scale, exponent)
@@ -331,17 +331,17 @@ def _decimals(column: Any, value: decimal.Decimal) -> tuple[Any, Any]:
     return column.cast(common), pa.scalar(value, common)
 
 
-def _instants(column: Any, moment: dt.datetime) -> tuple[Any, Any]:
+def _as_instants(column: Any, moment: dt.datetime) -> tuple[Any, Any]:
     """Both sides as integers of the column's unit, or as decimals if the literal is more precise."""
     micros = (moment - _EPOCH.replace(tzinfo=moment.tzinfo and dt.UTC)) // dt.timedelta(microseconds=1)
     counts = column.cast(pa.int64())
     exact = decimal.Decimal(micros).scaleb(_DIGITS[column.type.unit])
     if exact == exact.to_integral_value() and INT64_MIN <= exact <= INT64_MAX:
         return counts, pa.scalar(int(exact), pa.int64())
-    return _decimals(counts.cast(pa.decimal128(19)), exact)  # int64 has 19 digits at most
+    return _as_decimals(counts.cast(pa.decimal128(19)), exact)  # int64 has 19 digits at most
 
 
-def _moment(literal: p.Literal) -> dt.datetime | None:
+def _parse_moment(literal: p.Literal) -> dt.datetime | None:
     if literal.kind == "local":
         return dt.datetime.fromisoformat(literal.text) if _LOCAL.match(literal.text) else None
     match = _OFFSET.match(literal.text)

@@ -128,9 +128,9 @@ def lower_bound(encoded: bytes, schema: ShardSchema) -> bytes:
     position = 0
     for name in schema.key:
         kind = schema.arrow.field(name).type
-        value, end = _read(encoded, position, kind)
+        value, end = _read_value(encoded, position, kind)
         if end > BOUND_BYTES_MAX:
-            return encoded[:position] + _shortened(value, kind, BOUND_BYTES_MAX - position)
+            return encoded[:position] + _shorten(value, kind, BOUND_BYTES_MAX - position)
         position = end
     return encoded
 
@@ -155,8 +155,8 @@ def decode_key(bound: bytes, schema: ShardSchema) -> tuple[Any, ...]:
             if position == len(bound):
                 break
             kind = schema.arrow.field(name).type
-            raw, position = _read(bound, position, kind)
-            values.append(_scalar(raw, kind))
+            raw, position = _read_value(bound, position, kind)
+            values.append(_decode_scalar(raw, kind))
     except (IndexError, ValueError, pa.ArrowException) as error:
         raise Corruption(f"key bound {bound.hex()} cannot be decoded: {error}") from error
     if position != len(bound):
@@ -184,7 +184,7 @@ def _width(kind: Any) -> int | None:
     return None
 
 
-def _read(encoded: bytes, position: int, kind: Any) -> tuple[bytes | None, int]:
+def _read_value(encoded: bytes, position: int, kind: Any) -> tuple[bytes | None, int]:
     """The raw bytes of the value at `position`, and the position of the next one."""
     mark = encoded[position : position + 1]
     position += 1
@@ -210,7 +210,7 @@ def _read(encoded: bytes, position: int, kind: Any) -> tuple[bytes | None, int]:
     return encoded[position:end].replace(ESCAPE, b"\x00"), end + 2
 
 
-def _shortened(value: bytes | None, kind: Any, room: int) -> bytes:
+def _shorten(value: bytes | None, kind: Any, room: int) -> bytes:
     """The encoding of the longest prefix of `value` that fits into `room` bytes."""
     if value is None or room < 4 or (_width(kind) is not None and not pa.types.is_fixed_size_binary(kind)):
         return b""
@@ -227,7 +227,7 @@ def _shortened(value: bytes | None, kind: Any, room: int) -> bytes:
         raw = raw[:-1]
 
 
-def _scalar(raw: bytes | None, kind: Any) -> Any:
+def _decode_scalar(raw: bytes | None, kind: Any) -> Any:
     if raw is None:
         return pa.scalar(None, kind)
     if _width(kind) is None or pa.types.is_fixed_size_binary(kind):

@@ -77,7 +77,7 @@ def _plan(
     for part in parts:
         groups = row_groups.get(part.id)
         if groups is None:  # or the part is damaged or missing, which is reported when that range is read
-            pieces.extend(_ends(part, schema))
+            pieces.extend(_estimate(part, schema))
             if not part.is_inline:
                 spans.append((part.key_lower, part.key_upper))
             continue
@@ -114,7 +114,7 @@ def _coarse(parts: list[Part], num_splits: int) -> set[str]:
     return {part.id for part in blobs[:FOOTERS_PER_PLAN_MAX]}
 
 
-def _ends(part: Part, schema: ShardSchema) -> list[tuple[bytes, float]]:
+def _estimate(part: Part, schema: ShardSchema) -> list[tuple[bytes, float]]:
     """Half of the part's bytes at either bound, as an estimate."""
     upper = part.key_lower
     if part.key_upper is not None and is_key(part.key_upper, schema):
@@ -239,11 +239,11 @@ def find_cut(runs: Iterable[Run], reader: PartReader, within: KeyRange, limit: L
             continue
         if at > start and used.rows:
             return CutPoint(at, used, at_key.plus(unsure).plus(pieces.left()))
-        return _stuck(pieces, at, used.plus(at_key), limit)
+        return _find_stuck(pieces, at, used.plus(at_key), limit)
     return CutPoint(None, used.plus(at_key), NOTHING)
 
 
-def _stuck(pieces: _Pieces, at: bytes, seen: Weight, limit: Limit) -> CutPoint:
+def _find_stuck(pieces: _Pieces, at: bytes, seen: Weight, limit: Limit) -> CutPoint:
     """The range whose rows must be counted: up to a key before which there may be twice the limit."""
     left = seen.plus(pieces.left())
     twice = Limit(None if limit.rows is None else 2 * limit.rows, None if limit.size is None else 2 * limit.size)

@@ -370,7 +370,7 @@ def decoded_bytes_max(
     pages are invalid or not as writers produce them.
     """
     try:
-        return _bounded(memoryview(data).cast("B"), chunk, column, rows, most, is_exact)
+        return _bound_chunk(memoryview(data).cast("B"), chunk, column, rows, most, is_exact)
     except _UNREADABLE as error:
         raise ValueError(f"the pages of column {column.path} cannot be read: {error}") from error
 
@@ -391,7 +391,7 @@ class _Page(NamedTuple):
         return max(self.size, len(self.packed))
 
 
-def _bounded(data: memoryview, chunk: Any, column: Any, rows: int, most: Decoded, is_exact: bool) -> Decoded:
+def _bound_chunk(data: memoryview, chunk: Any, column: Any, rows: int, most: Decoded, is_exact: bool) -> Decoded:
     """As `decoded_bytes_max`."""
     kind: str = column.physical_type  # with which Arrow decodes, whatever the chunk declares
     count: int = chunk.num_values
@@ -479,7 +479,7 @@ def _number(fields: dict[int, Any], name: int) -> int:
     return number
 
 
-def _unpacked(packed: memoryview, size: int, compression: str) -> memoryview:
+def _decompress(packed: memoryview, size: int, compression: str) -> memoryview:
     """Decompress a page. Raises an error if its size differs from its header."""
     if compression == "UNCOMPRESSED" or not size:
         return packed
@@ -513,9 +513,9 @@ def _levels_and_values(page: _Page, compression: str, column: Any) -> tuple[memo
         if type(is_packed) is not bool or end > min(page.size, len(page.packed)):
             raise ValueError("a page has more levels than bytes, or does not record whether it is compressed")
         packed = page.packed[end:]
-        values = _unpacked(packed, page.size - end, compression) if is_packed else packed
+        values = _decompress(packed, page.size - end, compression) if is_packed else packed
         return page.packed[:start], page.packed[start:end], values
-    data = _unpacked(page.packed, page.size, compression)
+    data = _decompress(page.packed, page.size, compression)
     levels = []
     for level, encoding in (
         (column.max_repetition_level, _REPETITION_ENCODING),
@@ -555,7 +555,7 @@ def _dictionary_bytes(dictionary: _Page, pages: Sequence[_Page], compression: st
     largest = max(dictionary.values, *(page.values for page in pages))
     if bound <= needed or largest > EXACT_VALUES or compression not in ("UNCOMPRESSED", *_CODECS):
         return bound
-    lengths = _text_lengths(_unpacked(dictionary.packed, dictionary.size, compression), dictionary.values)
+    lengths = _text_lengths(_decompress(dictionary.packed, dictionary.size, compression), dictionary.values)
     bound = count * int(lengths.max(initial=0))
     return bound if bound <= needed else sum(_text_bytes(page, lengths, compression, column) for page in pages)
 

@@ -209,15 +209,15 @@ class PartFile:
         if not names:
             # Only the row count of this part is needed.
             return pa.table({"": pa.nulls(sum(self.groups[group].rows for group in groups))})
-        with self._decoding(groups, names) as table:
+        with self._decode(groups, names) as table:
             return table
 
     def reading(self, groups: Sequence[int], columns: Sequence[str]) -> AbstractContextManager[pa.Table]:
         """As `read`, for a `with` block that holds the turn of large row groups."""
-        return self._decoding(groups, self._names(columns))
+        return self._decode(groups, self._names(columns))
 
     @contextmanager
-    def _decoding(self, groups: Sequence[int], names: Sequence[str]) -> Iterator[pa.Table]:
+    def _decode(self, groups: Sequence[int], names: Sequence[str]) -> Iterator[pa.Table]:
         source, decoded = self._source(groups, names)
         with self._turn_of(decoded):
             table = decode_row_groups(self.part, self._footer, groups, names, source)
@@ -226,7 +226,7 @@ class PartFile:
             yield table
 
     @cached_property
-    def _fixed(self) -> Sequence[tuple[FixedList, ...]]:
+    def _fixed_lists(self) -> Sequence[tuple[FixedList, ...]]:
         """The fixed-size lists around each leaf."""
         return fixed_lists(self.schema.updates_schema)
 
@@ -248,7 +248,7 @@ class PartFile:
     def firsts(self, groups: Sequence[int]) -> Mask:
         """Which rows are not twins, of row groups that list their twins or have none. Raises Corruption."""
         chunks = [chunk for group in groups if (chunk := self.groups[group].twins) is not None]
-        segments = list(self._verified(sorted(chunks, key=lambda chunk: chunk.start)))
+        segments = list(self._fetch_verified(sorted(chunks, key=lambda chunk: chunk.start)))
         masks = []
         for group in groups:
             rows, chunk = self.groups[group].rows, self.groups[group].twins
@@ -325,7 +325,7 @@ class PartFile:
         if self._whole is not None:
             return pa.BufferReader(self._whole), self._check_decoded(groups, names, [(0, self._whole)])
         chunks = sorted(self._chunks(groups, names), key=lambda chunk: chunk.start)
-        segments = list(self._verified(chunks))
+        segments = list(self._fetch_verified(chunks))
         decoded = self._check_decoded(groups, names, segments)
         return pa.PythonFile(SparseFile(segments, self.part.size), mode="r"), decoded
 
@@ -365,7 +365,7 @@ class PartFile:
         columns = [(self.schema.updates_schema.field(name), self._footer.leaves[name]) for name in names]
         for group in groups:
             left = Decoded(most.kept - total.kept, most.passing)
-            of_chunk = partial(self._decoded, group, segments)
+            of_chunk = partial(self._bound_chunk, group, segments)
             decoded = columns_bytes_max(columns, self.groups[group].rows, left, of_chunk)
             total = Decoded(total.kept + decoded.kept, max(total.passing, decoded.passing))
             if not total.is_within(most):
@@ -376,7 +376,7 @@ class PartFile:
                 )
         return total
 
-    def _decoded(self, group: int, segments: Sequence[tuple[int, bytes]], position: int, most: Decoded) -> Decoded:
+    def _bound_chunk(self, group: int, segments: Sequence[tuple[int, bytes]], position: int, most: Decoded) -> Decoded:
         """The most bytes that one column chunk takes. Raises Corruption, also if footer and index contradict."""
         chunk, metadata = self.groups[group].chunks[position], self._footer.metadata
         in_footer = metadata.row_group(group).column(position)
@@ -384,12 +384,12 @@ class PartFile:
             if (chunk_start(in_footer), in_footer.total_compressed_size) != (chunk.start, chunk.size):
                 raise ValueError("its footer and its index have different locations of a column")
             data, rows, column = _bytes_of(chunk, segments), self.groups[group].rows, metadata.schema.column(position)
-            lists = self._fixed[position]
+            lists = self._fixed_lists[position]
             return chunk_bytes_max(data, in_footer, column, rows, most, lists, turn=self._turn_of)
         except ValueError as error:
             raise Corruption(f"{part_label(self.part)} cannot be decoded: {error}", part=str(self.part.id)) from error
 
-    def _verified(self, chunks: Sequence[ColumnChunk]) -> Iterator[tuple[int, bytes]]:
+    def _fetch_verified(self, chunks: Sequence[ColumnChunk]) -> Iterator[tuple[int, bytes]]:
         """The verified bytes of these chunks, which are in order, and where they begin. Raises Corruption."""
         for span in _spans(chunks):
             start = span[0].start

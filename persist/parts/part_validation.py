@@ -113,7 +113,7 @@ class PartCheck:
                         _check_known(part, group.known, rows, collector, firsts)
                 del rows
         except BlobNotFound:
-            raise _missing(part) from None
+            raise _missing_blob(part) from None
         except Corruption as error:
             raise InvalidUsage(f"{error.message}; write its rows again") from error
         except UNREADABLE as error:
@@ -162,7 +162,7 @@ def check_presence(part: Part, blob: BlobReads) -> None:
     """Raise InvalidUsage unless the blob of the part exists and has its size. Errors of the blob store pass through."""
     stat = blob.stat(part.key or "")
     if stat is None:
-        raise _missing(part)
+        raise _missing_blob(part)
     if stat.size != part.size:
         raise InvalidUsage(f"the blob of part {part.id} has {stat.size} bytes, not {part.size}; write its rows again")
 
@@ -176,7 +176,7 @@ def check_put(part: Part, blob: Blob) -> None:
         check_presence(part, blob)
 
 
-def _missing(part: Part) -> InvalidUsage:
+def _missing_blob(part: Part) -> InvalidUsage:
     return InvalidUsage(f"the blob of part {part.id} is not there; write its rows again")
 
 

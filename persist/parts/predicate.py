@@ -182,7 +182,7 @@ def _remedy(rest: str) -> str:
     return ""
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return text[1:-1].replace("''", "'")
 
 
@@ -323,7 +323,7 @@ class _Parser:
     def literal(self) -> Literal:
         kind, value = self.next()
         if kind == "string":
-            return Literal("string", _unquoted(value))
+            return Literal("string", _unquote(value))
         if kind == "raw":
             return Literal("string", value[2:-1])
         if kind == "number":
@@ -334,7 +334,7 @@ class _Parser:
             return Literal("null", value)
         typed = {"DATE": "date", "TIMESTAMP": "instant", "TIMESTAMP_NTZ": "local"}
         if kind == "keyword" and value in typed and self.peek()[0] == "string":
-            return Literal(typed[value], _unquoted(self.next()[1]))
+            return Literal(typed[value], _unquote(self.next()[1]))
         self.position -= 1
         raise self.error("a literal")
 

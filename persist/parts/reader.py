@@ -316,7 +316,7 @@ class PartReader:
         At most `LOOSE_BYTES_MAX` encoded bytes of blobs are loaded.
         """
         others = [item for item in items if not item.part.is_inline]
-        tables = [self._whole(self._files.inline(item.part), item.part) for item in items if item.part.is_inline]
+        tables = [self._convert(self._files.inline(item.part), item.part) for item in items if item.part.is_inline]
         if any(not self._files.is_small(item.part) for item in others):
             left = min(LOOSE_BYTES_MAX, self._memory_bytes // LOOSE_SHARE)
             for item in sorted(others, key=lambda item: item.part.size):
@@ -326,7 +326,7 @@ class PartReader:
                 file = self._files.open(item.part)
                 wanted = list(file.wanted(key_range))
                 names = file.migration.names(self.schema.updates_schema.names)
-                tables.append(self._whole(file.read(wanted, names), item.part))
+                tables.append(self._convert(file.read(wanted, names), item.part))
                 others.remove(item)
         rows = merge([join(tables)], self.schema, times) if tables else None
         if rows is not None and len(rows):
@@ -372,7 +372,7 @@ class PartReader:
             return Cursor.of_tables(resort(rows, self._files, self.schema, limit), self._files, self.schema)
         return Cursor(parts, self._files, self.schema, key_range, prepare, consolidated=consolidated)
 
-    def _whole(self, table: pa.Table, part: Part) -> pa.Table:
+    def _convert(self, table: pa.Table, part: Part) -> pa.Table:
         return _as_committed(self._files.migration(part), table, part)
 
 

@@ -225,7 +225,7 @@ class Cursor:
             if table is None:
                 self._batches = None
             else:
-                self._push(table if self._file is None else self._prepared(table, self._file))
+                self._push(table if self._file is None else self._prepare_rows(table, self._file))
             return
         if self._file is None or not self._groups:
             self._open()
@@ -245,7 +245,7 @@ class Cursor:
             table = file.read(taken, self._columns(file))
         del self._groups[: len(taken)]
         self._read_ahead(file, nbytes)
-        self._push(self._prepared(table, file))
+        self._push(self._prepare_rows(table, file))
 
     def read_ahead_in(self, pool: ThreadPoolExecutor) -> None:
         """Use the pool's threads to prefetch the next row groups of a part."""
@@ -313,7 +313,7 @@ class Cursor:
         assert self._prepare is not None
         return self._prepare.columns(file.part)
 
-    def _prepared(self, table: pa.Table, file: PartFile) -> pa.Table:
+    def _prepare_rows(self, table: pa.Table, file: PartFile) -> pa.Table:
         assert self._prepare is not None
         return self._prepare.rows(table, file.part)
 
@@ -327,16 +327,16 @@ def merge_cursors(
     """
     limit = max(1, min(CHUNK_BYTES_MAX, memory_bytes // 4))
 
-    def merged(window: Window) -> pa.Table:
-        return window.select(names) if isinstance(window, pa.Table) else _merged(window, schema, names)
+    def merge_window(window: Window) -> pa.Table:
+        return window.select(names) if isinstance(window, pa.Table) else _merge_window(window, schema, names)
 
     windows = _windows(cursors, schema, limit)
     if not threaded:
-        yield from filter(len, map(merged, windows))
+        yield from filter(len, map(merge_window, windows))
         return
     with ThreadPoolExecutor(max_workers=AHEAD, thread_name_prefix="persist-read") as pool:
         max(cursors, key=lambda cursor: cursor.rows).read_ahead_in(pool)
-        yield from filter(len, map_in_order(merged, windows, 1, waiting=1))
+        yield from filter(len, map_in_order(merge_window, windows, 1, waiting=1))
 
 
 def _windows(cursors: Sequence[Cursor], schema: ShardSchema, limit: int) -> Iterator[Window]:
@@ -385,7 +385,7 @@ def _load(active: Sequence[Cursor], limit: int, share: int) -> list[Cursor]:
     return [active[number] for bound, number in waiting if bound == waiting[0][0]]
 
 
-def _merged(window: Taken, schema: ShardSchema, names: Sequence[str]) -> pa.Table:
+def _merge_window(window: Taken, schema: ShardSchema, names: Sequence[str]) -> pa.Table:
     """The rows of a window, whose times are those of the read, consolidated."""
     rows, consolidated = max(window, key=lambda taken: len(taken[0]))
     others = [other for other, _ in window if other is not rows]
@@ -453,7 +453,8 @@ def resort(tables: Iterator[pa.Table], files: PartFiles, schema: ShardSchema, li
     """Rows that are sorted by key only, consolidated and in the order of keys, values and times.
 
     When a column was dropped, the rows of a key are in no order and some become equal, so all rows of a key are sorted
-    together. Memory: about `limit` bytes of rows; beyond it, sorted pieces are spilled to temporary files and merged.
+    together. Memory: about `limit` bytes of rows; beyond it, sorted pieces are spilled to temporary files and
+    merged.
     """
     buffer = _KeyBuffer(files, schema, limit)
     last = b""

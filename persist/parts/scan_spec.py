@@ -58,12 +58,12 @@ class Selection:
 
     def _key_range(self, schema: ShardSchema) -> KeyRange:
         start, end, prefix = (
-            None if values is None else _encoded(schema, values, name, self.from_text)
+            None if values is None else _encode(schema, values, name, self.from_text)
             for values, name in zip((self.start_key, self.end_key, self.key_prefix), self.called[:3], strict=True)
         )
         wanted = KeyRange(start, end)
         if self.key is not None:
-            wanted = wanted.meet(_whole(schema, self.key, self.called[3], self.from_text))
+            wanted = wanted.meet(_exact_range(schema, self.key, self.called[3], self.from_text))
         if prefix is not None and self.key_prefix is not None:
             last = schema.arrow.field(schema.key[len(self.key_prefix) - 1]).type
             if is_text(last) and self.key_prefix[-1] is not None:
@@ -136,14 +136,14 @@ class Selected:
 EVERYTHING = Selection()
 
 
-def _whole(schema: ShardSchema, values: Values, name: str, from_text: bool) -> KeyRange:
+def _exact_range(schema: ShardSchema, values: Values, name: str, from_text: bool) -> KeyRange:
     """The range of exactly this key. Raises InvalidUsage if it is not a key of the shard."""
     if len(values) != len(schema.key):
         raise InvalidUsage(f"{name} has {len(values)} values; it needs one for each of {', '.join(schema.key)}")
     for column, value in zip(schema.key, values, strict=True):
         if value is None and not schema.arrow.field(column).nullable:
             raise InvalidUsage(f"{name} is null in column {column!r}, which is never null")
-    encoded = _encoded(schema, values, name, from_text)
+    encoded = _encode(schema, values, name, from_text)
     return KeyRange(encoded, encoded + b"\x00")  # no other key starts with the bytes of a whole key
 
 
@@ -166,7 +166,7 @@ def read_values(what: str, text: str, decoded: Any = json.loads) -> Values:
     return tuple(values)
 
 
-def _encoded(schema: ShardSchema, values: Values, name: str, from_text: bool) -> bytes:
+def _encode(schema: ShardSchema, values: Values, name: str, from_text: bool) -> bytes:
     if not 0 < len(values) <= len(schema.key):
         raise InvalidUsage(f"{name} has {len(values)} values; the key is ({', '.join(schema.key)})")
     try:

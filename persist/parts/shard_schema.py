@@ -176,7 +176,7 @@ def read(arrow: pa.Schema) -> tuple[pa.Schema, Details]:
             if DEFAULT in of_column
         ),
         metadata.get(UNIQUE) == b"true",
-        _checks(metadata.get(CHECKS, b"[]")),
+        _read_checks(metadata.get(CHECKS, b"[]")),
         tuple(int(of_column[ID]) for _, of_column in columns if of_column.get(NOT_NULL) == b"true"),
     ).numbered(len(columns))
 
@@ -190,7 +190,7 @@ def _read_default(column: pa.Field, text: bytes) -> bytes:
     return data
 
 
-def _checks(text: bytes) -> tuple[Check, ...]:
+def _read_checks(text: bytes) -> tuple[Check, ...]:
     pairs = json.loads(text)
     if not isinstance(pairs, list) or not all(
         isinstance(pair, dict) and isinstance(pair.get("name"), str) and isinstance(pair.get("where"), str)
@@ -425,7 +425,7 @@ class ShardSchema:
             elif name == DIFF:
                 columns.append(pa.repeat(1, rows.num_rows))
             elif name == TIME and default_time is not None:
-                columns.append(_times(default_time, rows.num_rows))
+                columns.append(_constant_times(default_time, rows.num_rows))
             elif name == TIME:
                 raise InvalidUsage(f"column {name!r} is absent from the rows")
             else:
@@ -457,7 +457,7 @@ def _read(record: SchemaRecord) -> ShardSchema:
         raise Corruption(f"the shard's schema is invalid: {error.message}") from error
 
 
-def _times(time: int, count: int) -> pa.Array:
+def _constant_times(time: int, count: int) -> pa.Array:
     if not count:
         return pa.array([], pa.int64())
     _check_times(time, time)

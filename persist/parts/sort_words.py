@@ -73,7 +73,7 @@ class FixedColumn:
         return VALID + b"".join(int(word[row]).to_bytes(8, "big") for word in self._words)[-self._width :]
 
 
-def _terminated(raw: bytes) -> bytes:
+def _terminate(raw: bytes) -> bytes:
     return VALID + raw.replace(b"\x00", ESCAPE) + END
 
 
@@ -140,7 +140,7 @@ class BytesColumn:
         if isinstance(self._ends, Width):
             start = (self._ends.first + row) * self._ends.width
             return VALID + self._data[start : start + self._ends.width].tobytes()
-        return _terminated(self._data[int(self._ends[row]) : int(self._ends[row + 1])].tobytes())
+        return _terminate(self._data[int(self._ends[row]) : int(self._ends[row + 1])].tobytes())
 
     def _piece(self, skip: int, rows: Rows | None) -> Words:
         """Eight bytes from `skip` on, zeros past the end of the value."""
@@ -188,7 +188,7 @@ def column_order(array: pa.Array) -> ColumnOrder:
     kind = array.type
     valid = None if array.null_count == 0 else array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_nested(kind):
-        return _bytes_column(_nested(array), None)
+        return _bytes_column(_encode_nested(array), None)
     if pa.types.is_boolean(kind):
         return FixedColumn([array.cast(pa.uint8()).fill_null(0).to_numpy().astype(np.uint64)], 1, valid)
     if pa.types.is_decimal(kind):
@@ -204,7 +204,7 @@ def extremes(array: pa.Array, counts: Sequence[int]) -> list[tuple[bytes, bytes]
     if array.null_count == 0 and is_bytes(array.type):  # Python also compares texts by code points, like their bytes
         values = array.to_pylist()
         bounds = ((min(values[start:end]), max(values[start:end])) for start, end in spans)
-        return [(_terminated(_as_bytes(low)), _terminated(_as_bytes(high))) for low, high in bounds]
+        return [(_terminate(_as_bytes(low)), _terminate(_as_bytes(high))) for low, high in bounds]
     order = column_order(array)
     if isinstance(order, FixedColumn) and order.word(1, None) is None and (words := order.word(0, None)) is not None:
         places = (
@@ -312,7 +312,7 @@ _NESTED_VALID = b"\x02"
 _BINARY = pa.large_binary()
 
 
-def _nested(array: pa.Array) -> pa.Array:
+def _encode_nested(array: pa.Array) -> pa.Array:
     """Lists, structs and maps: a `large_binary` array without nulls, each row of `array` as order-preserving bytes.
 
     The conversion is column by column, not row by row. Every value becomes self-delimiting bytes in the order of the
@@ -321,26 +321,26 @@ def _nested(array: pa.Array) -> pa.Array:
     """
     kind = array.type
     if pa.types.is_struct(kind):
-        parts = [_nested(child) for child in array.flatten()]
-        return _marked(array, _join(*parts))
+        parts = [_encode_nested(child) for child in array.flatten()]
+        return _mark(array, _join(*parts))
     if pa.types.is_map(kind):
-        entries = _join(_nested(array.keys), _nested(array.items))
-        return _nested_list(array, entries, _offsets(array.offsets))
+        entries = _join(_encode_nested(array.keys), _encode_nested(array.items))
+        return _encode_list(array, entries, _offsets(array.offsets))
     if pa.types.is_fixed_size_list(kind):
         starts = (np.arange(len(array) + 1, dtype=np.int64) + array.offset) * kind.list_size
-        return _nested_list(array, _nested(array.values), starts)
+        return _encode_list(array, _encode_nested(array.values), starts)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _nested_list(array, _nested(array.values), _offsets(array.offsets))
-    return _nested_flat(array)
+        return _encode_list(array, _encode_nested(array.values), _offsets(array.offsets))
+    return _encode_flat(array)
 
 
-def _nested_list(array: pa.Array, elements: pa.Array, starts: npt.NDArray[np.int64]) -> pa.Array:
+def _encode_list(array: pa.Array, elements: pa.Array, starts: npt.NDArray[np.int64]) -> pa.Array:
     ends = np.frombuffer(elements.buffers()[1], np.int64, len(elements) + 1, elements.offset * 8)
     bodies = _large_binary(ends[starts], elements.buffers()[2])
-    return _marked(array, _join(bodies, pa.scalar(_NESTED_END, _BINARY)))
+    return _mark(array, _join(bodies, pa.scalar(_NESTED_END, _BINARY)))
 
 
-def _nested_flat(array: pa.Array) -> pa.Array:
+def _encode_flat(array: pa.Array) -> pa.Array:
     order = column_order(array)
     if isinstance(order, BytesColumn):
         kind = array.type
@@ -349,7 +349,7 @@ def _nested_flat(array: pa.Array) -> pa.Array:
         values = array.cast(_BINARY)
         if pc.any(pc.match_substring(values, b"\x00")).as_py():
             values = pc.replace_substring(values, b"\x00", b"\x00\xff")
-        return _marked(array, _join(values.fill_null(b""), pa.scalar(b"\x00\x00", _BINARY)))
+        return _mark(array, _join(values.fill_null(b""), pa.scalar(b"\x00\x00", _BINARY)))
     words = []
     level = 1 if array.null_count else 0
     while (word := order.word(level, None)) is not None:
@@ -358,10 +358,10 @@ def _nested_flat(array: pa.Array) -> pa.Array:
     table = np.stack(words, axis=1).astype(">u8")
     width = table.shape[1] * 8
     ends = np.arange(len(array) + 1, dtype=np.int64) * width
-    return _marked(array, _large_binary(ends, pa.py_buffer(table.tobytes())))
+    return _mark(array, _large_binary(ends, pa.py_buffer(table.tobytes())))
 
 
-def _marked(array: pa.Array, bodies: pa.Array) -> pa.Array:
+def _mark(array: pa.Array, bodies: pa.Array) -> pa.Array:
     marked = _join(pa.scalar(_NESTED_VALID, _BINARY), bodies)
     if array.null_count == 0:
         return marked
