@@ -105,7 +105,7 @@ class PartFiles:
     ) -> None:
         self._current = current
         self._migrations: dict[int, Migration] = {}
-        self._blob = blob
+        self.blob = blob
         self.keeps = keeps
         self.bound = bound
         self._are_foreign = are_foreign
@@ -172,10 +172,6 @@ class PartFiles:
             self._footers.pop(next(iter(self._footers)))
         self._footers[part.id] = footer
 
-    @property
-    def blob(self) -> BlobReads:
-        return self._blob
-
     def inline(self, part: Part) -> pa.Table:
         return decode_inline(part, self.schemas)
 
@@ -188,7 +184,7 @@ class PartFiles:
 
     def fetch(self, part: Part, start: int, length: int) -> bytes:
         """Exactly the bytes `[start, start + length)` of a part's blob."""
-        return fetch(self._blob, part, part.size, start, length)
+        return fetch(self.blob, part, part.size, start, length)
 
 
 class PartFile:

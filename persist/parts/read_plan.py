@@ -27,6 +27,7 @@ from persist.core.manifests import Listed, bundle_of, unpacked
 from persist.core.record import replace
 from persist.core.truncation import clipped
 from persist.formats.state_frames import decode_listing
+from persist.parts.codec import at_part_time
 from persist.parts.consolidate import Times, fold_twins
 from persist.parts.key_encoding import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.part_files import BlobReads, PartFile, PartFiles, fetch
@@ -391,6 +392,50 @@ def complete(table: pa.Table, target: pa.Schema, constants: Mapping[str, int], m
         for field in target
     ]
     return pa.Table.from_arrays(arrays, schema=target)
+
+
+class RowConverter:
+    """Converts whole rows of parts to a schema and to the times of a read, for a cursor.
+
+    Columns that are known to be constant in a part are not read.
+    """
+
+    def __init__(self, files: PartFiles, schema: ShardSchema, times: Times) -> None:
+        self._files = files
+        self._schema = schema
+        self._times = times
+
+    def columns(self, part: Part) -> list[str]:
+        constants = self._constants(part)
+        wanted = (name for name in self._schema.updates_schema.names if name not in constants)
+        return self._files.migration(part).names(wanted)
+
+    def rows(self, table: pa.Table, part: Part) -> pa.Table:
+        constants, migration = self._constants(part), self._files.migration(part)
+        if TIME not in constants:
+            return self._times.apply(as_committed(migration, table, part))
+        return complete(table, self._schema.updates_schema, constants, migration)
+
+    def _constants(self, part: Part) -> dict[str, int]:
+        """The values of constant columns; empty if the time is not constant."""
+        time = _only_time(part, self._times)
+        if time is None:
+            return {}
+        return {TIME: time} if part.diff_min != part.diff_max else {TIME: time, DIFF: part.diff_min}
+
+
+def as_committed(migration: Migration, table: pa.Table, part: Part) -> pa.Table:
+    """Whole rows of a part, converted to the read's schema, at the times with which they were committed."""
+    table = at_part_time(migration.rows(table), part)
+    return table if part.clip is None else table.filter(pc.greater_equal(table.column(TIME), part.clip))
+
+
+def _only_time(part: Part, times: Times) -> int | None:
+    """The one time that a read gives all rows of the part, if it keeps all of them."""
+    if times.advance is None or part.time_max > times.advance or part.clip is not None:
+        return None
+    time = times.advanced(part.time_max)
+    return time if time == times.advanced(part.time_min) and times.keeps_all(part.time_min, part.time_max) else None
 
 
 class PassThrough:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain
-from persist.parts.codec import RowGroup, at_part_time
+from persist.parts.codec import RowGroup
 from persist.parts.consolidate import Times, at_time, join, merge, negated, stable_order
 from persist.parts.key_encoding import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.part_files import BlobReads, DecodeLimit, PartFile, PartFiles, RowGroupFilter
@@ -28,15 +28,15 @@ from persist.parts.read_plan import (
     MemoryRows,
     PassThrough,
     ReadPiece,
+    RowConverter,
     Stretch,
     are_consolidated,
-    complete,
+    as_committed,
     expand_bundles,
     overlapping_items,
     stretches,
 )
 from persist.parts.run_merge import Cursor, merge_cursors, read_rows, resort
-from persist.parts.schema_evolution import Migration
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.sort_words import one_chunk
 
@@ -365,59 +365,15 @@ class PartReader:
         # If the commit assigned a time, rows that differed in their times may have become equal.
         is_assigned = any(part.time is not None for part, _ in parts)
         consolidated = (not is_assigned and not times.merges(first, last)) or are_consolidated(pieces)
-        prepare = _AtTimes(self._files, self.schema, times)
+        converter = RowConverter(self._files, self.schema, times)
         if any(self._files.migration(part).coarsens for part, _ in parts):
             limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // RESORT_SHARE))
-            rows = read_rows(parts, self._files, self.schema, key_range, prepare, limit)
+            rows = read_rows(parts, self._files, self.schema, key_range, converter, limit)
             return Cursor.of_tables(resort(rows, self._files, self.schema, limit), self._files, self.schema)
-        return Cursor(parts, self._files, self.schema, key_range, prepare, consolidated=consolidated)
+        return Cursor(parts, self._files, self.schema, key_range, converter, consolidated=consolidated)
 
     def _convert(self, table: pa.Table, part: Part) -> pa.Table:
-        return _as_committed(self._files.migration(part), table, part)
-
-
-class _AtTimes:
-    """Converts whole rows of parts to a schema and to the times of a read, for a cursor.
-
-    Columns that are known to be constant in a part are not read.
-    """
-
-    def __init__(self, files: PartFiles, schema: ShardSchema, times: Times) -> None:
-        self._files = files
-        self._schema = schema
-        self._times = times
-
-    def columns(self, part: Part) -> list[str]:
-        constants = self._constants(part)
-        wanted = (name for name in self._schema.updates_schema.names if name not in constants)
-        return self._files.migration(part).names(wanted)
-
-    def rows(self, table: pa.Table, part: Part) -> pa.Table:
-        constants, migration = self._constants(part), self._files.migration(part)
-        if TIME not in constants:
-            return self._times.apply(_as_committed(migration, table, part))
-        return complete(table, self._schema.updates_schema, constants, migration)
-
-    def _constants(self, part: Part) -> dict[str, int]:
-        """The values of constant columns; empty if the time is not constant."""
-        time = _only_time(part, self._times)
-        if time is None:
-            return {}
-        return {TIME: time} if part.diff_min != part.diff_max else {TIME: time, DIFF: part.diff_min}
-
-
-def _as_committed(migration: Migration, table: pa.Table, part: Part) -> pa.Table:
-    """Whole rows of a part, converted to the read's schema, at the times with which they were committed."""
-    table = at_part_time(migration.rows(table), part)
-    return table if part.clip is None else table.filter(pc.greater_equal(table.column(TIME), part.clip))
-
-
-def _only_time(part: Part, times: Times) -> int | None:
-    """The one time that a read gives all rows of the part, if it keeps all of them."""
-    if times.advance is None or part.time_max > times.advance or part.clip is not None:
-        return None
-    time = times.advanced(part.time_max)
-    return time if time == times.advanced(part.time_min) and times.keeps_all(part.time_min, part.time_max) else None
+        return as_committed(self._files.migration(part), table, part)
 
 
 def _by_time(table: pa.Table) -> pa.Table:

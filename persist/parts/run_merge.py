@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from persist.parts.consolidate import Times, join, merge, sort_groups, sum_diffs
 from persist.parts.key_encoding import KeyRange, SortedKeys, clip_rows
 from persist.parts.part_files import PartFile, PartFiles
 from persist.parts.prefetch import map_in_order
+from persist.parts.read_plan import RowConverter
 from persist.parts.shard_schema import DIFF, ShardSchema
 from persist.parts.sort_words import column_order, one_chunk
 
@@ -131,18 +132,6 @@ def _insert(count: int, left_out: Ints, places: Ints, others: Ints) -> tuple[Int
     return index, where
 
 
-class Prepare(Protocol):
-    """Which columns a cursor reads of parts, and how it converts them."""
-
-    def columns(self, part: Part) -> list[str]:
-        """The columns to read."""
-        ...
-
-    def rows(self, table: pa.Table, part: Part) -> pa.Table:
-        """Whole rows from the columns that were read, in the same order."""
-        ...
-
-
 @dataclass(slots=True)
 class _Loaded:
     """Sorted rows of a cursor; those before `start` are taken."""
@@ -162,19 +151,19 @@ class Cursor:
         files: PartFiles,
         schema: ShardSchema,
         key_range: KeyRange,
-        prepare: Prepare | None,
+        converter: RowConverter | None,
         consolidated: bool,
     ) -> None:
         """`parts` are given with the row groups to read; None: those that the read needs.
 
-        `consolidated`: the rows are consolidated. `prepare` is required if there are parts.
+        `consolidated`: the rows are consolidated. `converter` is required if there are parts.
         """
         self._parts = list(parts)
         self.rows = sum(part.rows for part, _ in parts)
         self.files = files
         self._schema = schema
         self._range = key_range
-        self._prepare = prepare
+        self._converter = converter
         self._file: PartFile | None = None
         self._groups: list[int] = []
         self._batches: Iterator[pa.Table] | None = None
@@ -225,7 +214,7 @@ class Cursor:
             if table is None:
                 self._batches = None
             else:
-                self._push(table if self._file is None else self._prepare_rows(table, self._file))
+                self._push(table if self._file is None else self._convert(table, self._file))
             return
         if self._file is None or not self._groups:
             self._open()
@@ -245,7 +234,7 @@ class Cursor:
             table = file.read(taken, self._columns(file))
         del self._groups[: len(taken)]
         self._read_ahead(file, nbytes)
-        self._push(self._prepare_rows(table, file))
+        self._push(self._convert(table, file))
 
     def read_ahead_in(self, pool: ThreadPoolExecutor) -> None:
         """Use the pool's threads to prefetch the next row groups of a part."""
@@ -310,12 +299,12 @@ class Cursor:
                 return
 
     def _columns(self, file: PartFile) -> list[str]:
-        assert self._prepare is not None
-        return self._prepare.columns(file.part)
+        assert self._converter is not None
+        return self._converter.columns(file.part)
 
-    def _prepare_rows(self, table: pa.Table, file: PartFile) -> pa.Table:
-        assert self._prepare is not None
-        return self._prepare.rows(table, file.part)
+    def _convert(self, table: pa.Table, file: PartFile) -> pa.Table:
+        assert self._converter is not None
+        return self._converter.rows(table, file.part)
 
 
 def merge_cursors(
@@ -431,18 +420,18 @@ def read_rows(
     files: PartFiles,
     schema: ShardSchema,
     key_range: KeyRange,
-    prepare: Prepare,
+    converter: RowConverter,
     limit: int,
 ) -> Iterator[pa.Table]:
-    """The rows of parts of one run, in key order, as `prepare` converts them; about `limit` bytes at a time."""
+    """The rows of parts of one run, in key order, as `converter` converts them; about `limit` bytes at a time."""
     for part, chosen in parts:
         file = files.open(part)
-        columns = prepare.columns(part)
+        columns = converter.columns(part)
         for group in file.wanted(key_range) if chosen is None else chosen:
             size = file.groups[group]
             rows = max(BATCH_ROWS_MIN, size.rows * limit // max(1, size.nbytes))
             for batch in file.batches([group], columns, rows):
-                table = prepare.rows(batch, part)
+                table = converter.rows(batch, part)
                 if len(table):
                     table = clip_rows(table, SortedKeys(table, schema.key), key_range)
                 if len(table):
