@@ -73,7 +73,8 @@ _DEFINITION_BYTES, _REPETITION_BYTES, _IS_PACKED = 5, 6, 7
 # Numbers in parquet.thrift: fields of the footer, physical types.
 _ROW_GROUPS, _COLUMNS, _META = 4, 1, 3
 _ENCRYPTED = (8, 9)  # of a column chunk
-_COLUMN_TYPE, _STATISTICS, _SIZES = 1, 12, 16
+_COLUMN_TYPE, _COLUMN_CODEC, _STATISTICS, _SIZES = 1, 4, 12, 16
+_CODEC_NUMBERS = range(8)
 _BOUNDS = (1, 2, 5, 6)  # of statistics, that hold a value
 _REPETITIONS, _DEFINITIONS = 2, 3  # of size statistics
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
@@ -716,6 +717,8 @@ def _check_column(chunk: dict[int, Any], column: Any) -> None:
     meta = chunk[_META]
     if any(field in chunk for field in _ENCRYPTED) or _TYPES[meta[_COLUMN_TYPE]] != column.physical_type:
         raise ValueError(f"the footer describes another column than {column.path}")
+    if meta[_COLUMN_CODEC] not in _CODEC_NUMBERS:  # asked for the name of another one pyarrow aborts the process
+        raise ValueError(f"column {column.path} has the unknown compression {meta[_COLUMN_CODEC]}")
     kind = column.physical_type
     length = column.length if kind == "FIXED_LEN_BYTE_ARRAY" else _TYPE_LENGTHS.get(kind)
     statistics = meta.get(_STATISTICS, {})

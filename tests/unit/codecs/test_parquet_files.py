@@ -309,3 +309,14 @@ def test_a_hostile_file_ends_no_process_and_takes_no_more_than_it_may(seeds: ran
             found = read_bounded(bytes(evil), Allowance(None, 4 * MIB))
             found.validate(full=True)
             assert found.nbytes <= 4 * MIB
+
+
+@pytest.mark.parametrize("value", [1, "text"], ids=["a number", "a text"])
+def test_an_unknown_compression_is_refused(value: Any) -> None:
+    """Asked for the name of such a codec pyarrow aborts the process."""
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"a": [value]}), sink, compression="zstd")
+    data = sink.getvalue()
+    codec = data.rindex(b"a\x15\x0c") + 2  # in the footer, after the path of the column: ZSTD is 6
+    with pytest.raises(ValueError, match="unknown compression 8"):
+        read_bounded(data[:codec] + b"\x10" + data[codec + 1 :], Allowance())
