@@ -723,7 +723,7 @@ def _check_column(chunk: dict[int, Any], column: Any) -> None:
     length = column.length if kind == "FIXED_LEN_BYTE_ARRAY" else _TYPE_LENGTHS.get(kind)
     statistics = meta.get(_STATISTICS, {})
     if length is not None and any(len(statistics[field]) != length for field in _BOUNDS if field in statistics):
-        raise ValueError(f"the footer has a bound of column {column.path} that is not a {kind}")
+        raise ValueError(f"the footer has a bound of column {column.path} that is not of type {kind}")
     sizes = meta.get(_SIZES, {})
     for field, level in ((_REPETITIONS, column.max_repetition_level), (_DEFINITIONS, column.max_definition_level)):
         if len(sizes.get(field, ())) not in (0, level + 1):

@@ -306,7 +306,7 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ("numbers as rows", lambda c, s: s.insert([1, 2]), "not int"),
     ("tuples as rows", lambda c, s: s.insert([(1, "a")]), "a list of dicts, or Arrow tables or batches, not tuple"),
     ("nothing as rows", lambda c, s: s.insert(None), "list of dicts, not as NoneType"),
-    ("half a row's id", lambda c, s: s.insert([{"id": 1.5}]), "column 'id' does not fit int64: 1.5 would be cut"),
+    ("half a row's id", lambda c, s: s.insert([{"id": 1.5}]), "column 'id' does not fit int64: 1.5 would be truncated"),
     ("half a time", lambda c, s: s.compare_and_append([{"id": 1, "__time": 0.5}], 0, 1), "column '__time' does not"),
     ("half a row", lambda c, s: s.insert([{"id": 1, "__diff": 1.5}]), "column '__diff' does not fit"),
     (

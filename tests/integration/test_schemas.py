@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[list[Change], str]] = {
     "the key": ([DropColumn("id")], "is a key column, which cannot be dropped"),
     "a wider key": (
         [WidenColumn("id", pa.int64())],
-        "key column 'id' changes from int32 to int64; rows lie",
+        "key column 'id' changes from int32 to int64; rows are sorted",
     ),
     "no default": ([AddColumn("x", pa.int8(), nullable=False)], "must allow nulls or have a default"),
     "a default of another type": ([AddColumn("x", pa.int8(), default="y")], "column 'x' does not fit int8"),

@@ -122,5 +122,5 @@ def test_a_default_that_was_made_by_hand_is_damage_before_it_takes_memory(what: 
 
 
 def test_ids_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InvalidUsage, match="are not those of 3 columns"):
+    with pytest.raises(InvalidUsage, match="are not valid for 3 columns"):
         ShardSchema(COLUMNS, ("k",), Details(ids=(1, 2, 2)))

@@ -239,7 +239,7 @@ def test_a_column_that_is_not_nullable_refuses_nulls() -> None:
         ([("k", pa.string()), ("v", pa.int32()), ("w", pa.int8())], ("k",), None),
         ([("w", pa.int8()), ("k", pa.string()), ("v", pa.int32())], ("k",), None),
         ([("k", pa.string()), ("v", pa.int32())], ("v",), "the key is"),
-        ([("k", pa.string())], ("k",), "'v' is gone"),
+        ([("k", pa.string())], ("k",), "'v' is missing"),
         ([("k", pa.string()), ("v", pa.int64())], ("k",), "'v' changes"),
         ([("v", pa.int32()), ("k", pa.string())], ("k",), "order"),
         ([("k", pa.string()), ("v", pa.int32()), pa.field("w", pa.int8(), nullable=False)], ("k",), "allow nulls"),

@@ -194,8 +194,8 @@ def test_working_ahead_stops_when_nobody_listens() -> None:
 
 def test_a_forgotten_iterator_does_not_keep_the_process() -> None:
     program = (
-        "import itertools; from persist.parts import ahead; "
-        "kept = ahead(itertools.count()); print(next(kept), next(kept))"
+        "import itertools; from persist.parts import read_ahead; "
+        "kept = read_ahead(itertools.count()); print(next(kept), next(kept))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert done.stdout.split() == ["0", "1"]
