@@ -411,10 +411,10 @@ case("the State says a wrong checksum of a part", DEEP, FaultKind.PART, "does no
 case("the State says a wrong number of rows of a part", DEEP, FaultKind.PART, "799|not have the 801 rows")(
     lambda p: p.edit_part("orders", rows=801)
 )
-case("the State says a wrong sum of diffs of a part", DEEP, FaultKind.PART, "says diff_sum 7, but its rows have 800")(
+case("the State says a wrong sum of diffs of a part", DEEP, FaultKind.PART, "has diff_sum 7, but its rows have 800")(
     lambda p: p.edit_part("orders", diff_sum=7)
 )
-case("the State says a wrong greatest diff of a part", DEEP, FaultKind.PART, "says diff_max 9, but its rows have 1")(
+case("the State says a wrong greatest diff of a part", DEEP, FaultKind.PART, "has diff_max 9, but its rows have 1")(
     lambda p: p.edit_part("orders", diff_max=9)
 )
 
@@ -425,7 +425,7 @@ def _(place: Damaged) -> str:
     return place.edit_part("orders", key_lower=part.key_lower + b"\x01")
 
 
-case("the State says a wrong least time of a part", DEEP, FaultKind.PART, "says time_min 1, but its rows have 0")(
+case("the State says a wrong least time of a part", DEEP, FaultKind.PART, "has time_min 1, but its rows have 0")(
     lambda p: p.edit_part("orders", time_min=1)
 )
 case("a part has a surplus update", DEEP, FaultKind.PART, "rows", "other")(
@@ -448,7 +448,7 @@ def _(place: Damaged) -> str:
     return place.reencode("other", lambda rows: rows.take(left), rows=799)
 
 
-@case("a diff of a part is another one", DEEP, FaultKind.PART, "says diff_max 1, but its rows have 2", "other")
+@case("a diff of a part is another one", DEEP, FaultKind.PART, "has diff_max 1, but its rows have 2", "other")
 def _(place: Damaged) -> str:
     def edit(rows: pa.Table) -> pa.Table:
         diffs = pa.array([2, *rows.column(DIFF).to_pylist()[1:]], pa.int64())
@@ -490,7 +490,7 @@ def _(place: Damaged) -> str:
     return place.edit_part("inline", data=bytes(data))
 
 
-case("the State says a wrong sum of diffs of inline rows", DEEP, FaultKind.PART, "says diff_sum 7, but", "inline")(
+case("the State says a wrong sum of diffs of inline rows", DEEP, FaultKind.PART, "has diff_sum 7, but", "inline")(
     lambda p: p.edit_part("inline", diff_sum=7)
 )
 case("the State says a wrong bound of keys of inline rows", DEEP, FaultKind.PART, "other key bounds", "inline")(

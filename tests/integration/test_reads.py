@@ -504,7 +504,7 @@ REFUSED: dict[str, tuple[Callable[[Shard], object], str]] = {
         lambda s: s.listen(s.since()), r"as_of is the frontier \[0\].*since\(\).element"),
     "`as_of` that is no whole number, or below -1": (lambda s: s.snapshot(-2), r"must be a time in \[-1"),
     "`where` that is no text, or empty": (lambda s: s.snapshot(where=" "), "where is empty"),
-    "`where` that cannot be read": (lambda s: s.count("n ="), "where it should have a literal"),
+    "`where` that cannot be read": (lambda s: s.count("n ="), "instead of a literal"),
     "`where` that compares what Spark would convert, as `n = 1.5` of a whole number": (
         lambda s: s.subscribe(where="n = 1.5"), "cannot compare column 'n'"),
     "`where` with a number that is larger than any double, as `1e400`": (

@@ -103,7 +103,7 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({"where": ""}, 400, "where is empty"),
     ({"where": "nome = 1"}, 400, "where names 'nome'"),
     ({"columns": "nome"}, 400, "no column 'nome'"),
-    ({"start_key": "x"}, 400, "start_key: 'x' is no int64"),
+    ({"start_key": "x"}, 400, "start_key: 'x' is not a value of int64"),
     ({"start_key": "[1"}, 400, "parameter start_key is not valid JSON"),
     ({"key_prefix": '[1, "?"]'}, 400, "bytes are written in base64"),
     ({"key": "1"}, 400, "key has 1 values; it needs one for each of id, raw"),

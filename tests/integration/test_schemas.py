@@ -292,7 +292,7 @@ BAD_BODIES: dict[str, tuple[Any, str]] = {
     "two verbs": ({"changes": [{"drop": "n", "add": "x", "type": "int8"}]}, "an object with one of"),
     "an unknown setting": ({"changes": [{"drop": "n", "if_exists": True}]}, "has the unknown setting 'if_exists'"),
     "no type": ({"changes": [{"add": "x"}]}, "lacks 'type'"),
-    "an unknown type": ({"changes": [{"add": "x", "type": "integer?"}]}, "is not a column type"),
+    "an unknown type": ({"changes": [{"add": "x", "type": "integer?"}]}, "is not a known column type"),
     "a name that is a number": ({"changes": [{"drop": 1}]}, "'drop' of a change is a text"),
     "nullable that is a number": ({"changes": [{"add": "x", "type": "int8", "nullable": 1}]}, "is true or false"),
     "a default of another type": ({"changes": [{"add": "x", "type": "int8", "default": "y"}]}, "does not fit int8"),
