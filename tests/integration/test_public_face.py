@@ -332,7 +332,7 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ("a cursor of nothing", lambda c, s: s.critical_reader(5), "cursor is 5; it must be str"),  # type: ignore[arg-type]
     ("a prefix of nothing", lambda c, s: c.shards(5), "prefix is 5; it must be str"),  # type: ignore[arg-type]
     ("keys of nothing", lambda c, s: s.attributes.get_many(5), "keys are a list"),  # type: ignore[type-var]
-    ("half a character", lambda c, s: s.critical_reader("\ud800"), "half a surrogate pair"),
+    ("half a character", lambda c, s: s.critical_reader("\ud800"), "lone surrogate"),
     ("a lease of true", lambda c, s: persist.WriteSettings(lease_ms=True), "lease_ms is True; it must be int"),
     ("a lease of half", lambda c, s: persist.WriteSettings(lease_ms=60000.0), "lease_ms is 60000.0; it must be int"),  # type: ignore[arg-type]
     ("a lease of NumPy", lambda c, s: persist.ReadSettings(lease_ms=numpy.int64(1)), "it must be int"),  # type: ignore[arg-type]

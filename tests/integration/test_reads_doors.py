@@ -107,7 +107,7 @@ REFUSED: list[tuple[dict[str, str], int, str]] = [
     ({"start_key": "[1"}, 400, "parameter start_key is not valid JSON"),
     ({"key_prefix": '[1, "?"]'}, 400, "bytes are written in base64"),
     ({"key": "1"}, 400, "key has 1 values; it needs one for each of id, raw"),
-    ({"wher": "id = 1"}, 400, "there is no parameter 'wher' here"),
+    ({"wher": "id = 1"}, 400, "unknown parameter 'wher'"),
 ]
 
 

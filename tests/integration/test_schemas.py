@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[list[Change], str]] = {
     "no default": ([AddColumn("x", pa.int8(), nullable=False)], "must allow nulls or have a default"),
     "a default of another type": ([AddColumn("x", pa.int8(), default="y")], "column 'x' does not fit int8"),
     "a default that is cut short": ([AddColumn("x", pa.int8(), default=300)], "column 'x' does not fit int8"),
-    "a long default": ([AddColumn("x", pa.string(), default="y" * 2_000)], "at most 2048 are kept"),
+    "a long default": ([AddColumn("x", pa.string(), default="y" * 2_000)], "the limit is 2048"),
     "a narrower type": ([WidenColumn("n", pa.int16())], "column 'n' changes from int32 to int16; only widening"),
     "another type": ([WidenColumn("n", pa.string())], "column 'n' changes from int32 to string"),
     "a float of a whole number": ([WidenColumn("n", pa.float64())], "column 'n' changes from int32 to double"),
