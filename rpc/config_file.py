@@ -29,14 +29,14 @@ _BOOLS = {"0": False, "1": True, "false": False, "true": True}
 
 
 @dataclass(frozen=True)
-class LoadedSettings:
+class LoadedConfig:
     """The settings, and the source of each one that is not a default."""
 
     settings: ServerSettings
     sources: Mapping[Setting, str]
 
 
-def load(options: Mapping[str, Value], environment: Mapping[str, str], path: str | None = None) -> LoadedSettings:
+def load(options: Mapping[str, Value], environment: Mapping[str, str], path: str | None = None) -> LoadedConfig:
     """The settings from options (by field of `ServerSettings`), variables, and a file. Combinations are not checked.
 
     The location in the file replaces that in the environment. An option for one of the two stores replaces that store
@@ -57,7 +57,7 @@ def load(options: Mapping[str, Value], environment: Mapping[str, str], path: str
     for source, of_source in ((ENVIRONMENT, of_environment), (FILE, of_file), (OPTION, of_options)):
         values.update(of_source)
         origins.update(dict.fromkeys(of_source, source))
-    return LoadedSettings(server_settings(values), origins)
+    return LoadedConfig(server_settings(values), origins)
 
 
 def _without_stores(values: Mapping[Setting, Value], names: tuple[str, ...]) -> dict[Setting, Value]:
@@ -193,7 +193,7 @@ def misspelt(environment: Iterable[str]) -> list[tuple[str, str]]:
     )
 
 
-def effective_settings(loaded: LoadedSettings) -> Iterator[str]:
+def effective_settings(loaded: LoadedConfig) -> Iterator[str]:
     """A line for each setting with its value and source; together they are a valid configuration file."""
     settings = loaded.settings
     for table, of_table in _TABLES.items():

@@ -52,41 +52,41 @@ _TokenId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
 _Prefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{0,128})?\Z")]
 
 
-class TokenLimits(Struct, frozen=True, forbid_unknown_fields=True):
+class TokenQuota(Struct, frozen=True, forbid_unknown_fields=True):
     """Rates of a token at one server."""
 
     requests_per_s: _Rate = UNSET
     rows_per_s: _Rate = UNSET
 
 
-class PrefixLimits(Struct, frozen=True, forbid_unknown_fields=True):
+class PrefixQuota(Struct, frozen=True, forbid_unknown_fields=True):
     """Totals of all shards under a prefix."""
 
     shards: _Count = UNSET
     bytes: _Count = UNSET
 
 
-RATES, COUNTS = TokenLimits.__struct_fields__, PrefixLimits.__struct_fields__
+RATES, COUNTS = TokenQuota.__struct_fields__, PrefixQuota.__struct_fields__
 
 
 class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a quotas file."""
 
     ask: Annotated[str, Meta(min_length=1, max_length=ASK_CHARS_MAX)] = "the operator of this server"
-    default: TokenLimits = TokenLimits()
-    tokens: Annotated[dict[_TokenId, TokenLimits], Meta(max_length=ENTRIES_MAX)] = {}
-    prefixes: Annotated[dict[_Prefix, PrefixLimits], Meta(max_length=ENTRIES_MAX)] = {}
+    default: TokenQuota = TokenQuota()
+    tokens: Annotated[dict[_TokenId, TokenQuota], Meta(max_length=ENTRIES_MAX)] = {}
+    prefixes: Annotated[dict[_Prefix, PrefixQuota], Meta(max_length=ENTRIES_MAX)] = {}
 
     def of_token(self, name: str) -> dict[str, int]:
         """The limits of a token."""
-        return _limits(self.default, self.tokens.get(name, TokenLimits()))
+        return _limits(self.default, self.tokens.get(name, TokenQuota()))
 
     def of_prefix(self, prefix: str) -> dict[str, int]:
         """The limits of all shards under a prefix together."""
         return _limits(self.prefixes[prefix])
 
 
-def _limits(*entries: TokenLimits | PrefixLimits) -> dict[str, int]:
+def _limits(*entries: TokenQuota | PrefixQuota) -> dict[str, int]:
     """The limits by the names of quotas; later entries override earlier ones."""
     limits: dict[str, int | None] = {}
     for entry in entries:
@@ -116,7 +116,7 @@ class QuotaFile:
     @property
     def _limits_no_token(self) -> bool:
         """Whether the rules limit tokens although there are none."""
-        return not self._has_tokens and (bool(self.rules.tokens) or self.rules.default != TokenLimits())
+        return not self._has_tokens and (bool(self.rules.tokens) or self.rules.default != TokenQuota())
 
     def reload(self) -> bool:
         """Reload the file if it has changed; returns whether its rules changed."""
@@ -150,7 +150,7 @@ def read_rules(path: str) -> Rules:
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"the quotas file {path} is not JSON: {error}") from error
     if isinstance(document, dict):
-        for kind, entry_type in (("tokens", TokenLimits), ("prefixes", PrefixLimits)):
+        for kind, entry_type in (("tokens", TokenQuota), ("prefixes", PrefixQuota)):
             entries = document.get(kind)
             for name, entry in entries.items() if isinstance(entries, dict) else ():
                 _convert(entry, entry_type, f"{kind} {name!r:.100} in the quotas file {path}")

@@ -51,7 +51,7 @@ OF_USAGE = (InvalidUsage, NotReadable, Unauthorized, Forbidden, UpgradeNeeded)  
 WITH_KEYS = ("state", "parts", "part", "holds")
 
 
-class Answer(Protocol):
+class InspectResult(Protocol):
     """An answer, from this process (`Document`) or from a server."""
 
     @property
@@ -70,7 +70,7 @@ class Answer(Protocol):
         ...
 
 
-AskFunction = Callable[[Query], Answer]
+AskFunction = Callable[[Query], InspectResult]
 
 
 def add_arguments(parser: Parser) -> None:
@@ -199,7 +199,7 @@ def _show_log(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> 
         time.sleep(POLL_S)
 
 
-def _entries(result: Answer) -> Iterator[tuple[dict[str, Any], str]]:
+def _entries(result: InspectResult) -> Iterator[tuple[dict[str, Any], str]]:
     """The entries of a log, each with its line of JSON."""
     for piece in result.pieces():
         yield json.loads(piece), piece.rstrip("\n")

@@ -63,7 +63,7 @@ class Subscription(Listen):
         return f"Subscription({self._name!r}, as_of={self.as_of}, frontier={self.frontier}, until={self._until})"
 
     def next_events(self, timeout_s: float) -> Iterator[ListenEvent]:
-        """The contents first; then as `Listen.next_events`, which has the meaning of `timeout_s`, and the errors."""
+        """The contents first, then the events of `Listen.next_events`. `timeout_s` and Raises: see there."""
         checked_wait("timeout_s", timeout_s)
         held, at = self._begins, self.as_of
         if held is None or at == BEFORE_ALL or self.frontier > Antichain(0):

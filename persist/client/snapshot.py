@@ -141,9 +141,10 @@ class SnapshotSplit:
             self.runs, as_of=self.as_of, key_range=key_range, columns=columns, batch_rows=batch_rows
         )
 
-    def with_share(self, readers: int) -> SnapshotSplit:
-        """The split with the memory of one of so many concurrent readers."""
-        return replace(self, settings=self.settings.shared_by(readers))
+
+def _with_share(split: SnapshotSplit, readers: int) -> SnapshotSplit:
+    """The split with the memory of one of so many concurrent readers."""
+    return replace(split, settings=split.settings.shared_by(readers))
 
 
 @dataclass
@@ -180,7 +181,7 @@ class Snapshot(Rows):
         at_once = min(len(self.splits), SPLITS_AT_ONCE) if large else 1  # threads are slower for one small read
         if at_once == 1 or self.limit is not None or deadlines.current() is not None:  # a deadline bounds one thread
             return limit_rows(super()._tables(), self.limit)
-        return prefetch_each((split.with_share(at_once).read(self._transport) for split in self.splits), at_once)
+        return prefetch_each((_with_share(split, at_once).read(self._transport) for split in self.splits), at_once)
 
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
         """All rows as one table with `__diff`, or, with `expand`, each row repeated `__diff` times.

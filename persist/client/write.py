@@ -209,7 +209,7 @@ class WriteHandle(Timeable):
         return 0
 
     def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
-        """Change attributes without rows, all or nothing.
+        """Apply `updates` to attributes without rows, all or nothing.
 
         Raises: AttributeMismatch (a condition does not hold), Indeterminate (it may have happened: call again with
             this call's `token`).

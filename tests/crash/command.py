@@ -20,7 +20,7 @@ from blob import open_blob
 from compactor.tasks import gc_task
 from consensus import open_consensus
 from rpc.cli.program import main as persist_command
-from rpc.config_file import LoadedSettings
+from rpc.config_file import LoadedConfig
 from tests.crash.actor import Journal
 from tests.crash.clocks import set_clock
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
@@ -37,9 +37,9 @@ def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
     def gc_settings(**_: Any) -> Any:
         return GC
 
-    def loaded(*sources: Any) -> LoadedSettings:
+    def loaded(*sources: Any) -> LoadedConfig:
         usual = load(*sources)
-        return LoadedSettings(replace(usual.settings, policy=POLICY), usual.sources)
+        return LoadedConfig(replace(usual.settings, policy=POLICY), usual.sources)
 
     def opened(url: str) -> FusedBlob:
         journal.say("up")

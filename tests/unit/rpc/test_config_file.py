@@ -24,7 +24,7 @@ from persist.core.state import Policy
 from rpc.cli import serve
 from rpc.cli.serve import _maintenance
 from rpc.concurrency_limits import Work
-from rpc.config_file import ENVIRONMENT, FILE, OPTION, LoadedSettings, effective_settings, load, misspelt, read_file
+from rpc.config_file import ENVIRONMENT, FILE, OPTION, LoadedConfig, effective_settings, load, misspelt, read_file
 from rpc.settings import SETTINGS, Limits, ServerSettings, Setting, server_settings
 from tests.support import settings_page
 from tests.support.location import memory_location
@@ -124,7 +124,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes | None, said: st
 
 
 def test_every_setting_but_secrets_can_stand_in_a_file_and_is_read_back(tmp_path: Path) -> None:
-    shown = "\n".join(effective_settings(LoadedSettings(ServerSettings(), {})))
+    shown = "\n".join(effective_settings(LoadedConfig(ServerSettings(), {})))
     known = {one for one in SETTINGS if not one.is_secret and f"# {one.name} is not set" not in shown}
     assert read_file(written(tmp_path, shown)).keys() == known
 
@@ -139,7 +139,7 @@ def test_a_file_comes_before_the_environment_and_its_location_takes_the_place_of
 def test_each_line_of_what_is_in_force_says_where_it_comes_from() -> None:
     settings = ServerSettings(port=1, host="h", history="1d", blob="s3://key:secret@bucket/x", home_token="t" * 40)
     sources = {named("port"): OPTION, named("host"): FILE, named("history"): ENVIRONMENT}
-    lines = list(effective_settings(LoadedSettings(settings, sources)))
+    lines = list(effective_settings(LoadedConfig(settings, sources)))
     assert 'host = "h"  # the file' in lines
     assert {"port = 1  # an option", 'history = "1d"  # the environment', "shutdown_s = 30  # default"} <= set(lines)
     assert "# home_token: set" in lines
