@@ -59,8 +59,8 @@ ANSWERS: list[tuple[bytes, str]] = [
     (http("403 Forbidden"), "it answers with HTTP 403"),
     (http("500 Internal Server Error"), "it answers with HTTP 500"),
     (http("503 Service Unavailable"), "it answers with HTTP 503"),
-    (b"220 smtp ready\r\n\r\n", "it answers, and not as HTTP: the response is not HTTP"),
-    (b"", "it answers, and not as HTTP: the server closed the connection"),
+    (b"220 smtp ready\r\n\r\n", "it answers, but not as HTTP: the response is not HTTP"),
+    (b"", "it answers, but not as HTTP: the server closed the connection"),
 ]
 
 
