@@ -108,7 +108,7 @@ def test_what_a_task_staged_before_a_drop_goes_to_no_later_shard(spark: Any, cli
     message = job(url, spark.createDataFrame([], DDL)).stage([batch([("a", 5)])])
     shard.drop()
     following = client.create_shard("orders", SCHEMA, ["k"])
-    with pytest.raises(UnknownShard, match="was dropped, and its name belongs to another one now"):
+    with pytest.raises(UnknownShard, match="was dropped, and its name belongs to another shard now"):
         job(url, spark.createDataFrame([], DDL)).publish([message], None)
     assert following.upper().element == 0
 
