@@ -39,87 +39,50 @@ from persist.spark.options import METADATA, MetadataOptions, Target
 from persist.spark.spark_schemas import arrow_schema, spark_type
 
 Row = dict[str, Any]
-_TEXT, _NUMBER, _FLAG = StringType(), LongType(), BooleanType()
+_TYPES: Mapping[str, DataType] = {
+    "STRING": StringType(),
+    "BIGINT": LongType(),
+    "DOUBLE": DoubleType(),
+    "BOOLEAN": BooleanType(),
+    "BINARY": BinaryType(),
+    "TIMESTAMP": TimestampType(),
+    "ARRAY<STRING>": ArrayType(StringType()),
+    "MAP<STRING,STRING>": MapType(StringType(), StringType()),
+    "MAP<STRING,BIGINT>": MapType(StringType(), LongType()),
+}
 
 
-def _schema(*required: str, **columns: DataType) -> StructType:
-    return StructType([StructField(name, kind, name not in required) for name, kind in columns.items()])
+def _schema(ddl: str) -> StructType:
+    """The schema of a DDL string of `_TYPES`. `StructType.fromDDL` needs a session, which workers do not have."""
+    columns = [column.split(maxsplit=2) for column in ddl.split(", ")]
+    return StructType([StructField(name, _TYPES[kind], not constraint) for name, kind, *constraint in columns])
 
 
 SCHEMAS: Mapping[str, StructType] = {
     "history": _schema(
-        "place",
-        "seqno",
-        "timestamp",
-        "operation",
-        "rows",
-        "bytes",
-        place=_TEXT,
-        seqno=_NUMBER,
-        timestamp=TimestampType(),
-        operation=_TEXT,
-        lower=_NUMBER,
-        upper=_NUMBER,
-        rows=_NUMBER,
-        bytes=_NUMBER,
-        retractions=_NUMBER,
-        purpose=_TEXT,
-        who=_TEXT,
-        info=_TEXT,
+        "place STRING NOT NULL, seqno BIGINT NOT NULL, timestamp TIMESTAMP NOT NULL, operation STRING NOT NULL, "
+        "lower BIGINT, upper BIGINT, rows BIGINT NOT NULL, bytes BIGINT NOT NULL, retractions BIGINT, "
+        "purpose STRING, who STRING, info STRING"
     ),
     "detail": _schema(
-        name=_TEXT,
-        shard_id=_TEXT,
-        seqno=_NUMBER,
-        since=_NUMBER,
-        upper=_NUMBER,
-        key=ArrayType(_TEXT),
-        columns=ArrayType(_TEXT),
-        schema_id=_NUMBER,
-        batches=_NUMBER,
-        parts=_NUMBER,
-        updates=_NUMBER,
-        bytes=_NUMBER,
-        history_ms=_NUMBER,
-        mark_every_ms=_NUMBER,
-        tags=MapType(_TEXT, _NUMBER),
-        unique=_FLAG,
-        not_null=ArrayType(_TEXT),
-        checks=MapType(_TEXT, _TEXT),
+        "name STRING, shard_id STRING, seqno BIGINT, since BIGINT, upper BIGINT, key ARRAY<STRING>, "
+        "columns ARRAY<STRING>, schema_id BIGINT, batches BIGINT, parts BIGINT, updates BIGINT, bytes BIGINT, "
+        "history_ms BIGINT, mark_every_ms BIGINT, tags MAP<STRING,BIGINT>, unique BOOLEAN, "
+        "not_null ARRAY<STRING>, checks MAP<STRING,STRING>"
     ),
     "parts": _schema(
-        id=_TEXT,
-        blob=_TEXT,
-        format=_TEXT,
-        schema_id=_NUMBER,
-        updates=_NUMBER,
-        bytes=_NUMBER,
-        lower=_NUMBER,
-        upper=_NUMBER,
-        since=_NUMBER,
-        run=_NUMBER,
-        time_min=_NUMBER,
-        time_max=_NUMBER,
-        diff_min=_NUMBER,
-        diff_max=_NUMBER,
-        is_sorted=_FLAG,
-        key_lower=BinaryType(),
-        key_upper=BinaryType(),
+        "id STRING, blob STRING, format STRING, schema_id BIGINT, updates BIGINT, bytes BIGINT, lower BIGINT, "
+        "upper BIGINT, since BIGINT, run BIGINT, time_min BIGINT, time_max BIGINT, diff_min BIGINT, diff_max BIGINT, "
+        "is_sorted BOOLEAN, key_lower BINARY, key_upper BINARY"
     ),
     "schemas": _schema(
-        schema_id=_NUMBER,
-        is_current=_FLAG,
-        position=_NUMBER,
-        column=_TEXT,
-        arrow_type=_TEXT,
-        spark_type=_TEXT,
-        nullable=_FLAG,
-        is_key=_FLAG,
+        "schema_id BIGINT, is_current BOOLEAN, position BIGINT, column STRING, arrow_type STRING, spark_type STRING, "
+        "nullable BOOLEAN, is_key BOOLEAN"
     ),
     "readers": _schema(
-        reader=_TEXT, purpose=_TEXT, since=_NUMBER, is_point=_FLAG, seqno=_NUMBER, lapses_in_s=DoubleType()
+        "reader STRING, purpose STRING, since BIGINT, is_point BOOLEAN, seqno BIGINT, lapses_in_s DOUBLE"
     ),
-    "cursors": _schema(cursor=_TEXT, reader=_TEXT, since=_NUMBER, seqno=_NUMBER),
+    "cursors": _schema("cursor STRING, reader STRING, since BIGINT, seqno BIGINT"),
 }
 assert set(SCHEMAS) == set(METADATA)
 
