@@ -31,11 +31,11 @@ from persist.core.errors import InvalidUsage
 from persist.core.frontier import frontier
 from persist.core.ids import check_shard_name
 from persist.core.shard_view import ShardView, ViewRequest
-from persist.parts import DIFF, TIME, ShardSchema, current_schema, valid_schemas
+from persist.parts import DIFF, TIME, ShardSchema, current_schema, overlapping_runs, valid_schemas
 from persist.parts.scan_spec import schema_shown
 from persist.spark import executors, planning
 from persist.spark.change_feed import FeedSplit, Interval, plan_changes, read_changes
-from persist.spark.executors import carrying, lighter, outliving, past_again, snapshot_again
+from persist.spark.executors import carrying, outliving, past_again, snapshot_again
 from persist.spark.options import RESTORE, DiffOptions, Options, ReadOptions, Target, WriteOptions
 from persist.spark.spark_schemas import MULTIPLICITY, KnownSchema, arrow_schema, batches, names_in, spark_schema
 from persist.spark.write_job import FORMAT, Job, progress_of, save
@@ -110,11 +110,10 @@ class SnapshotReader(SplitReader):
 
     def _pieces(self, split: SnapshotSplit) -> Iterator[pa.Table]:
         transport, batch_rows = executors.transport(self._target.connection), self._options.batch_rows
-
-        def anew() -> Iterator[pa.Table]:
-            return snapshot_again(self._target, split).read(transport, batch_rows)
-
-        return outliving(split.read(transport, batch_rows), anew)
+        return outliving(
+            split.read(transport, batch_rows),
+            lambda: snapshot_again(self._target, split).read(transport, batch_rows),
+        )
 
     def _rows(self, tables: Iterator[pa.Table], split: SnapshotSplit) -> Iterator[pa.Table]:
         for table in tables:
@@ -223,8 +222,11 @@ class DiffReader(SplitReader):
 def _carrying(split: object) -> ChangesSplit | PairSplit | None:
     """The split with only those parts that it reads. None: there are no keys in it."""
     if isinstance(split, PairSplit):
-        earlier, later = (lighter(side, side.key_range) for side in (split.earlier, split.later))
-        return None if earlier.key_range.is_empty else replace(split, earlier=earlier, later=later)
+        if split.earlier.key_range.is_empty:
+            return None
+        sides = (split.earlier, split.later)
+        earlier, later = (replace(side, runs=overlapping_runs(side.runs, side.key_range)) for side in sides)
+        return replace(split, earlier=earlier, later=later)
     assert isinstance(split, ChangesSplit)
     if split.key_range.is_empty:
         return None

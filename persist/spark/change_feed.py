@@ -158,11 +158,7 @@ class FeedSplit:
 
         Raises Expired (the lease lapsed), UnknownShard (the shard was dropped), Corruption.
         """
-        transport = OneShard(transport, self.shard_id)
-        lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
-        lease.check()
-        keeps = None if wanted is None else wanted.may_match
-        _, reader = part_reader(transport, self, self.settings, keeps)
+        reader, lease = self._open(transport, wanted)
         gone = (
             table
             for drop, runs in self.dropped
@@ -176,10 +172,7 @@ class FeedSplit:
 
         What a drop took away and what came at its time cancel out where they are equal. Raises as `read`.
         """
-        transport = OneShard(transport, self.shard_id)
-        lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
-        lease.check()
-        _, reader = part_reader(transport, self, self.settings, None if wanted is None else wanted.may_match)
+        reader, lease = self._open(transport, wanted)
         came = [Run((part,)) for part in self.parts]
         rest = self.interval
         stretches: list[Iterator[pa.Table]] = []
@@ -193,6 +186,13 @@ class FeedSplit:
             stretches.append(self._written(reader, rest))
         for stretch in stretches:
             yield (table if wanted is None else wanted.apply(table) for table in with_renewal(stretch, lease))
+
+    def _open(self, transport: Transport, wanted: Filter | None) -> tuple[PartReader, ReadLease]:
+        """The reader of the parts, and the lease on them. Raises Expired."""
+        transport = OneShard(transport, self.shard_id)
+        lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
+        lease.check()
+        return part_reader(transport, self, self.settings, None if wanted is None else wanted.may_match)[1], lease
 
     def _written(self, reader: PartReader, interval: Interval) -> Iterator[pa.Table]:
         """What was written in the interval."""
@@ -233,23 +233,22 @@ def plan_changes(
     every = (*runs, *(run for _, some in dropped for run in some))
     if not every:
         return []
-    splits = []
-    for one in planning.split_ranges(every, options.partitions, schema, parts_reader, wanted, lease):
-        split = FeedSplit(
+    return [
+        FeedSplit(
             shard=target.shard,
             interval=interval,
-            key_range=one,
-            parts=_parts(runs, one),
+            key_range=key_range,
+            parts=_parts(runs, key_range),
             schemas=view.schemas,
             reader=lease.reader,
             seqno=lease.seqno,
             settings=settings,
             columns=columns,
             shard_id=view.shard_id,
-            dropped=tuple((drop, overlapping_runs(some, one)) for drop, some in dropped),
+            dropped=tuple((drop, overlapping_runs(removed, key_range)) for drop, removed in dropped),
         )
-        splits.append(split)
-    return splits
+        for key_range in planning.split_ranges(every, options.partitions, schema, parts_reader, wanted, lease)
+    ]
 
 
 def changes_again(target: Target, split: FeedSplit) -> FeedSplit:
@@ -347,7 +346,7 @@ def read_changes(
     target: Target, options: ReadOptions, schema: StructType, split: FeedSplit
 ) -> Iterator[pa.RecordBatch]:
     """A split's rows for Spark: as changes, or, without a change feed, the rows that were added."""
-    wanted = planning.filter_of(options, split.schemas)
+    wanted = options.selection.on(current_schema(split.schemas)[1]).filter
     transport = executors.transport(target.connection)
 
     def read(one: FeedSplit) -> Iterator[pa.Table]:
@@ -376,29 +375,24 @@ def _with_images(split: FeedSplit, transport: Transport, wanted: Filter | None) 
 def _changes(
     tables: Iterator[pa.Table], time_unit: str | None, split: FeedSplit, transport: Transport | None
 ) -> Iterator[pa.Table]:
-    """`transport` None: nobody wants to know the wall clocks."""
+    """The updates with Spark's columns of changes beside `__time` and `__diff`.
+
+    `_change_type` is derived from `__diff` unless the table has it already. `_commit_timestamp` is the time in
+    `time_unit`, else the wall clock that `transport` knows for it; null without both.
+    """
     dates = None
     for table in tables:
-        if dates is None and transport is not None:
-            dates = split.dates(transport)  # after the lease was looked at, which keeps them known
-        yield with_change_columns(table, time_unit, dates)
-
-
-def with_change_columns(table: pa.Table, time_unit: str | None, dates: ClockStretches | None) -> pa.Table:
-    """The updates with Spark's names for changes beside `__time` and `__diff`.
-
-    `_change_type` is told by `__diff`, unless the table has it already. `_commit_timestamp` is what `time_unit` makes
-    of the times, else what `dates` says of them. Null without both.
-    """
-    if CHANGE_TYPE not in table.column_names:
-        table = table.append_column(CHANGE_FIELDS[0], kinds(table.column(DIFF).to_numpy()))
-    times = table.column(TIME)
-    stamps = pa.nulls(len(table), TIMESTAMP)
-    if time_unit is not None:
-        stamps = pc.multiply_checked(times, _MICROSECONDS[time_unit]).cast(TIMESTAMP)
-    elif dates is not None:
-        stamps = dates.of(times)
-    return table.append_column(CHANGE_FIELDS[1], times).append_column(CHANGE_FIELDS[2], stamps)
+        if CHANGE_TYPE not in table.column_names:
+            table = table.append_column(CHANGE_FIELDS[0], kinds(table.column(DIFF).to_numpy()))
+        times = table.column(TIME)
+        timestamps = pa.nulls(len(table), TIMESTAMP)
+        if time_unit is not None:
+            timestamps = pc.multiply_checked(times, _MICROSECONDS[time_unit]).cast(TIMESTAMP)
+        elif transport is not None:
+            if dates is None:
+                dates = split.dates(transport)  # after the lease was checked, which keeps them known
+            timestamps = dates.of(times)
+        yield table.append_column(CHANGE_FIELDS[1], times).append_column(CHANGE_FIELDS[2], timestamps)
 
 
 def _added(tables: Iterator[pa.Table], split: FeedSplit, options: ReadOptions) -> Iterator[pa.Table]:

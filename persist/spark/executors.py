@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -21,7 +20,8 @@ from persist.client.connect import Connection
 from persist.client.contents_diff import ChangesSplit as PastSplit
 from persist.client.contents_diff import HeldInterval, PairSplit
 from persist.client.embedded import EmbeddedTransport
-from persist.client.snapshot import Held, SnapshotSplit, check_held, hold_time, leased_blobs, part_reader
+from persist.client.shard import Shard
+from persist.client.snapshot import Held, SnapshotSplit, check_held, holding, leased_blobs, part_reader
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteHandle
 from persist.commit import location
@@ -132,6 +132,11 @@ def _kept_writer(target: Target, shard: ShardId, pid: int) -> WriteHandle:
     return WriteHandle(opened, target.shard, schema, target.connection.handles.write)
 
 
+def open_shard(target: Target, view: ShardView) -> Shard:
+    """The shard of the view as a `Shard` of the Python client, by the transport of this process."""
+    return Shard(transport(target.connection), target.shard, view, target.connection.handles)
+
+
 def view_of(target: Target) -> ShardView:
     """Frontiers and schemas of the shard as of now. Raises UnknownShard (also where it was dropped)."""
     try:
@@ -151,7 +156,6 @@ def view_of(target: Target) -> ShardView:
 
 HOLDS_MAX = 64  # times of shards that one process holds anew
 Schemas = Mapping[int, SchemaRecord]
-_Split = TypeVar("_Split", bound=SnapshotSplit)
 
 
 def outliving(pieces: Iterator[pa.Table], anew: Callable[[], Iterator[pa.Table]]) -> Iterator[pa.Table]:
@@ -215,12 +219,7 @@ def past_again(target: Target, split: PastSplit | PairSplit) -> PastSplit | Pair
 
 def carrying(split: PastSplit, wanted: KeyRange) -> PastSplit:
     """The split with only those parts that may have keys of the range."""
-    return replace(lighter(split, wanted), gone=overlapping_runs(split.gone, wanted))
-
-
-def lighter(split: _Split, wanted: KeyRange) -> _Split:
-    """The same for any split of one shard."""
-    return replace(split, runs=overlapping_runs(split.runs, wanted))
+    return replace(split, runs=overlapping_runs(split.runs, wanted), gone=overlapping_runs(split.gone, wanted))
 
 
 def held_again(target: Target, shard: ShardId | None, at: int) -> Held:

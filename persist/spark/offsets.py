@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist.client.contents_diff import retractions
-from persist.client.snapshot import ReadLease, part_reader, with_renewal
+from persist.client.contents_diff import retractions, within
+from persist.client.snapshot import ReadLease, kept, part_reader
 from persist.client.transport import OneShard
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
@@ -197,10 +197,6 @@ class _Slab:
     reader: PartReader
     runs: tuple[Run, ...]
     dropped: tuple[tuple[RowDrop, tuple[Run, ...]], ...]
-
-    @property
-    def time(self) -> int:
-        return self.interval.lower
 
     @property
     def every(self) -> tuple[Run, ...]:
@@ -377,11 +373,7 @@ class Admission:
         interval = Interval(time, Antichain(time + 1), start.is_snapshot, keys)
         runs, dropped = found_runs(OneShard(transport, view.shard_id), reader, view, interval, wanted, lease)
         first = 0 if start.is_snapshot else time
-        kept_parts = (tuple(part for part in run.parts if first <= part.time_max) for run in runs)
-        kept_runs = tuple(
-            Run(some) for one in kept_parts if (some := tuple(part for part in one if part.time_min <= time))
-        )
-        return _Slab(interval, start, wanted, schema, reader, kept_runs, tuple(dropped))
+        return _Slab(interval, start, wanted, schema, reader, within(runs, first - 1, time), tuple(dropped))
 
     def _has_to_count(self, slab: _Slab) -> bool:
         """Whether indexes tell too little: rows may be shown more than once, or most of them are of other times."""
@@ -391,8 +383,9 @@ class Admission:
 
     def _at(self, slab: _Slab, key: bytes | None) -> Position:
         """Before this key of the time, or after all of them (None)."""
-        is_last = key is None or (slab.wanted.upper is not None and key >= slab.wanted.upper)
-        return slab.end if is_last or key is None else slab.start.with_key(slab.interval.lower, key)
+        if key is None or (slab.wanted.upper is not None and key >= slab.wanted.upper):
+            return slab.end
+        return slab.start.with_key(slab.interval.lower, key)
 
     def _counted(self, slab: _Slab, lease: ReadLease, within: KeyRange, rows_max: int) -> bytes | None:
         """The key before which there are at most so many rows, or one key alone; the end of `within` where all fit.
@@ -446,8 +439,7 @@ class Admission:
         """How many rows a stream shows of a part, at most."""
         if not self._expands or part.diff_max <= 1:
             return part.rows
-        is_told = part.diff_min >= 0 and part.diff_sum is not None
-        return part.diff_sum if is_told and part.diff_sum is not None else part.rows * part.diff_max
+        return part.rows * part.diff_max if part.diff_sum is None or part.diff_min < 0 else part.diff_sum
 
 
 def _begins_after(batch: HollowBatch, time: int) -> bool:

@@ -430,53 +430,47 @@ class NativeRead:
         """
         if native == NEVER:
             return None
-        why_not = self._why_not_before(root) if native == AUTO else None
-        parts = [part for run in self._held.runs for part in run.parts]
-        if native == ALWAYS:
-            refused = why_not_sources(self._spark) or why_not_schema(self._schema)
-            refused = refused or why_not_life(self._schemas, parts)
-            if refused is not None:
-                raise InvalidUsage(f"{refused}; use format('persist')")
+        spark, held = self._spark, self._held
+        parts = [part for run in held.runs for part in run.parts]
+        why_not = why_not_sources(spark) or why_not_schema(self._schema) or why_not_life(self._schemas, parts)
+        if native == ALWAYS and why_not is not None:
+            raise InvalidUsage(f"{why_not}; use format('persist')")
+        if native == AUTO:
+            shows_copy = self._transport.shows_copy
+            why_not = why_not_session(spark, self._options, shows_copy=shows_copy) or why_not
+            why_not = why_not or self._why_not_before(root, parts)
         if why_not is None:
-            below, as_of = root or root_of(str(self._transport.blob.url)), self._held.as_of
-            with leased_blobs(self._held.lease):
-                straight, others = classify(self._held.runs, as_of, PartFiles(self._transport.blob, self._schemas))
-            why_not = self._why_not_these(straight, others, below) if native == AUTO else None
+            below = root or root_of(str(self._transport.blob.url))
+            with leased_blobs(held.lease):
+                files = PartFiles(self._transport.blob, self._schemas)
+                consolidated, others = classify(held.runs, held.as_of, files)
+            why_not = self._why_not_these(consolidated, others, below) if native == AUTO else None
             if why_not is None:
-                found = NativePlan(self._spark, self._schema, below).frame(as_of, straight, others, self._schemas)
-                if has_jvm(self._spark):
-                    lease_s = self._held.settings.lease_ms / 1000
-                    holds().keep(self._held.lease, lease_s, file_lists(self._spark, found))
-                return found
-        log.info("persist: shard %r is read by format('persist'): %s", self._held.view.name, why_not)
+                frame = NativePlan(spark, self._schema, below).frame(held.as_of, consolidated, others, self._schemas)
+                if has_jvm(spark):
+                    holds().keep(held.lease, held.settings.lease_ms / 1000, file_lists(spark, frame))
+                return frame
+        log.info("persist: shard %r is read by format('persist'): %s", held.view.name, why_not)
         return None
 
-    def _why_not_before(self, root: str | None) -> str | None:
-        """What can be told before any file is looked at."""
-        transport, held = self._transport, self._held
-        why_not = why_not_session(self._spark, self._options, shows_copy=transport.shows_copy)
-        why_not = why_not or why_not_sources(self._spark) or why_not_schema(self._schema)
-        if why_not is not None:
-            return why_not
-        if held.as_of == BEFORE_ALL:
+    def _why_not_before(self, root: str | None, parts: Sequence[Part]) -> str | None:
+        """The reasons that are known before any file is opened."""
+        if self._held.as_of == BEFORE_ALL:
             return "nothing was written by then"
         if holds().is_full:
             return "too many native reads are held"
         try:
-            below = root or root_of(str(transport.blob.url))
+            below = root or root_of(str(self._transport.blob.url))
         except InvalidUsage as error:
             return error.message
-        parts = [part for run in held.runs for part in run.parts]
-        why_not = why_not_life(self._schemas, parts)
-        if why_not is not None:
-            return why_not
-        return why_not_root(self._spark, below, is_given=root is not None) or why_not_parts(parts, held.as_of)
+        why_not = why_not_root(self._spark, below, is_given=root is not None)
+        return why_not or why_not_parts(parts, self._held.as_of)
 
-    def _why_not_these(self, straight: Sequence[Part], others: Sequence[Part], below: str) -> str | None:
-        """What the files tell."""
+    def _why_not_these(self, consolidated: Sequence[Part], others: Sequence[Part], below: str) -> str | None:
+        """The reasons that the parts give once they are classified."""
         if others:
             return "some files have rows in common"
-        why_not = why_not_parts(straight, self._held.as_of)
-        if why_not is None and straight:
-            why_not = why_not_reached(self._spark, below, straight[0])
+        why_not = why_not_parts(consolidated, self._held.as_of)
+        if why_not is None and consolidated:
+            why_not = why_not_reached(self._spark, below, consolidated[0])
         return why_not

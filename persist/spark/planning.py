@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
@@ -17,9 +17,7 @@ from persist.core.commands import ResolveTime, TimeResolved
 from persist.core.errors import NotReadable, Unavailable, UpgradeNeeded
 from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.shard_view import ShardView
-from persist.core.state import SchemaRecord
 from persist.parts import KeyRange, Selected, ShardSchema, current_schema, plan_within, valid_schemas
-from persist.parts.filter_eval import Filter
 from persist.parts.reader import PartReader
 from persist.parts.scan_spec import schema_shown
 from persist.spark import executors
@@ -159,7 +157,3 @@ def check_names(
 def selected(schema: ShardSchema, options: ReadOptions, columns: tuple[str, ...]) -> Selected:
     """What the options select, of these columns."""
     return replace(options.selection, columns=columns).on(schema)
-
-
-def filter_of(options: ReadOptions, schemas: Mapping[int, SchemaRecord]) -> Filter | None:
-    return options.selection.on(current_schema(schemas)[1]).filter

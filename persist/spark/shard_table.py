@@ -29,13 +29,13 @@ from persist.core.errors import InvalidUsage, PersistError, UpperMismatch, shown
 from persist.core.named_holds import check_tag_name
 from persist.parts import DIFF, ShardSchema, current_schema
 from persist.parts.filter_eval import Filter
-from persist.spark import batch_io, executors, write_job
+from persist.spark import batch_io, executors
 from persist.spark.merge_builder import RETRIES, Condition, TableMerge, Values, as_condition, begun, deleted, updated
 from persist.spark.options import TABLE, WAIT_S, Options, Target
 from persist.spark.parquet_scan import AUTO, NEVER, NativeRead, checked_choice
 from persist.spark.spark_schemas import MULTIPLICITY, quoted, spark_schema
 from persist.spark.store_assignment import REFUSES
-from persist.spark.write_job import FORMAT, Written, save, transaction_told
+from persist.spark.write_job import FORMAT, Written, is_committed, progress_of, save, transaction_told
 
 HOLD_S = ReadSettings().lease_ms / 1000
 HOLD_S_MAX = 86_400.0
@@ -382,8 +382,7 @@ class ShardTable:
     def _shard(self) -> Shard:
         """The shard as plain Python has it, where it is written."""
         home = self._named.at(writes=True)
-        transport, view = executors.transport(home.connection), executors.view_of(home)
-        return Shard(transport, self.name, view, home.connection.handles)
+        return executors.open_shard(home, executors.view_of(home))
 
     def _schema(self) -> ShardSchema:
         return current_schema(executors.view_of(self._near).schemas)[1]
@@ -473,7 +472,7 @@ class ShardTable:
             name, number = _checked_txn(txn)
             options |= {"txnAppId": name, "txnVersion": str(number)}
             home = self._named.at(writes=True)
-            if write_job.is_taken(home, executors.view_of(home).shard_id, txn):
+            if is_committed(home, executors.view_of(home).shard_id, progress_of(txn)):
                 return self._skipped(name, number)
         with unwrapped():
             save(self._spark, df, mode, self.name, options)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import types as t
@@ -21,6 +21,7 @@ from persist.parts.schema_evolution import moved_names
 # Spark's types and a shard's Arrow types: what a read shows, what a write stores, and exact casts between them.
 
 
+_Item = TypeVar("_Item")
 MULTIPLICITY = pa.field(DIFF, pa.int64())
 DECIMAL_DIGITS_MAX = 38  # of Spark
 _BINARY = "UTF8_BINARY"  # the collation of texts that are compared byte by byte
@@ -98,8 +99,8 @@ def stored_schema(schema: t.StructType, without: Sequence[str]) -> pa.Schema:
         if spark.name in without:
             continue
         _check_storable(spark.name, spark.dataType)
-        fields.append(t.StructField(spark.name, _nullable(spark.dataType), True))
-    return to_arrow_schema(t.StructType(fields), timezone="UTC")
+        fields.append(t.StructField(spark.name, spark.dataType))
+    return to_arrow_schema(t.StructType(fields).toNullable(), timezone="UTC")
 
 
 def inner_types(kind: t.DataType) -> list[t.DataType]:
@@ -109,16 +110,6 @@ def inner_types(kind: t.DataType) -> list[t.DataType]:
     if isinstance(kind, t.MapType):
         return [kind.keyType, kind.valueType]
     return [field.dataType for field in kind.fields] if isinstance(kind, t.StructType) else []
-
-
-def _nullable(kind: t.DataType) -> t.DataType:
-    if isinstance(kind, t.ArrayType):
-        return t.ArrayType(_nullable(kind.elementType), True)
-    if isinstance(kind, t.MapType):
-        return t.MapType(_nullable(kind.keyType), _nullable(kind.valueType), True)
-    if isinstance(kind, t.StructType):
-        return t.StructType([t.StructField(f.name, _nullable(f.dataType), True) for f in kind.fields])
-    return kind
 
 
 def check_collations(schema: t.StructType) -> None:
@@ -164,21 +155,23 @@ def cast(table: pa.Table, target: pa.Schema) -> pa.Table:
 
 def batches(tables: Iterable[pa.Table], target: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
     """The tables' rows as batches of `target`, of at most `rows` rows; small tables are put together."""
-    pending: list[pa.Table] = []
-    held = 0
-    for table in tables:
-        pending.append(cast(table, target))
-        held += len(table)
-        if held >= rows:
-            yield from _cut(pending, rows)
-            pending, held = [], 0
-    if held:
-        yield from _cut(pending, rows)
+    for group in grouped((cast(table, target) for table in tables), len, rows):
+        table = group[0] if len(group) == 1 else pa.concat_tables(group).combine_chunks()
+        yield from table.to_batches(max_chunksize=rows)
 
 
-def _cut(tables: list[pa.Table], rows: int) -> Iterator[pa.RecordBatch]:
-    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
-    yield from table.to_batches(max_chunksize=rows)
+def grouped(items: Iterable[_Item], size_of: Callable[[_Item], int], size_min: int) -> Iterator[list[_Item]]:
+    """Consecutive items in groups of a total size of at least `size_min`; the last group may be smaller."""
+    group: list[_Item] = []
+    size = 0
+    for item in items:
+        group.append(item)
+        size += size_of(item)
+        if size >= size_min:
+            yield group
+            group, size = [], 0
+    if size:
+        yield group
 
 
 # The columns of a stream or a DataFrame, which are fixed when it begins, of a shard whose columns change meanwhile.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -60,17 +60,10 @@ class RefusedStream(DataSourceStreamReader):
     def __init__(self, error: PersistError) -> None:
         self._error = error
 
-    def initialOffset(self) -> Offset:  # noqa: N802
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise self._error
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        raise self._error
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        raise self._error
+    initialOffset = latestOffset = partitions = read = _refuse  # noqa: N815 - Spark's names
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -308,7 +301,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cursor = self._stream.cursor
         if cursor is None:
             return self._wanted()
-        shard, life = self._shard()
+        view = executors.view_of(self._target)
+        shard = executors.open_shard(self._target, view)
         for _ in range(CURSOR_TRIES_MAX):
             if isinstance(self._stream.starting, datetime) and (at := self._cursor_at(shard, cursor)) is not None:
                 return at
@@ -316,7 +310,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             handle = CriticalReaderHandle.take(shard, cursor, json.dumps(wanted), since=self._kept_at(wanted))
             if (found := self._held_position(handle)) is not None:
                 return found
-            history = snapshot_offset(handle.since.element or 0, life)
+            history = snapshot_offset(handle.since.element or 0, view.shard_id)
             try:  # since moved between looking and registering: begin where history begins now
                 handle.downgrade_since(handle.since, opaque=json.dumps(history))
                 if "snapshot" in wanted:
@@ -370,8 +364,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _move(self, cursor: str, end: Offset) -> None:
         """Move the cursor to `end`, unless it is there or further already."""
-        shard, life = self._shard()
-        self._check_life(end, life)
+        view = executors.view_of(self._target)
+        self._check_life(end, view.shard_id)
+        shard = executors.open_shard(self._target, view)
         for _ in range(CURSOR_TRIES_MAX):
             handle = shard.critical_reader(cursor, json.dumps(end))
             found = _position(handle)
@@ -398,11 +393,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         times = [max((batch.desc.lower.element or 0) - 1, 0) for batch in view.batches]
         times += [part.time_max for batch in view.batches for part in batch.parts()]
         return max(view.since, *map(Antichain, times))
-
-    def _shard(self) -> tuple[Shard, ShardId]:
-        connection, view = self._target.connection, executors.view_of(self._target)
-        opened = Shard(executors.transport(connection), self._target.shard, view, connection.handles)
-        return opened, view.shard_id
 
 
 def _position(handle: CriticalReaderHandle) -> Offset:

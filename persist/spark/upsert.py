@@ -31,6 +31,7 @@ from persist.parts.key_encoding import KeyPoints, check_unique, distinct_keys, k
 from persist.parts.part_files import WHOLE_BYTES_MAX
 from persist.spark import executors
 from persist.spark.options import Target
+from persist.spark.spark_schemas import grouped
 
 # Whether anything remains of the rows that a job has staged: rows that come and go as often change nothing.
 
@@ -204,13 +205,7 @@ class Replacement:
             found.extend(self.handle.stage_for_one_commit(_batches(pieces), None, by_rows=False))
         return Replaced(tuple(found), tuple(claims), tuple(left))
 
-    def publish(
-        self,
-        runs: Runs,
-        claims: Runs | None,
-        left: Runs,
-        commit: ReplacementCommit,
-    ) -> None:
+    def publish(self, runs: Runs, claims: Runs | None, left: Runs, commit: ReplacementCommit) -> None:
         """Commit `runs` with retractions: of the whole shard (`claims` None), or of what has the keys claimed.
 
         `left` are the claims whose rows of before the base no task has retracted. With `commit.alone` it raises
@@ -279,8 +274,12 @@ class Replacement:
         """By which rows of before are written: as the shard has them."""
         if self.before is None:
             return self.handle
-        known = self.before.schema_id, ShardSchema.from_record(self.before.record)
+        return self._handle(self.before.schema_id, ShardSchema.from_record(self.before.record))
+
+    def _handle(self, schema_id: int, schema: ShardSchema) -> WriteHandle:
+        """The job's writer, for rows of another schema."""
         settings = self.target.connection.handles.write
+        known = schema_id, schema
         return WriteHandle(self.handle.transport, self.target.shard, lambda: known, settings, self.handle.writer_id)
 
     def _dropped(self, runs: Runs, commit: ReplacementCommit) -> bool:
@@ -308,7 +307,7 @@ class Replacement:
         keyed = key_schema(self.schema)
         found: list[Run] = []
         held = self.base.held(self.target) if left else None
-        for keys in _gathered(self._claim_reader().read_range(left), KEYS_AT_ONCE) if left else ():
+        for keys in map(join, grouped(self._claim_reader().read_range(left), len, KEYS_AT_ONCE)) if left else ():
             points = KeyPoints.of(keys, keyed)
             opposite = (_negated(semi_join(old, keys, keyed)) for old in _rows_of(held, points))
             found.extend(self.handle.stage_for_one_commit(_batches(opposite), None, by_rows=False))
@@ -326,15 +325,7 @@ class Replacement:
             )
 
     def _stage_claims(self, keys: pa.Table) -> Runs:
-        claimed = key_schema(self.schema)
-        staging = WriteHandle(
-            self.handle.transport,
-            self.target.shard,
-            lambda: (CLAIMS_SCHEMA, claimed),
-            self.target.connection.handles.write,
-            self.handle.writer_id,
-        )
-        return staging.stage_for_one_commit(keys, 0, by_rows=False)
+        return self._handle(CLAIMS_SCHEMA, key_schema(self.schema)).stage_for_one_commit(keys, 0, by_rows=False)
 
     def _claim_reader(self) -> PartReader:
         claimed = key_schema(self.schema)
@@ -382,20 +373,6 @@ class Replacement:
             yield semi_join(rows, claimed, keyed)
 
 
-def _gathered(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The tables, several together until they have so many rows."""
-    held: list[pa.Table] = []
-    count = 0
-    for table in tables:
-        held.append(table)
-        count += len(table)
-        if count >= rows:
-            yield join(held)
-            held, count = [], 0
-    if held:
-        yield join(held)
-
-
 def _negated(rows: pa.Table) -> pa.Table:
     """The rows with their diffs negated and without times: the commit sets them."""
     return negated(rows.drop_columns([TIME]) if TIME in rows.schema.names else rows)
@@ -410,18 +387,9 @@ def _chunks(
     batches: Iterable[pa.RecordBatch], delete_column: str | None, schema: ShardSchema
 ) -> Iterator[tuple[pa.Table, pa.ChunkedArray]]:
     """The rows in pieces of about `CHUNK_BYTES`, conformed, and which of them are deletions."""
-    pending: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        pending.append(batch)
-        size += batch.nbytes
-        if size >= CHUNK_BYTES:
-            yield _chunk(pending, delete_column, schema)
-            pending, size = [], 0
-    if pending:
-        yield _chunk(pending, delete_column, schema)
+    rows = (batch for batch in batches if batch.num_rows)
+    for chunk in grouped(rows, lambda batch: int(batch.nbytes), CHUNK_BYTES):
+        yield _chunk(chunk, delete_column, schema)
 
 
 def _chunk(

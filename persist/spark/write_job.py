@@ -158,11 +158,12 @@ class Job:
         if overwrite and (options.upsert or options.time_column or options.restores is not None or options.moves_upper):
             raise InvalidUsage("mode 'overwrite' replaces everything at a time of its own; use mode 'append' instead")
         replaces = REPLACE_ALL if overwrite else REPLACE_KEYS if options.upsert else REPLACE_NOTHING
-        _check_of_columns(options, overwrite)
+        if options.schema is SchemaMode.OVERWRITE and not overwrite:
+            raise InvalidUsage("option 'overwriteSchema' needs mode 'overwrite': columns go only where all rows do")
         _check_roles(schema, options)
         transport = executors.transport(target.connection)
         view = _found_or_created(target, options, schema)
-        taken = options.txn is not None and is_taken(target, view.shard_id, options.txn)
+        taken = options.txn is not None and is_committed(target, view.shard_id, progress_of(options.txn))
         if not taken and options.schema is not SchemaMode.OVERWRITE:
             view = _fitting(target, options, schema, view)
         schema_id, current = current_schema(view.schemas)
@@ -227,11 +228,15 @@ class Job:
         """
         done = staged(messages)
         runs = tuple(run for message in done for run in message.runs)
-        attributes = () if progress is None else (progress_update(*progress),)
+        attributes = (
+            () if progress is None else (AttributeUpdate.replace_if_greater(named_key(progress[0]), progress[1]),)
+        )
         try:
             if any(message.shard_id != self.shard_id for message in done):  # inline rows do not tell whose they are
                 raise UnknownShard(outlived(self.target.shard))
-            if progress is not None and not streams and self._taken(*progress):  # before anything else is looked at
+            if (
+                progress is not None and not streams and is_committed(self.target, self.shard_id, progress)
+            ):  # before anything else is looked at
                 return False
             follows = progress is not None and streams and self._follows(*progress)
             caller = self._caller(done, streams)
@@ -247,7 +252,9 @@ class Job:
         except AttributeMismatch:
             return False
         except UpperMismatch:
-            if progress is None or not self._taken(*progress):  # another try of it may have landed meanwhile
+            if progress is None or not is_committed(
+                self.target, self.shard_id, progress
+            ):  # another try of it may have landed meanwhile
                 raise
             return False
         except Indeterminate as error:
@@ -294,10 +301,6 @@ class Job:
         elif runs:
             self.handle(caller).commit_insert(runs, token=self.token, attributes=attributes)
 
-    def _taken(self, name: str, number: int) -> bool:
-        retry_s = self.target.connection.handles.write.retry_s
-        return _taken(self.transport, self.target.shard, retry_s, name, number)
-
     def release(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Give back what the job and the tasks that sent these messages hold of the shard. Repeating it is safe.
 
@@ -329,13 +332,7 @@ class Job:
         return True
 
     def _replace(
-        self,
-        done: Sequence[StagedTask],
-        runs: Runs,
-        attributes: Attributes,
-        caller: Caller,
-        *,
-        retire: bool,
+        self, done: Sequence[StagedTask], runs: Runs, attributes: Attributes, caller: Caller, *, retire: bool
     ) -> None:
         base = next((message.base for message in done if message.base is not None), self.base)
         assert base is not None
@@ -344,10 +341,10 @@ class Job:
             return
         replaced = None if self.replaces == REPLACE_ALL else claims
         handle = self.handle(caller)
+        verb = "overwrite" if replaced is None else "upsert"
+        commit = upsert.ReplacementCommit(verb, self.token, attributes, self.options.expected_upper is not None)
+        left = tuple(run for message in done for run in message.left)
         try:
-            verb = "overwrite" if replaced is None else "upsert"
-            commit = upsert.ReplacementCommit(verb, self.token, attributes, self.options.expected_upper is not None)
-            left = tuple(run for message in done for run in message.left)
             self._replacement(base, handle).publish(runs, replaced, left, commit)
         finally:
             if retire:
@@ -369,29 +366,19 @@ class Job:
             yield batch.rename_columns([renames.get(name, name) for name in batch.schema.names])
 
 
-def progress_update(name: str, number: int) -> AttributeUpdate:
-    """The condition by which a numbered piece of work is committed at most once, in order."""
-    return AttributeUpdate.replace_if_greater(named_key(name), number)
-
-
 def progress_of(txn: tuple[str, int]) -> tuple[str, int]:
     """The name and the number by which a shard knows a transaction of an application."""
     return f"spark application {txn[0]}", txn[1]
 
 
-def is_taken(target: Target, shard: ShardId, txn: tuple[str, int]) -> bool:
-    """Whether this transaction, or a later one of its application, was committed. What is so stays so."""
-    one = executors.one_shard(target, shard)
-    return _taken(one, target.shard, target.connection.handles.write.retry_s, *progress_of(txn))
-
-
-def _taken(transport: OneShard, shard: str, retry_s: float, name: str, number: int) -> bool:
-    """Whether this piece of work, or a later one of that name, was committed. What is so stays so."""
-    key = named_key(name)
-    found = send(transport, shard, ReadAttributes((key,)), retry_s)
-    assert isinstance(found, AttributeValues)
-    value = found.values[key]
-    return value is not None and value >= number
+def is_committed(target: Target, shard: ShardId, progress: tuple[str, int]) -> bool:
+    """Whether the work of this name and number, or a later number, was committed. Once true, it stays true."""
+    key = named_key(progress[0])
+    retry_s = target.connection.handles.write.retry_s
+    attributes = send(executors.one_shard(target, shard), target.shard, ReadAttributes((key,)), retry_s)
+    assert isinstance(attributes, AttributeValues)
+    value = attributes.values[key]
+    return value is not None and value >= progress[1]
 
 
 def _base(target: Target, view: ShardView, options: WriteOptions, replaces: str) -> upsert.Base | None:
@@ -429,11 +416,6 @@ def _fitting(target: Target, options: WriteOptions, schema: StructType, view: Sh
             evolve(target, view, planned)
         view = executors.view_of(target)
     raise SchemaMismatch(f"the columns of shard {target.shard!r} are changed all the time; write the DataFrame again")
-
-
-def _check_of_columns(options: WriteOptions, overwrite: bool) -> None:
-    if options.schema is SchemaMode.OVERWRITE and not overwrite:
-        raise InvalidUsage("option 'overwriteSchema' needs mode 'overwrite': columns go only where all rows do")
 
 
 def _found_or_created(target: Target, options: WriteOptions, schema: StructType) -> ShardView:
