@@ -1,4 +1,4 @@
-"""Where Spark finds `format("persist")` by itself: it imports top-level packages called `pyspark_*`."""
+"""Registers `format("persist")`: Spark imports every top-level package whose name starts with `pyspark_`."""
 
 from persist.spark import PersistDataSource as DefaultSource
 

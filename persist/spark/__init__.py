@@ -1,6 +1,7 @@
 """PySpark: `format("persist")`, a Python data source for batch and streams.
 
-`ShardTable` is a shard as a table, `table` reads one by Spark's own reader, and `restore` makes it again what it was.
+`ShardTable` is the table API of a shard, `table` reads a shard with Spark's Parquet reader where possible, and
+`restore` restores the contents of an earlier time.
 """
 
 from blob import optional

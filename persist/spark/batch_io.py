@@ -35,22 +35,22 @@ from persist.parts import DIFF, TIME, ShardSchema, current_schema, overlapping_r
 from persist.parts.scan_spec import schema_shown
 from persist.spark import executors, planning
 from persist.spark.change_feed import FeedSplit, Interval, plan_changes, read_changes
-from persist.spark.executors import carrying, outliving, past_again, snapshot_again
+from persist.spark.executors import recover_lease, renew_changes_split, renew_snapshot_split, without_other_parts
 from persist.spark.options import RESTORE, DiffOptions, Options, ReadOptions, Target, WriteOptions
 from persist.spark.spark_schemas import MULTIPLICITY, KnownSchema, arrow_schema, batches, names_in, spark_schema
 from persist.spark.write_job import FORMAT, Job, progress_of, save
 
-# Snapshot reads: one Spark partition for each split, disjoint in key space and consolidated.
+# A snapshot read has one Spark partition per split. Splits are disjoint in key space and consolidated.
 #
-# There is deliberately no `pushFilters`: PySpark keeps one plan for a `load()` and would give filtered rows to a user
-# of the DataFrame without that filter. Columns are pruned by the schema of the read, rows by options.
+# `pushFilters` is not implemented, because PySpark keeps one plan per `load()` and would return filtered rows to a use
+# of the DataFrame without that filter. The schema of the read prunes columns, and options select rows.
 
 
 class SplitReader(DataSourceReader):
-    """Reads the columns of `schema`, split by split. Which times are read is fixed when Spark plans the load.
+    """Reads the columns of `schema`, split by split. Spark's planning of the load fixes the times.
 
-    `known` is the schema of the shard by which `schema` was chosen; None: the user has given `schema`. Leases are not
-    closed: Spark plans once and may read the plan again and again, so they lapse when they are not renewed.
+    `known` identifies the shard schema from which `schema` was derived; None: the user has given `schema`. Leases are
+    not closed, because Spark may read a plan any number of times: they expire once they are not renewed.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SplitReader(DataSourceReader):
         self._known = known
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each split; one without a value where there are no rows."""
+        """One partition per split, or one without a value if there are no rows."""
         return [InputPartition(split) for split in self._splits()] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -86,8 +86,8 @@ class SnapshotReader(SplitReader):
             raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
 
     def _splits(self) -> list[SnapshotSplit]:
-        options = replace(self._options, as_of=planning.as_of(self._target, self._options))  # resolved once
-        schema = planning.shown(self._target, options)[1]
+        options = replace(self._options, as_of=planning.as_of(self._target, self._options))  # resolve it only once
+        schema = planning.schema_of_read(self._target, options)[1]
         columns = schema.columns(name for name in self._schema.names if name not in (TIME, DIFF))
         splits = planning.plan_snapshot(self._target, options, columns)
         for split in splits[:1]:
@@ -95,24 +95,24 @@ class SnapshotReader(SplitReader):
         return splits
 
     def _check(self, split: SnapshotSplit, columns: tuple[str, ...]) -> None:
-        """Raise InvalidUsage where a name may mean another column than where the DataFrame was loaded."""
+        """Raise InvalidUsage if a column name may refer to another column than when the DataFrame was loaded."""
         if not self._options.selection.then:
             planning.check_names(self._target, (*columns, *names_in(self._options.selection.where)), self._known, split)
         elif self._known is not None and split.schema_id != self._known.number:
             raise InvalidUsage(
-                f"this DataFrame of shard {self._target.shard!r} shows another time by now, which has other columns: "
-                "load() again"
+                f"this DataFrame of shard {self._target.shard!r} now reads a time whose columns differ: "
+                "call load() again"
             )
 
     def _batches(self, split: SnapshotSplit) -> Iterator[pa.RecordBatch]:
-        rows = self._rows(self._pieces(split), split)
+        rows = self._rows(self._tables(split), split)
         return batches(rows, arrow_schema(self._schema), self._options.batch_rows)
 
-    def _pieces(self, split: SnapshotSplit) -> Iterator[pa.Table]:
+    def _tables(self, split: SnapshotSplit) -> Iterator[pa.Table]:
         transport, batch_rows = executors.transport(self._target.connection), self._options.batch_rows
-        return outliving(
+        return recover_lease(
             split.read(transport, batch_rows),
-            lambda: snapshot_again(self._target, split).read(transport, batch_rows),
+            lambda: renew_snapshot_split(self._target, split).read(transport, batch_rows),
         )
 
     def _rows(self, tables: Iterator[pa.Table], split: SnapshotSplit) -> Iterator[pa.Table]:
@@ -121,29 +121,29 @@ class SnapshotReader(SplitReader):
                 yield table
                 continue
             if first_negative(table) is not None:
-                raise self._negative(split)
-            yield from expand_rows(table, self._options.batch_rows)
+                raise self._negative_multiplicity(split)
+            yield from expanded(table, self._options.batch_rows)
 
-    def _negative(self, split: SnapshotSplit) -> InvalidUsage:
-        """The error that names the key: read again, since the key need not be among the columns."""
+    def _negative_multiplicity(self, split: SnapshotSplit) -> InvalidUsage:
+        """The error that names the key. Reads the split again, because its columns may lack the key."""
         schema = schema_shown(valid_schemas(split.schemas), split.schema_id)
-        for table in self._pieces(replace(split, columns=schema.key)):
+        for table in self._tables(replace(split, columns=schema.key)):
             row = first_negative(table)
             if row is not None:
-                found = table.slice(row, 1).to_pylist()[0]
-                key = {name: found[name] for name in schema.key}
+                negative = table.slice(row, 1).to_pylist()[0]
+                key = {name: negative[name] for name in schema.key}
                 return InvalidUsage(
-                    f"shard {split.shard!r} has a row of key {key!r} with the negative multiplicity {found[DIFF]} "
+                    f"shard {split.shard!r} has a row of key {key!r} with the negative multiplicity {negative[DIFF]} "
                     f"as of {split.as_of}; read it with multiplicity=column"
                 )
         return InvalidUsage(f"shard {split.shard!r} has negative multiplicities; read it with multiplicity=column")
 
 
 class ChangesReader(SplitReader):
-    """The change feed of `[startingVersion, endingVersion]`, both inclusive, fixed when Spark plans the load.
+    """Reads the change feed of `[startingVersion, endingVersion]`, both inclusive. Spark's planning fixes the times.
 
-    So are startingTimestamp and endingTimestamp, rounded down to the shard's grid. Without a start the contents as of
-    the shard's since come first, as changes at that time.
+    startingTimestamp and endingTimestamp are rounded down to the shard's clock marks. Without a start, the contents as
+    of the shard's since come first, as changes at that time.
     """
 
     def _splits(self) -> list[FeedSplit]:
@@ -177,7 +177,7 @@ class ChangesReader(SplitReader):
 
 
 class DiffReader(SplitReader):
-    """Reads what is there more (`__diff` above 0) or less at `end` than at `start`."""
+    """Reads the rows that were added (`__diff` above 0) and removed between `start` and `end`."""
 
     def __init__(
         self, target: Target, options: DiffOptions, schema: StructType, known: KnownSchema | None = None
@@ -186,8 +186,8 @@ class DiffReader(SplitReader):
         self._between = options
         if DIFF not in schema.names:
             raise InvalidUsage(
-                f"the schema given to readDiff lacks the column {DIFF}, without which rows that were removed look as "
-                "if they had been added; name it too"
+                f"the schema given to readDiff lacks the column {DIFF}, which distinguishes removed rows from added "
+                "rows; add it to the schema"
             )
 
     def _splits(self) -> list[ChangesSplit | PairSplit]:
@@ -196,31 +196,32 @@ class DiffReader(SplitReader):
             planned = split.earlier if isinstance(split, PairSplit) else split
             assert isinstance(planned, SnapshotSplit)
             planning.check_names(self._target, self._schema.names, self._known, planned)
-        return [split for split in map(_carrying, splits) if split is not None]
+        return [split for split in map(_with_own_parts, splits) if split is not None]
 
     def _batches(self, split: ChangesSplit | PairSplit) -> Iterator[pa.RecordBatch]:
         target, transport = self._target, executors.transport(self._target.connection)
-        tables = outliving(split.read(transport), lambda: past_again(target, split).read(transport))
+        tables = recover_lease(split.read(transport), lambda: renew_changes_split(target, split).read(transport))
         return batches(tables, arrow_schema(self._schema), self._options.batch_rows)
 
     def _changes(self) -> Changes:
         target, options, read = self._target, self._between, self._options
         settings = target.connection.handles.read
-        one, limits = executors.one_shard(target), (read.wait_s, settings.retry_s)
+        transport, limits = executors.one_shard(target), (read.wait_s, settings.retry_s)
         columns = tuple(name for name in self._schema.names if name != DIFF)
-        asked = DiffRequest(read.partitions or planning.partitions_for, columns, read.wait_s, "spark changes")
-        first = NamedTime.of("option 'start'", options.start, one, target.shard, limits, BEFORE_ALL)
+        request = DiffRequest(read.partitions or planning.partitions_for, columns, read.wait_s, "spark changes")
+        start = Named.of_read("option 'start'", options.start, transport, target.shard, limits)
         if options.other in (None, target.shard):
-            last = NamedTime.of("option 'end'", options.end, one, target.shard, limits, BEFORE_ALL)
-            return changes_of(one, target.shard, first, last, asked, settings)
+            end = Named.of_read("option 'end'", options.end, transport, target.shard, limits)
+            return changes_of(transport, target.shard, start, end, request, settings)
         other = replace(target, shard=check_shard_name(options.other))
-        two = executors.one_shard(other)
-        last = NamedTime.of("option 'end'", options.end, two, other.shard, limits, BEFORE_ALL)
-        return changes_between((one, target.shard, first), (two, other.shard, last), asked, settings)
+        other_transport = executors.one_shard(other)
+        end = Named.of_read("option 'end'", options.end, other_transport, other.shard, limits)
+        sides = (transport, target.shard, start), (other_transport, other.shard, end)
+        return changes_between(*sides, request, settings)
 
 
-def _carrying(split: object) -> ChangesSplit | PairSplit | None:
-    """The split with only those parts that it reads. None: there are no keys in it."""
+def _with_own_parts(split: object) -> ChangesSplit | PairSplit | None:
+    """The split with only the parts that it reads; None if its key range is empty."""
     if isinstance(split, PairSplit):
         if split.earlier.key_range.is_empty:
             return None
@@ -230,18 +231,18 @@ def _carrying(split: object) -> ChangesSplit | PairSplit | None:
     assert isinstance(split, ChangesSplit)
     if split.key_range.is_empty:
         return None
-    return carrying(split, split.key_range)
+    return without_other_parts(split)
 
 
 def snapshot_schema(schema: ShardSchema, options: ReadOptions) -> StructType:
-    """The columns that a snapshot read shows when it is given no schema."""
+    """The schema of a snapshot read without a user-specified schema."""
     names = schema.columns(options.columns)
     fields = [schema.arrow.field(name) for name in names]
     return spark_schema([*fields, MULTIPLICITY] if options.with_diff else fields)
 
 
 def diff_schema(view: ShardView, options: DiffOptions) -> StructType:
-    """The columns that changes show when they are given no schema."""
+    """The schema of readDiff without a user-specified schema."""
     schema = current_schema(view.schemas)[1]
     return spark_schema([*(schema.arrow.field(name) for name in schema.columns(options.read.columns)), MULTIPLICITY])
 
@@ -255,7 +256,7 @@ log = logging.getLogger("persist.spark")
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Made once for a job: the same settings serve its tasks and its commit."""
+    """Created once per job: its tasks and its commit use the same settings."""
 
     def __init__(self, target: Target, options: WriteOptions, schema: StructType, overwrite: bool = False) -> None:
         self._job = Job.open(target, options, schema, overwrite)
@@ -264,7 +265,7 @@ class BatchWriter(DataSourceArrowWriter):
         return self._job.stage(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish. The writer is left to lapse: its record tells a commit that is tried again that it happened."""
+        """Publish. The writer is left to expire, because its record makes a retry of the commit idempotent."""
         txn = self._job.options.txn
         if not self._job.publish(messages, None if txn is None else progress_of(txn)) and txn is not None:
             log.warning(
@@ -275,42 +276,42 @@ class BatchWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Hold nothing any more. Spark calls this also after a commit whose outcome it does not know: that may land.
+        """Release the holds of the job. Spark also calls this after a commit of unknown outcome, which may still land.
 
-        Staged parts are orphans.
+        Staged parts become orphans.
         """
         self._job.release(messages)
 
 
-# A restore: a read of what leads back to a time, and a write of it.
+# A restore reads the changes back to a time, and writes them.
 
 
-_OF_READS = ("numpartitions", "memorybytes", "leaseseconds")
+_READ_ONLY_OPTIONS = ("numpartitions", "memorybytes", "leaseseconds")
 
 
 def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: str) -> None:
-    """Make the contents of a shard again what they were as of a time, or a wall clock with its zone, as a Spark job.
+    """Restore the contents of a shard as of a time, or as of a wall clock with its time zone.
 
-    Tasks read and stage what differs, key range by key range. The driver publishes it in one commit at the next time,
-    where the upper is still the one that was compared with. Where nothing differs nothing is committed. `options` are
-    those of `format("persist")` that say where shards are, and `info`, `numPartitions`, `memoryBytes`, `partBytes`,
-    `leaseSeconds`.
+    It is a Spark job. Tasks read and stage the differences, each for a key range. The driver publishes them in one commit at the next
+    time, on the condition that the upper is still the one that was compared. Without differences nothing is committed.
+    `options` are the options of `format("persist")` for the location, and `info`, `numPartitions`, `memoryBytes`,
+    `partBytes` and `leaseSeconds`.
 
-    Raises InvalidUsage, NotReadable and UpperMismatch as `Shard.restore` says, what fails within the job as Spark's own
-    error. Nothing is changed then, unless the error says that the outcome is unknown: it is safe to run it again.
+    Raises InvalidUsage, NotReadable and UpperMismatch as `Shard.restore` does, and Spark's own error for a failure
+    within the job. Nothing is changed then, unless the error says that the outcome is unknown. It is safe to retry.
     """
     given = Options({**options, "path": shard})
     given.check(RESTORE)
     named = Target.of(given)
-    executors.check_there(named)
+    executors.check_location_exists(named)
     target = named.at(writes=True)
-    one, settings = executors.one_shard(target), target.connection.handles.read
-    to = NamedTime.of("as_of", as_of, one, shard, (0.0, settings.retry_s)).time
+    limits = (0.0, target.connection.handles.read.retry_s)
+    to = Named.of("as_of", as_of, executors.one_shard(target), shard, limits).time
     view = executors.view_of(target)
     upper = check_complete(shard, to, view)
     reads = {name: value for name, value in options.items() if name.lower() not in ("info", "partbytes")}
     reads |= {"readDiff": "true", "start": str(upper - 1), "end": str(to)}
-    writes = {name: value for name, value in options.items() if name.lower() not in _OF_READS}
+    writes = {name: value for name, value in options.items() if name.lower() not in _READ_ONLY_OPTIONS}
     writes |= {"restoreTo": str(to), "expectedUpper": str(upper)}
     changes = spark.read.format(FORMAT).options(**reads).load(shard)
     save(spark, changes, "append", shard, writes)

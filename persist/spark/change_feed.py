@@ -28,34 +28,33 @@ from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchem
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import key_groups, key_schema
 from persist.spark import executors, planning
-from persist.spark.executors import check_same, forgotten, held_again, outliving
+from persist.spark.executors import check_same_columns, hold_again, recover_lease, unreadable_as_expired
 from persist.spark.options import ReadOptions, Target
 from persist.spark.spark_schemas import Renamed, arrow_schema, as_began, batches, spark_schema
 
-# Changes of which those that are updates are told as such: the row before, and the row after.
+# Pre- and post-images of updates.
 #
-# A key that at one time lost one row and got one row, each as often as the other, was updated. What a key lost and got
-# otherwise (several rows, or one row more often than the other) are deletions and insertions, and changes at two times
-# never belong together.
+# A key was updated if, at one time, one row of it was removed and one was inserted, with equal multiplicities. All
+# other changes of a key (of several rows, or of unequal multiplicities) are deletions and insertions. Changes at
+# different times are never paired.
 
 
 INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
-HELD_ROWS_MAX = 1_000_000  # changes of one key that one read takes
+HELD_ROWS_MAX = 1_000_000  # changes of one key in one read
 Flags = npt.NDArray[np.bool_]
 
 
-def kinds(diffs: npt.NDArray[np.int64], updates: Flags | None = None) -> pa.Array:
-    """What each change is, by its multiplicity, and whether it is half of an update."""
-    came = diffs > 0
+def change_types(diffs: npt.NDArray[np.int64], updates: Flags | None = None) -> pa.Array:
+    """The `_change_type` of each change, by its multiplicity and whether it is half of an update."""
     if updates is None:
         updates = np.zeros(len(diffs), np.bool_)
-    numbers = came.astype(np.int8) + 2 * updates.astype(np.int8)
+    numbers = (diffs > 0).astype(np.int8) + 2 * updates.astype(np.int8)
     names = pa.array([DELETE, INSERT, PREIMAGE, POSTIMAGE])
     return pa.DictionaryArray.from_arrays(pa.array(numbers), names).cast(pa.string())
 
 
-def updates(rows: pa.Table, schema: ShardSchema) -> Flags:
-    """Which of the changes are halves of updates. All changes of a key at a time are among the rows."""
+def mark_updates(rows: pa.Table, schema: ShardSchema) -> Flags:
+    """Whether each change is half of an update. `rows` must have all changes of a key at a time."""
     if not len(rows):
         return np.zeros(0, np.bool_)
     keys, times = key_groups(rows, key_schema(schema)), rows.column(TIME).to_numpy()
@@ -67,15 +66,15 @@ def updates(rows: pa.Table, schema: ShardSchema) -> Flags:
     starts = np.flatnonzero(begins)
     pairs = starts[np.diff(np.append(starts, len(rows))) == 2]
     pairs = pairs[(diffs[pairs] < 0) & (diffs[pairs] == -diffs[pairs + 1])]
-    found = np.zeros(len(rows), np.bool_)
-    found[order[pairs]] = found[order[pairs + 1]] = True
-    return found
+    is_update = np.zeros(len(rows), np.bool_)
+    is_update[order[pairs]] = is_update[order[pairs + 1]] = True
+    return is_update
 
 
 def by_whole_keys(tables: Iterator[pa.Table], schema: ShardSchema, shard: str) -> Iterator[pa.Table]:
-    """The same rows, table by table, so that all changes of a key are in one table. Keys ascend from table to table.
+    """The rows of `tables`, whose keys ascend, regrouped so that all changes of a key are in one table.
 
-    What is held back are the changes of one key. Raises InvalidUsage where these are more than HELD_ROWS_MAX.
+    Buffers the changes of one key. Raises InvalidUsage if a key has more than HELD_ROWS_MAX changes.
     """
     keyed = key_schema(schema)
     held: list[pa.Table] = []
@@ -91,13 +90,13 @@ def by_whole_keys(tables: Iterator[pa.Table], schema: ShardSchema, shard: str) -
         if len(held[0]) > HELD_ROWS_MAX:
             key = held[0].select(list(keyed.key)).slice(0, 1).to_pylist()[0]
             raise InvalidUsage(
-                f"shard {shard!r}: key {key!r} has more than {HELD_ROWS_MAX} changes in one read, too many to tell "
-                "updates by; read fewer times at once, or leave changeImages out"
+                f"shard {shard!r}: key {key!r} has more than {HELD_ROWS_MAX} changes in one read, the limit of "
+                "changeImages; read fewer times at once, or leave changeImages out"
             )
     yield from held
 
 
-# Changes: what was written to a shard in an interval of times, as splits that can be read anywhere.
+# The updates of an interval of times, as splits that any executor can read.
 
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
@@ -109,15 +108,15 @@ CHANGE_FIELDS = (
     pa.field(DIFF, pa.int64()),
 )
 CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
-MADE_UP = tuple(field.name for field in CHANGE_FIELDS)
+CHANGE_FIELD_NAMES = tuple(field.name for field in CHANGE_FIELDS)
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The times `[lower, upper)`. With `snapshot` the contents as of `lower` come first, as changes at `lower`.
+    """The times `[lower, upper)` of the keys in the range `keys`.
 
-    Of all that only the `keys`.
+    With `snapshot`, the contents as of `lower` come first, as changes at `lower`.
     """
 
     lower: int
@@ -127,18 +126,18 @@ class Interval:
 
     @property
     def held(self) -> Antichain:
-        """The since at which the interval can still be told apart from what came before."""
+        """The latest since at which the interval is still distinguishable from earlier times."""
         return Antichain(self.lower if self.snapshot else max(self.lower - 1, 0))
 
     def drops(self, view: ShardView) -> Drops:
-        """The drops of the shard that are changes within the interval."""
+        """The drops of the shard within the interval."""
         first = self.lower + 1 if self.snapshot else self.lower
         return drops_within(view.drops, first, self.upper.element)
 
 
 @dataclass(frozen=True)
 class FeedSplit:
-    """One key range of an interval: all that is needed to read it elsewhere."""
+    """One key range of an interval, with all that an executor needs to read it."""
 
     shard: str
     interval: Interval
@@ -150,40 +149,40 @@ class FeedSplit:
     settings: ReadSettings
     columns: tuple[str, ...]
     shard_id: ShardId
-    renamed: Renamed = ()  # columns of a stream, whose names are fixed when it begins
-    dropped: tuple[tuple[RowDrop, tuple[Run, ...]], ...] = ()  # drops of the interval, and the runs of what each took
+    renamed: Renamed = ()  # the columns of a stream, and their current names
+    dropped: tuple[tuple[RowDrop, tuple[Run, ...]], ...] = ()  # drops of the interval, and the runs that each removed
 
     def read(self, transport: Transport, wanted: Filter | None = None) -> Iterator[pa.Table]:
-        """The updates, consolidated: the columns, `__time` and `__diff`.
+        """The consolidated updates: the columns, `__time` and `__diff`.
 
-        Raises Expired (the lease lapsed), UnknownShard (the shard was dropped), Corruption.
+        Raises Expired (the lease has expired), UnknownShard (the shard was dropped), Corruption.
         """
         reader, lease = self._open(transport, wanted)
-        gone = (
+        removed = (
             table
             for drop, runs in self.dropped
             for table in retractions(reader, runs, drop, self.key_range, self.columns)
         )
-        for table in with_renewal(chain(self._written(reader, self.interval), gone), lease):
+        for table in kept(chain(self._read_written(reader, self.interval), removed), lease):
             yield table if wanted is None else wanted.apply(table)
 
     def read_in_turn(self, transport: Transport, wanted: Filter | None = None) -> Iterator[Iterator[pa.Table]]:
-        """The same in stretches of times: within each of them the keys ascend from table to table.
+        """The same, in stretches of consecutive times. Keys ascend from table to table within a stretch.
 
-        What a drop took away and what came at its time cancel out where they are equal. Raises as `read`.
+        Rows that a drop removed and equal rows that were inserted at its time cancel out. Raises as `read`.
         """
         reader, lease = self._open(transport, wanted)
-        came = [Run((part,)) for part in self.parts]
+        written = [Run((part,)) for part in self.parts]
         rest = self.interval
         stretches: list[Iterator[pa.Table]] = []
         for drop, runs in self.dropped:
             if rest.snapshot or rest.lower < drop.at:
-                stretches.append(self._written(reader, replace(rest, upper=Antichain(drop.at))))
-            at = runs_in_interval(came, drop.at - 1, drop.at)
-            stretches.append(changes_at(reader, runs, at, drop, self.key_range, self.columns))
+                stretches.append(self._read_written(reader, replace(rest, upper=Antichain(drop.at))))
+            inserted = within(written, drop.at - 1, drop.at)
+            stretches.append(changes_at(reader, runs, inserted, drop, self.key_range, self.columns))
             rest = Interval(drop.at + 1, rest.upper, False, rest.keys)
         if Antichain(rest.lower) < rest.upper:
-            stretches.append(self._written(reader, rest))
+            stretches.append(self._read_written(reader, rest))
         for stretch in stretches:
             yield (table if wanted is None else wanted.apply(table) for table in with_renewal(stretch, lease))
 
@@ -194,8 +193,8 @@ class FeedSplit:
         lease.check()
         return part_reader(transport, self, self.settings, None if wanted is None else wanted.may_match)[1], lease
 
-    def _written(self, reader: PartReader, interval: Interval) -> Iterator[pa.Table]:
-        """What was written in the interval."""
+    def _read_written(self, reader: PartReader, interval: Interval) -> Iterator[pa.Table]:
+        """The updates that were written in the interval."""
         return reader.read_updates(
             self.parts,
             Antichain(0 if interval.snapshot else interval.lower),
@@ -206,32 +205,32 @@ class FeedSplit:
         )
 
     def dates(self, transport: Transport) -> ClockStretches:
-        """The wall clocks of the times in the interval. Raises what `dates_of` says."""
+        """The wall clocks of the times in the interval. Raises what `dates_of` does."""
         interval = self.interval
         last = TIME_MAX if interval.upper.element is None else interval.upper.element - 1
-        one = OneShard(transport, self.shard_id)
-        return load_clock_stretches(one, self.shard, interval.lower, last, self.settings.retry_s)
+        own = OneShard(transport, self.shard_id)
+        return dates_of(own, self.shard, interval.lower, last, self.settings.retry_s)
 
 
-def overlapping_batches(held: Iterable[HollowBatch], interval: Interval) -> list[HollowBatch]:
+def overlapping_batches(batches: Iterable[HollowBatch], interval: Interval) -> list[HollowBatch]:
     lower = Antichain(0 if interval.snapshot else interval.lower)
-    return [b for b in held if lower < b.desc.upper and b.desc.lower < interval.upper and b.runs]
+    return [b for b in batches if lower < b.desc.upper and b.desc.lower < interval.upper and b.runs]
 
 
 def plan_changes(
     target: Target, options: ReadOptions, view: ShardView, interval: Interval, lease: ReadLease, names: Iterable[str]
 ) -> list[FeedSplit]:
-    """The interval in splits that are disjoint in key space; none when nothing was written in it."""
+    """The splits of the interval, disjoint in key space; none if nothing was written in it."""
     transport = executors.transport(target.connection)
     settings = target.connection.handles.read
     schema, parts_reader = part_reader(transport, view, settings)
-    chosen = planning.selected(schema, options, columns_read(schema, names))
+    chosen = planning.selected(schema, options, columns_to_read(schema, names))
     columns, wanted = chosen.read or (), chosen.key_range.meet(interval.keys)
     if wanted.is_empty:
         return []
-    runs, dropped = found_runs(OneShard(transport, view.shard_id), parts_reader, view, interval, wanted, lease)
-    every = (*runs, *(run for _, some in dropped for run in some))
-    if not every:
+    runs, dropped = select_runs(OneShard(transport, view.shard_id), parts_reader, view, interval, wanted, lease)
+    all_runs = (*runs, *(run for _, removed in dropped for run in removed))
+    if not all_runs:
         return []
     return [
         FeedSplit(
@@ -247,20 +246,20 @@ def plan_changes(
             shard_id=view.shard_id,
             dropped=tuple((drop, overlapping_runs(removed, key_range)) for drop, removed in dropped),
         )
-        for key_range in planning.split_ranges(every, options.partitions, schema, parts_reader, wanted, lease)
+        for key_range in planning.split_ranges(all_runs, options.partitions, schema, parts_reader, wanted, lease)
     ]
 
 
-def changes_again(target: Target, split: FeedSplit) -> FeedSplit:
-    """The split with parts and a lease as of now. Raises Expired where history was forgotten, UnknownShard."""
+def renew_feed_split(target: Target, split: FeedSplit) -> FeedSplit:
+    """The split with current parts and a new lease. Raises Expired if its times are not readable now, UnknownShard."""
     interval, wanted = split.interval, split.key_range
     first = interval.held.element or 0
-    held = held_again(target, split.shard_id, first)
-    with forgotten(target, first):
-        check_held(held.view, first)  # a hold on this time alone says nothing of later ones
-    check_same(target, split.columns, split.schemas, held.view.schemas)
+    held = hold_again(target, split.shard_id, first)
+    with unreadable_as_expired(target, first):
+        check_held(held.view, first)  # a hold on this time alone does not cover later ones
+    check_same_columns(target, split.columns, split.schemas, held.view.schemas)
     reader = part_reader(held.transport, held.view, split.settings)[1]
-    runs, dropped = found_runs(
+    runs, dropped = select_runs(
         OneShard(held.transport, split.shard_id), reader, held.view, interval, wanted, held.lease
     )
     return replace(
@@ -273,29 +272,33 @@ def changes_again(target: Target, split: FeedSplit) -> FeedSplit:
     )
 
 
-def found_runs(
+def select_runs(
     transport: OneShard, reader: PartReader, view: ShardView, interval: Interval, wanted: KeyRange, lease: ReadLease
 ) -> tuple[tuple[Run, ...], list[tuple[RowDrop, tuple[Run, ...]]]]:
-    """What may have keys of the range: of the interval, and of what its drops took away."""
+    """The runs of the interval and those that each of its drops removed, limited to the key range."""
     held: tuple[Run, ...] = tuple(run for b in overlapping_batches(view.batches, interval) for run in b.runs)
     if interval.snapshot:
         held = contents(held, view.drops, interval.lower)
 
-    def found(some: Iterable[Run]) -> tuple[Run, ...]:
-        return overlapping_runs(reader.expanded(some, wanted), wanted)
+    def overlapping(runs: Iterable[Run]) -> tuple[Run, ...]:
+        return overlapping_runs(reader.expanded(runs, wanted), wanted)
 
     with leased_blobs(lease):
-        return found(held), [(drop, found(some)) for drop, some in _dropped(transport, view, interval)]
+        return overlapping(held), [
+            (drop, overlapping(removed)) for drop, removed in _removed_by_drops(transport, view, interval)
+        ]
 
 
 def _parts(runs: Iterable[Run], key_range: KeyRange) -> tuple[Part, ...]:
     return tuple(part for run in overlapping_runs(runs, key_range) for part in run.parts)
 
 
-def _dropped(transport: Transport, view: ShardView, interval: Interval) -> Iterator[tuple[RowDrop, tuple[Run, ...]]]:
-    """The drops of the interval, and what each took away, which lies before the interval too.
+def _removed_by_drops(
+    transport: Transport, view: ShardView, interval: Interval
+) -> Iterator[tuple[RowDrop, tuple[Run, ...]]]:
+    """The drops of the interval and the runs that each removed, which may be from before the interval.
 
-    Raises Expired: the hold on the interval is gone.
+    Raises Expired if the hold on the interval has expired.
     """
     drops = interval.drops(view)
     if not drops:
@@ -306,73 +309,73 @@ def _dropped(transport: Transport, view: ShardView, interval: Interval) -> Itera
         yield drop, taken_away(runs_of(whole), whole.drops, drop)
 
 
-def columns_read(schema: ShardSchema, names: Iterable[str]) -> tuple[str, ...]:
-    """The columns to read for a result of these names: those, and the key, which errors name."""
-    shown = schema.columns(name for name in names if name not in MADE_UP)
+def columns_to_read(schema: ShardSchema, names: Iterable[str]) -> tuple[str, ...]:
+    """The columns to read for a result of these names: the stored ones, and the key, which errors name."""
+    shown = schema.columns(name for name in names if name not in CHANGE_FIELD_NAMES)
     return (*shown, *(name for name in schema.key if name not in shown))
 
 
 def changes_schema(view: ShardView, options: ReadOptions) -> StructType:
-    """The columns that a change feed shows when it is given no schema."""
+    """The schema of a change feed without a user-specified schema."""
     schema = current_schema(view.schemas)[1]
     names = schema.columns(options.columns)
     for name in set(names).intersection(CHANGE_COLUMNS):
         raise InvalidUsage(
-            f"shard {view.name!r} has a column {name!r}, and so has a change feed; leave that of the shard out with "
-            "option 'columns', or read what changed between two times with readDiff"
+            f"shard {view.name!r} has a column {name!r}, which is also a column of the change feed; exclude it with "
+            "option 'columns', or read the changes between two times with readDiff"
         )
     return spark_schema([*(schema.arrow.field(name) for name in names), *CHANGE_FIELDS])
 
 
-def check_signs(schema: StructType, options: ReadOptions) -> None:
-    """Raises InvalidUsage where rows of a change feed would be shown, and nothing would tell which of them went.
+def check_change_columns(schema: StructType, options: ReadOptions) -> None:
+    """Raise InvalidUsage if the schema of a change feed has rows but no column that distinguishes deletions.
 
-    Nor may updates be asked for that no column tells.
+    With `changeImages` the schema must have `_change_type`.
     """
     if options.images and CHANGE_TYPE not in schema.names:
         raise InvalidUsage(
-            f"the schema given to readChangeFeed lacks {CHANGE_TYPE}, the column by which changeImages tells updates; "
-            "name it too, or leave changeImages out"
+            f"the schema given to readChangeFeed lacks {CHANGE_TYPE}, the column in which changeImages marks updates; "
+            "add it to the schema, or leave changeImages out"
         )
-    if not options.changes or {CHANGE_TYPE, DIFF} & set(schema.names) or set(schema.names) <= set(MADE_UP):
+    if not options.changes or {CHANGE_TYPE, DIFF} & set(schema.names) or set(schema.names) <= set(CHANGE_FIELD_NAMES):
         return
     raise InvalidUsage(
-        f"the schema given to readChangeFeed has neither {CHANGE_TYPE} nor {DIFF}, without which rows that were "
-        "removed look as if they had been added; name one of them too"
+        f"the schema given to readChangeFeed has neither {CHANGE_TYPE} nor {DIFF}, which distinguish removed rows from "
+        "added rows; add one of them to the schema"
     )
 
 
 def read_changes(
     target: Target, options: ReadOptions, schema: StructType, split: FeedSplit
 ) -> Iterator[pa.RecordBatch]:
-    """A split's rows for Spark: as changes, or, without a change feed, the rows that were added."""
+    """The rows of a split for Spark: changes, or, without a change feed, the inserted rows."""
     wanted = options.selection.on(current_schema(split.schemas)[1]).filter
     transport = executors.transport(target.connection)
 
-    def read(one: FeedSplit) -> Iterator[pa.Table]:
-        return _with_images(one, transport, wanted) if options.images else one.read(transport, wanted)
+    def read(feed: FeedSplit) -> Iterator[pa.Table]:
+        return _with_images(feed, transport, wanted) if options.images else feed.read(transport, wanted)
 
-    tables = outliving(read(split), lambda: read(changes_again(target, split)))
+    tables = recover_lease(read(split), lambda: read(renew_feed_split(target, split)))
     rows: Iterator[pa.Table]
     if options.changes:
         is_dated = options.time_unit is None and COMMIT_TIMESTAMP in schema.names
-        rows = _changes(tables, options.time_unit, split, transport if is_dated else None)
+        rows = _with_change_columns(tables, options.time_unit, split, transport if is_dated else None)
     else:
-        rows = _added(tables, split, options)
+        rows = _insertions(tables, split, options)
     target_schema = arrow_schema(schema)
     return batches(as_began(rows, split.renamed, target_schema), target_schema, options.batch_rows)
 
 
 def _with_images(split: FeedSplit, transport: Transport, wanted: Filter | None) -> Iterator[pa.Table]:
-    """What is read of a split, with a column that tells what each change is."""
+    """The rows of a split with their `_change_type`, which distinguishes updates."""
     schema = current_schema(split.schemas)[1]
     for tables in split.read_in_turn(transport, wanted):
         for table in by_whole_keys(tables, schema, split.shard):
-            told = kinds(table.column(DIFF).to_numpy(), updates(table, schema))
-            yield table.append_column(CHANGE_FIELDS[0], told)
+            types = change_types(table.column(DIFF).to_numpy(), mark_updates(table, schema))
+            yield table.append_column(CHANGE_FIELDS[0], types)
 
 
-def _changes(
+def _with_change_columns(
     tables: Iterator[pa.Table], time_unit: str | None, split: FeedSplit, transport: Transport | None
 ) -> Iterator[pa.Table]:
     """The updates with Spark's columns of changes beside `__time` and `__diff`.
@@ -383,7 +386,7 @@ def _changes(
     dates = None
     for table in tables:
         if CHANGE_TYPE not in table.column_names:
-            table = table.append_column(CHANGE_FIELDS[0], kinds(table.column(DIFF).to_numpy()))
+            table = table.append_column(CHANGE_FIELDS[0], change_types(table.column(DIFF).to_numpy()))
         times = table.column(TIME)
         timestamps = pa.nulls(len(table), TIMESTAMP)
         if time_unit is not None:
@@ -395,13 +398,13 @@ def _changes(
         yield table.append_column(CHANGE_FIELDS[1], times).append_column(CHANGE_FIELDS[2], timestamps)
 
 
-def _added(tables: Iterator[pa.Table], split: FeedSplit, options: ReadOptions) -> Iterator[pa.Table]:
+def _insertions(tables: Iterator[pa.Table], split: FeedSplit, options: ReadOptions) -> Iterator[pa.Table]:
     for table in tables:
         row = first_negative(table)
         if row is not None:
-            found = table.slice(row, 1).to_pylist()[0]
+            retraction = table.slice(row, 1).to_pylist()[0]
             raise InvalidUsage(
-                f"shard {split.shard!r} retracts a row at time {found[TIME]}: {found!r:.300}; a stream of rows cannot "
-                "show it, so read changes: option('readChangeFeed', 'true')"
+                f"shard {split.shard!r} retracts a row at time {retraction[TIME]}: {retraction!r:.300}; a stream of "
+                "rows cannot show it, so read changes: option('readChangeFeed', 'true')"
             )
         yield from expand_rows(table, options.batch_rows)

@@ -1,4 +1,4 @@
-"""What a Python process of Spark keeps open, and recovery of reads whose lease has lapsed."""
+"""Transports and writers that a Python process of Spark caches, and recovery of reads whose lease has expired."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from pyspark import TaskContext
 
 from blob import without_secrets
 from persist.client.connect import Connection
-from persist.client.contents_diff import ChangesSplit as PastSplit
-from persist.client.contents_diff import HeldInterval, PairSplit
+from persist.client.contents_diff import Between, ChangesSplit, PairSplit
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.snapshot import Held, SnapshotSplit, check_held, holding, leased_blobs, part_reader
@@ -31,34 +30,33 @@ from persist.core.ids import ShardId
 from persist.core.phases import dropped
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import SchemaRecord
-from persist.parts import KeyRange, ShardSchema, current_schema, overlapping_runs
+from persist.parts import ShardSchema, current_schema, overlapping_runs
 from persist.spark.options import WAIT_S, Target
 from persist.spark.spark_schemas import check_means, names_in
 
-# What one Python process of Spark keeps open: transports to shards, opened where they are used, never pickled.
+# Transports are opened in the process that uses them and are never pickled.
 
-
-TRANSPORTS_MAX = 8  # locations that one worker process keeps open
-WRITERS_MAX = 64  # shards for which one worker process keeps a writer
+TRANSPORTS_MAX = 8  # locations whose transports a worker process caches
+WRITERS_MAX = 64  # shards whose writers a worker process caches
 
 
 def transport(connection: Connection) -> Transport:
-    """The transport of this process for the connection. Workers are reused, so it serves many tasks."""
+    """The cached transport of this process for the connection. Spark reuses workers, so it serves many tasks."""
     return _opened(connection, os.getpid())
 
 
 def one_shard(target: Target, shard: ShardId | None = None) -> OneShard:
-    """The transport of this process to one life of the target's name; None: the one of now.
+    """The transport of this process to one incarnation of the target's name; None: the current one.
 
-    Raises UnknownShard there, also where it was dropped.
+    Its calls raise UnknownShard once that shard is dropped.
     """
     return OneShard(transport(target.connection), shard or view_of(target).shard_id)
 
 
-def check_there(target: Target) -> None:
-    """Raises UnknownShard where the target names a directory that holds no shards: opening it would make it.
+def check_location_exists(target: Target) -> None:
+    """Raise UnknownShard if the target names a directory that is not a location, because opening it would create it.
 
-    So a read of a mistyped directory leaves nothing behind.
+    A read of a mistyped directory therefore creates nothing.
     """
     connection = target.connection
     url = connection.url or ""
@@ -70,38 +68,42 @@ def check_there(target: Target) -> None:
             location.check_there(connection.consensus)
     except InvalidUsage as error:
         raise UnknownShard(
-            f"there is no shard {target.shard!r}, nor any other, at {place(connection)} ({error.message}): look at the "
-            "options that say where shards are. A write with option 'key' makes a new place"
+            f"shard {target.shard!r} does not exist, because {place(connection)} holds no shards ({error.message}): "
+            "check the options of the location. A write with option 'key' creates the location"
         ) from error
 
 
 def place(connection: Connection) -> str:
-    """Where the connection leads, without secrets."""
-    return " and ".join(without_secrets(one) for one in (connection.url, connection.blob, connection.consensus) if one)
+    """The URLs of the connection, without secrets."""
+    return " and ".join(without_secrets(url) for url in (connection.url, connection.blob, connection.consensus) if url)
 
 
 @lru_cache(maxsize=TRANSPORTS_MAX)
 def _opened(connection: Connection, pid: int) -> Transport:
-    """By process, too: a forked child must not go on with its parent's connections."""
-    _settle(pid, writes=False)
-    if TaskContext.get() is not None:  # the driver has reached the servers: they are there, or start again
+    """Keyed by process: a forked child must not use its parent's connections."""
+    _freeze_loaded(pid, writes=False)
+    if TaskContext.get() is not None:  # the driver has reached the servers, so a failed connect is a restart
         connection = replace(connection, connect_s=max(connection.connect_s, connection.request_s))
     opened = connection.transport()
-    if isinstance(opened, EmbeddedTransport):  # its threads go on until it is closed; what was evicted nobody closes
+    if isinstance(opened, EmbeddedTransport):  # its threads run until it is closed, also after its eviction
         weakref.finalize(opened, opened.location.close).atexit = False
     return opened
 
 
-def settle_to_write() -> None:
-    """As `transport` does, for a task that writes: PySpark makes an Arrow array of its result, which loads pandas."""
-    _settle(os.getpid(), writes=True)
+def freeze_loaded() -> None:
+    """Exclude what is loaded from garbage collections, in a task that writes.
+
+    PySpark converts the result of such a task to an Arrow array, which loads pandas. `transport` does the same for
+    tasks that read.
+    """
+    _freeze_loaded(os.getpid(), writes=True)
 
 
 @lru_cache(maxsize=2)
-def _settle(pid: int, writes: bool) -> None:
-    """Keep what is loaded by now out of garbage collections, where PySpark makes one after every task.
+def _freeze_loaded(pid: int, writes: bool) -> None:
+    """Exclude what is loaded from garbage collections in a worker that PySpark's daemon forked.
 
-    That is a worker that its daemon forked; looking at every module again takes some 50 ms of a core each time.
+    PySpark collects garbage there after every task; scanning all loaded modules takes some 50 ms of a core each time.
     """
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is None or spec.name != "pyspark.daemon":
@@ -112,24 +114,25 @@ def _settle(pid: int, writes: bool) -> None:
     gc.freeze()
 
 
-def kept_writer(target: Target, shard: ShardId, caller: Caller) -> WriteHandle:
-    """The writer of this process for the shard, registered once for all micro-batches that it commits.
+def shared_writer(target: Target, shard: ShardId, caller: Caller) -> WriteHandle:
+    """The cached writer of this process for the shard, registered once for all micro-batches that it commits.
 
-    It lapses when the process ends. For commits that something else than the writer's record makes safe to repeat.
+    It expires after the process ends. Use it only for commits whose retries something other than the writer's record
+    makes safe.
     """
-    kept = _kept_writer(target, shard, os.getpid())
-    kept.caller = caller
-    return kept
+    writer = _shared_writer(target, shard, os.getpid())
+    writer.caller = caller
+    return writer
 
 
 @lru_cache(maxsize=WRITERS_MAX)
-def _kept_writer(target: Target, shard: ShardId, pid: int) -> WriteHandle:
-    opened = one_shard(target, shard)
+def _shared_writer(target: Target, shard: ShardId, pid: int) -> WriteHandle:
+    own = one_shard(target, shard)
 
     def schema() -> tuple[int, ShardSchema]:
         return current_schema(view_of(target).schemas)
 
-    return WriteHandle(opened, target.shard, schema, target.connection.handles.write)
+    return WriteHandle(own, target.shard, schema, target.connection.handles.write)
 
 
 def open_shard(target: Target, view: ShardView) -> Shard:
@@ -138,62 +141,63 @@ def open_shard(target: Target, view: ShardView) -> Shard:
 
 
 def view_of(target: Target) -> ShardView:
-    """Frontiers and schemas of the shard as of now. Raises UnknownShard (also where it was dropped)."""
+    """The current frontiers and schemas of the shard. Raises UnknownShard if it does not exist or was dropped."""
     try:
         view = transport(target.connection).view(target.shard, ViewRequest(with_batches=False))
     except UnknownShard as error:
-        raise UnknownShard(f"{error.message} (looked at {place(target.connection)})", **error.details) from error
+        raise UnknownShard(f"{error.message} (location: {place(target.connection)})", **error.details) from error
     if view.is_dropped:
         raise UnknownShard(dropped(target.shard))
     return view
 
 
-# Reads of plans whose lease has lapsed: DataFrames, views and caches live longer than what was held for them.
+# Recovery of reads whose lease has expired: DataFrames, views and caches outlive the leases of their plans.
 #
-# A time that can still be read shows the same rows for ever. So whoever finds the lease of its split gone holds the
-# time anew, once a process for all splits of a plan, and reads its own range of keys from what lies there now.
+# A readable time shows the same rows for ever. A task that finds the lease of its split expired therefore takes a new
+# lease on that time, one per process for all splits of a plan, and reads its key range from the current parts.
 
 
-HOLDS_MAX = 64  # times of shards that one process holds anew
+HOLDS_MAX = 64  # times of shards that a process holds again at once
 Schemas = Mapping[int, SchemaRecord]
 
 
-def outliving(pieces: Iterator[pa.Table], anew: Callable[[], Iterator[pa.Table]]) -> Iterator[pa.Table]:
-    """The pieces of a split, or, where its lease is gone before the first one, those that `anew` reads.
+def recover_lease(tables: Iterator[pa.Table], read_again: Callable[[], Iterator[pa.Table]]) -> Iterator[pa.Table]:
+    """The tables of a split, or those of `read_again` if the lease has expired before the first table.
 
-    Raises Expired (the time was forgotten, or the lease lapsed between two pieces: a task that is tried again reads).
+    Raises Expired if the time is no longer readable, or if the lease expired between two tables; a retried task then
+    reads the split.
     """
     try:
-        first = next(pieces, None)
+        first = next(tables, None)
     except Expired:
-        pieces = anew()
-        first = next(pieces, None)
+        tables = read_again()
+        first = next(tables, None)
     if first is None:
         return
     yield first
     try:
-        yield from pieces
+        yield from tables
     except Expired as error:
         raise Expired(
-            f"{error.message}. This task took longer than leaseSeconds between two batches of rows; Spark tries it "
-            "again from the beginning where it may. Give a longer leaseSeconds if it does not come through"
+            f"{error.message}. This task took longer than leaseSeconds between two batches of rows. Spark retries the "
+            "task from its beginning; increase leaseSeconds if the retries fail too"
         ) from error
 
 
-def check_same(target: Target, names: Iterable[str] | None, planned: Schemas, now: Schemas) -> None:
-    """Raise InvalidUsage where a column of a plan (None: all) is called otherwise by now: it goes by its names."""
-    number, schema = current_schema(planned)
-    whose = f"which this DataFrame of shard {target.shard!r} has or selects by"
-    remedy = "its lease has lapsed, so load() again"
-    check_means(schema.arrow.names if names is None else names, number, now, whose, remedy)
+def check_same_columns(target: Target, names: Iterable[str] | None, planned: Schemas, current: Schemas) -> None:
+    """Raise InvalidUsage if a column name of a plan (None: any column) refers to another column now."""
+    schema_id, schema = current_schema(planned)
+    use = f"which this DataFrame of shard {target.shard!r} has or selects by"
+    remedy = "its lease has expired, so call load() again"
+    check_means(schema.arrow.names if names is None else names, schema_id, current, use, remedy)
 
 
-def snapshot_again(target: Target, split: SnapshotSplit) -> SnapshotSplit:
-    """The split with parts and a lease as of now. Raises Expired where its time was forgotten, UnknownShard."""
-    held = held_again(target, split.shard_id, split.as_of)
+def renew_snapshot_split(target: Target, split: SnapshotSplit) -> SnapshotSplit:
+    """The split with current parts and a new lease. Raises Expired if its time is no longer readable, UnknownShard."""
+    held = hold_again(target, split.shard_id, split.as_of)
     names = None if split.columns is None else (*split.columns, *names_in(split.where))
-    if split.schema_id is None:  # the names of then stay what they are
-        check_same(target, names, split.schemas, held.view.schemas)
+    if split.schema_id is None:  # with schemaAsOf=then the names are fixed
+        check_same_columns(target, names, split.schemas, held.view.schemas)
     with leased_blobs(held.lease):
         reader = part_reader(held.transport, held.view, split.settings)[1]
         runs = overlapping_runs(reader.expanded(held.runs, split.key_range), split.key_range)
@@ -201,37 +205,38 @@ def snapshot_again(target: Target, split: SnapshotSplit) -> SnapshotSplit:
     return replace(split, runs=runs, schemas=held.view.schemas, reader=reader_id, seqno=seqno)
 
 
-def past_again(target: Target, split: PastSplit | PairSplit) -> PastSplit | PairSplit:
-    """The same for what changed between two times, or between two shards."""
+def renew_changes_split(target: Target, split: ChangesSplit | PairSplit) -> ChangesSplit | PairSplit:
+    """As `renew_snapshot_split`, for the changes between two times, or between two shards."""
     if isinstance(split, PairSplit):
         sides = (split.earlier, split.later)
-        earlier, later = (snapshot_again(replace(target, shard=side.shard), side) for side in sides)
+        earlier, later = (renew_snapshot_split(replace(target, shard=side.shard), side) for side in sides)
         return replace(split, earlier=earlier, later=later)
     low, high = sorted((split.start, split.as_of))
-    held = held_again(target, split.shard_id, low)
-    check_same(target, split.columns, split.schemas, held.view.schemas)
+    held = hold_again(target, split.shard_id, low)
+    check_same_columns(target, split.columns, split.schemas, held.view.schemas)
     if held.lease.is_point:
-        with forgotten(target, high):
+        with unreadable_as_expired(target, high):
             check_held(held.view, high)
-    [found] = HeldInterval(held, split.start, split.as_of).splits(1, split.columns)
-    return carrying(replace(found, key_range=split.key_range), split.key_range)
+    [whole] = Between(held, split.start, split.as_of).splits(1, split.columns)
+    return without_other_parts(replace(whole, key_range=split.key_range))
 
 
-def carrying(split: PastSplit, wanted: KeyRange) -> PastSplit:
-    """The split with only those parts that may have keys of the range."""
-    return replace(split, runs=overlapping_runs(split.runs, wanted), gone=overlapping_runs(split.gone, wanted))
+def without_other_parts(split: ChangesSplit) -> ChangesSplit:
+    """The split without the parts that have no keys of its range."""
+    runs, gone = (overlapping_runs(runs, split.key_range) for runs in (split.runs, split.gone))
+    return replace(split, runs=runs, gone=gone)
 
 
-def held_again(target: Target, shard: ShardId | None, at: int) -> Held:
-    """A hold on a time of the shard, or on history from there on, that this process keeps.
+def hold_again(target: Target, shard: ShardId | None, at: int) -> Held:
+    """A cached lease of this process on a time of the shard, or on the history from that time on.
 
-    Raises Expired where the time was forgotten, UnknownShard where the shard was dropped.
+    Raises Expired if the time is no longer readable, UnknownShard if the shard was dropped.
     """
-    return _kept(target, shard or view_of(target).shard_id, at, os.getpid()).held()
+    return _shared_hold(target, shard or view_of(target).shard_id, at, os.getpid()).held()
 
 
-class _Kept:
-    """One hold for all splits of a plan that this process reads; opened when it is asked for, and when it lapsed."""
+class _SharedHold:
+    """One lease for all splits of a plan that this process reads. It is opened on first use and again once expired."""
 
     def __init__(self, target: Target, shard: ShardId, at: int) -> None:
         self._target = target
@@ -248,32 +253,32 @@ class _Kept:
                 except Expired:
                     self._held = None
             if self._held is None:
-                self._held = self._opened()
+                self._held = self._open()
             return self._held
 
-    def _opened(self) -> Held:
+    def _open(self) -> Held:
         target, settings = self._target, self._target.connection.handles.read
         shard = one_shard(target, self._shard)
         with (
-            forgotten(target, self._at),
-            hold_time(shard, target.shard, self._at, "spark read again", WAIT_S, settings) as held,
+            unreadable_as_expired(target, self._at),
+            holding(shard, target.shard, self._at, "spark read again", WAIT_S, settings) as held,
         ):
             return held
 
 
 @lru_cache(maxsize=HOLDS_MAX)
-def _kept(target: Target, shard: ShardId, at: int, pid: int) -> _Kept:
-    """By process: a forked child must not go on with its parent's connections."""
-    return _Kept(target, shard, at)
+def _shared_hold(target: Target, shard: ShardId, at: int, pid: int) -> _SharedHold:
+    """Keyed by process: a forked child must not use its parent's connections."""
+    return _SharedHold(target, shard, at)
 
 
 @contextmanager
-def forgotten(target: Target, at: int) -> Iterator[None]:
-    """What says that a time was forgotten, as Expired, with what the user of a DataFrame can do."""
+def unreadable_as_expired(target: Target, at: int) -> Iterator[None]:
+    """Raise errors about a time that is no longer readable as Expired, with the remedy for the user of a DataFrame."""
     try:
         yield
     except (NotReadable, Expired) as error:
         raise Expired(
-            f"this DataFrame of shard {target.shard!r} as of {at} has outlived its lease, and the time was forgotten "
-            f"meanwhile ({error.message}): load() again; a longer leaseSeconds, a tag or more history keep it readable"
+            f"the lease of this DataFrame of shard {target.shard!r} has expired, and time {at} is no longer readable "
+            f"({error.message}): call load() again; a longer leaseSeconds, a tag or a longer history keep it readable"
         ) from error

@@ -35,7 +35,7 @@ from persist.core.truncation import RowDrop
 from persist.parts import DIFF, TIME, KeyRange, PartReader, ShardSchema
 from persist.parts.key_splits import NOTHING, Limit, Weight, count_cuts, find_cut
 from persist.spark import executors, planning
-from persist.spark.change_feed import Interval, found_runs, overlapping_batches
+from persist.spark.change_feed import Interval, overlapping_batches, select_runs
 from persist.spark.options import ReadOptions, Target
 
 WHOLE_VERSION = 1  # of offsets between times: what older builds know is written as they know it
@@ -371,7 +371,7 @@ class Admission:
         keys = KeyRange(start.key, None)
         wanted = planning.selected(schema, self._options, schema.key).key_range.meet(keys)
         interval = Interval(time, Antichain(time + 1), start.is_snapshot, keys)
-        runs, dropped = found_runs(OneShard(transport, view.shard_id), reader, view, interval, wanted, lease)
+        runs, dropped = select_runs(OneShard(transport, view.shard_id), reader, view, interval, wanted, lease)
         first = 0 if start.is_snapshot else time
         return _Slab(interval, start, wanted, schema, reader, within(runs, first - 1, time), tuple(dropped))
 

@@ -68,7 +68,7 @@ class ShardTable:
         given = Options({**options, "path": name})
         given.check(TABLE)
         self._named = Target.of(given)
-        executors.check_there(self._named)
+        executors.check_location_exists(self._named)
 
     @classmethod
     def for_name(cls, spark: SparkSession, name: str, **options: object) -> ShardTable:

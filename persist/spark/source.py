@@ -24,7 +24,7 @@ from persist.spark.batch_io import (
     diff_schema,
     snapshot_schema,
 )
-from persist.spark.change_feed import changes_schema, check_signs
+from persist.spark.change_feed import changes_schema, check_change_columns
 from persist.spark.options import (
     DIFFERENCE,
     STREAM_WRITE,
@@ -72,7 +72,7 @@ class PersistDataSource(DataSource):
         shown = current_schema(view.schemas)[1]
         if read.selection.then:
             target = _near(options)
-            number, shown = planning.shown(target, read)
+            number, shown = planning.schema_of_read(target, read)
             self._known = KnownSchema(view.shard_id, number)
         return snapshot_schema(shown, read)
 
@@ -86,7 +86,7 @@ class PersistDataSource(DataSource):
         if use == DIFFERENCE:
             return DiffReader(target, DiffOptions.of(options), schema, self._known)
         read = ReadOptions.of(options)
-        check_signs(schema, read)
+        check_change_columns(schema, read)
         reader = ChangesReader if read.changes else SnapshotReader
         return reader(target, read, schema, self._known)
 
@@ -95,7 +95,7 @@ class PersistDataSource(DataSource):
             options = Options(self._given)
             options.check(options.streaming_read)
             read = ReadOptions.of(options, streams=True)
-            check_signs(schema, read)
+            check_change_columns(schema, read)
             return StreamReader(_near(options), read, StreamOptions.of(options), schema, self._known)
         except PersistError as error:  # Spark hides what is raised here behind an error of its own
             return RefusedStream(error)
@@ -114,7 +114,7 @@ class PersistDataSource(DataSource):
 def _near(options: Options) -> Target:
     """How the shard is read: it may be of another region."""
     target = Target.of(options)
-    executors.check_there(target)
+    executors.check_location_exists(target)
     return target.at(writes=False)
 
 
@@ -122,5 +122,5 @@ def _home(options: Options) -> Target:
     """How the shard is written."""
     target = Target.of(options)
     if not options.has("key"):  # it makes no shard
-        executors.check_there(target)
+        executors.check_location_exists(target)
     return target.at(writes=True)

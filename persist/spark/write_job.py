@@ -196,7 +196,7 @@ class Job:
 
     def stage(self, batches: Iterable[pa.RecordBatch], query: str | None = None) -> StagedTask:
         """Write a task's rows as parts that nobody sees yet."""
-        executors.settle_to_write()
+        executors.freeze_loaded()
         rows = self._renamed(batches)
         if self.is_taken:
             for _ in rows:  # Spark's worker wants its input to be read
@@ -246,7 +246,7 @@ class Job:
             if runs or any(message.claims for message in done):
                 return True
             if follows:  # no commit has told it
-                executors.kept_writer(self.target, self.shard_id, caller).update_attributes(attributes)
+                executors.shared_writer(self.target, self.shard_id, caller).update_attributes(attributes)
             elif attributes and not streams and not self._commits_without_rows:
                 self.handle(caller).update_attributes(attributes, token=self.token)
         except AttributeMismatch:
@@ -297,7 +297,7 @@ class Job:
                 runs, expected, upper, token=self.token, attributes=attributes
             )
         elif runs and streams:
-            executors.kept_writer(self.target, self.shard_id, caller).commit_insert(runs, attributes=attributes)
+            executors.shared_writer(self.target, self.shard_id, caller).commit_insert(runs, attributes=attributes)
         elif runs:
             self.handle(caller).commit_insert(runs, token=self.token, attributes=attributes)
 

@@ -254,7 +254,7 @@ def test_a_shared_writer_that_lapsed_between_micro_batches_is_replaced(client: A
     shard = client.create_shard("orders", SCHEMA, ["k"])
     target = Target.of(Options({"url": url, "path": "orders"}))
     for n in range(3):
-        writer = executors.kept_writer(target, shard.view().shard_id, NOBODY)
+        writer = executors.shared_writer(target, shard.view().shard_id, NOBODY)
         writer.commit_insert(writer.stage([{"k": "a", "n": n}], None))
         executors.transport(target.connection).apply("orders", ExpireWriter(writer.writer_id))
     assert contents(client, "orders") == Counter({("a", n): 1 for n in range(3)})
@@ -332,7 +332,7 @@ def test_a_query_that_has_written_to_a_dropped_shard_does_not_go_on_in_the_next_
 def test_garbage_collection_is_left_alone_outside_of_sparks_workers(client: Any, url: str) -> None:
     frozen = gc.get_freeze_count()  # the tests freeze what they have loaded
     executors.transport(Target.of(Options({"url": url, "path": "orders"})).connection)
-    executors.settle_to_write()
+    executors.freeze_loaded()
     assert gc.get_freeze_count() == frozen
 
 

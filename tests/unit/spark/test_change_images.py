@@ -134,8 +134,8 @@ def test_the_changes_of_a_key_come_together_whatever_tables_they_lie_in() -> Non
     assert pa.concat_tables(found).equals(whole)
     keys = [set(table.column("k").to_pylist()) for table in found]
     assert sum(map(len, keys)) == 12, "no key is in two tables"
-    apart = [flag for table in found for flag in change_feed.updates(table, schema)]
-    assert apart == list(change_feed.updates(whole, schema))
+    apart = [flag for table in found for flag in change_feed.mark_updates(table, schema)]
+    assert apart == list(change_feed.mark_updates(whole, schema))
 
 
 def test_a_key_with_too_many_changes_is_refused_with_what_helps(

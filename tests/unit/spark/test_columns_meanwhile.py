@@ -160,8 +160,8 @@ def test_a_plan_that_has_outlived_its_lease_is_not_read_by_names_of_before(
     """It was read anew by the names of then, and showed the values of another column."""
     transport = EmbeddedTransport(world.process())
     monkeypatch.setattr(executors, "transport", lambda connection: transport)
-    monkeypatch.setattr(executors, "check_there", lambda target: None)
-    executors._kept.cache_clear()
+    monkeypatch.setattr(executors, "check_location_exists", lambda target: None)
+    executors._shared_hold.cache_clear()
     world.shard.insert([{"k": "b", "v": 3, "w": 5}])
     source = PersistDataSource({"url": "persist:///nowhere", "path": "orders", **options})
     reader = source.reader(source.schema())
@@ -172,4 +172,4 @@ def test_a_plan_that_has_outlived_its_lease_is_not_read_by_names_of_before(
     world.settle()
     with pytest.raises(InvalidUsage, match=r"column 'v', .* its lease has lapsed, so load\(\) again"):
         list(rows_of(reader, partitions))
-    executors._kept.cache_clear()
+    executors._shared_hold.cache_clear()

@@ -33,9 +33,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world.append_many(9, 30)
     opened = EmbeddedTransport(world.process())
     monkeypatch.setattr(executors, "transport", lambda connection: opened)
-    executors._kept.cache_clear()
+    executors._shared_hold.cache_clear()
     yield world
-    executors._kept.cache_clear()
+    executors._shared_hold.cache_clear()
 
 
 def snapshot(**options: str) -> SnapshotReader:
@@ -144,7 +144,7 @@ def test_what_a_lease_loses_between_two_pieces_is_an_error_and_no_row_comes_twic
     reader = snapshot(batchRows="1")
     [partition] = reader.partitions()
     split = partition.value
-    pieces = executors.outliving(iter([1, 2]), lambda: iter([1, 2]))  # type: ignore[list-item]
+    pieces = executors.recover_lease(iter([1, 2]), lambda: iter([1, 2]))  # type: ignore[list-item]
     assert list(pieces) == [1, 2]
 
     def lapses() -> Iterator[Any]:
@@ -152,6 +152,6 @@ def test_what_a_lease_loses_between_two_pieces_is_an_error_and_no_row_comes_twic
         raise Expired("gone")
 
     with pytest.raises(Expired, match=r"gone\. This task took longer than leaseSeconds between two batches"):
-        list(executors.outliving(lapses(), lambda: iter([1, 2])))  # type: ignore[list-item]
+        list(executors.recover_lease(lapses(), lambda: iter([1, 2])))  # type: ignore[list-item]
     executors.transport(TARGET.connection).apply(NAME, c.ExpireReader(split.reader))
     assert len(rows_of(reader, [partition])) == sum(world.expected(AS_OF).values())
