@@ -292,8 +292,9 @@ _READ_ONLY_OPTIONS = ("numpartitions", "memorybytes", "leaseseconds")
 def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: str) -> None:
     """Restore the contents of a shard as of a time, or as of a wall clock with its time zone.
 
-    It is a Spark job. Tasks read and stage the differences, each for a key range. The driver publishes them in one commit at the next
-    time, on the condition that the upper is still the one that was compared. Without differences nothing is committed.
+    It is a Spark job. Tasks read and stage the differences, each for a key range. The driver publishes them in one
+    commit at the next time, on the condition that the upper is still the one that was compared. Without differences
+    nothing is committed.
     `options` are the options of `format("persist")` for the location, and `info`, `numPartitions`, `memoryBytes`,
     `partBytes` and `leaseSeconds`.
 

@@ -26,11 +26,8 @@ from persist.parts.constraint_checks import ConstraintChange
 from persist.parts.exact_numbers import EXACT_NUMBERS
 from persist.parts.scan_spec import read_values
 
-# The options of `format("persist")` by their names: where each is allowed, and their values as they are written.
-#
-# Spark hands options over as text with case-insensitive names. An option that nobody knows, or that means nothing where
-# it was given, is refused: a misspelt option must not silently read or write something else.
-
+# Spark passes options as text with case-insensitive names. An unknown option, or one that does not apply to the use, is
+# an error: a misspelt option must not silently read or write something else.
 
 METADATA = ("history", "parts", "readers", "cursors", "schemas", "detail")
 LOCATION = ("url", "blob", "consensus", "token", "caFile", "certificateFile", "timeoutSeconds", "path", "shard")
@@ -41,7 +38,7 @@ STREAM_READ = (
     *READ, "startingVersion", "startingTimestamp", "startingOffsets", "cursor", "maxRowsPerTrigger",
     "maxBytesPerTrigger", "failOnDataLoss", "endingOffsets", "endingTimestamp", "minRowsPerTrigger", "maxTriggerDelay",
 )  # fmt: skip
-OF_FEEDS = ("timeUnit", "changeImages")
+FEED_ONLY = ("timeUnit", "changeImages")
 WRITE = (*LOCATION, "key", "diffColumn", "partBytes", "info")
 CREATING_WRITE = (*WRITE, "timeColumn", "history", "mergeSchema", "unique", "checks")
 UPSERTING_WRITE = (*CREATING_WRITE, "envelope", "deleteColumn")
@@ -52,12 +49,12 @@ APPEND, RESTORED = "a write with appendLower", "a write with restoreTo"
 TABLE, RESTORE = "a table", "a restore"
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     SNAPSHOT: (*BATCH_READ, "asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "schemaAsOf"),
-    FEED: (*BATCH_READ, *OF_FEEDS, "startingVersion", "endingVersion", "startingTimestamp", "endingTimestamp"),
+    FEED: (*BATCH_READ, *FEED_ONLY, "startingVersion", "endingVersion", "startingTimestamp", "endingTimestamp"),
     DIFFERENCE: (*LOCATION, "columns", *TUNING, "readDiff", "waitSeconds", "start", "end", "other"),
     "metadata=history": (*LOCATION, "metadata", "historyLimit", "maintenance"),
     **{f"metadata={kind}": (*LOCATION, "metadata") for kind in METADATA[1:]},
     STREAM: STREAM_READ,
-    STREAM_FEED: (*STREAM_READ, *OF_FEEDS),
+    STREAM_FEED: (*STREAM_READ, *FEED_ONLY),
     BATCH_WRITE: (
         *UPSERTING_WRITE, "expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "writeId", "rewrites",
         "overwriteSchema",
@@ -69,36 +66,36 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     RESTORE: (*LOCATION, "info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds"),
 }  # fmt: skip
 _KNOWN = {name.lower(): name for names in ALLOWED.values() for name in names}
-_REFUSED = {
-    "location": "CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist",
+_UNSUPPORTED = {
+    "location": "Spark drops the options of CREATE TABLE ... USING persist; use CREATE TEMPORARY VIEW instead",
 }
 _UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
 class Options:
-    """Options by their names, whatever the case; every getter raises InvalidUsage naming the option."""
+    """Options by case-insensitive name. Every getter raises InvalidUsage, naming the option."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._values = {name.lower(): value for name, value in given.items()}
         for name in self._values:
-            if name in _REFUSED:
-                raise InvalidUsage(f"option {name!r} is not supported: {_REFUSED[name]}")
+            if name in _UNSUPPORTED:
+                raise InvalidUsage(f"option {name!r} is not supported: {_UNSUPPORTED[name]}")
             if name == "paths":
-                raise InvalidUsage("one load reads one shard: give one name, and union the DataFrames of several")
+                raise InvalidUsage("a load reads one shard: give one name, and union the DataFrames of several shards")
             if name not in _KNOWN:
                 raise InvalidUsage(f"option {name!r} is unknown; known are {', '.join(sorted(_KNOWN.values()))}")
 
     def check(self, use: str, *others: str) -> None:
-        """Refuse options that mean nothing for these uses, keys of `ALLOWED`. Errors name the first one."""
-        allowed = {name.lower() for one in (use, *others) for name in ALLOWED[one]}
+        """Raise InvalidUsage if an option applies to none of these uses, keys of `ALLOWED`. Errors name `use`."""
+        allowed = {name.lower() for allowed_use in (use, *others) for name in ALLOWED[allowed_use]}
         for name in self._values:
             if name not in allowed:
-                uses = ", ".join(one for one, names in ALLOWED.items() if _KNOWN[name] in names)
-                raise InvalidUsage(f"option {_KNOWN[name]!r} means nothing for {use}; it is for {uses}")
+                uses = ", ".join(known_use for known_use, names in ALLOWED.items() if _KNOWN[name] in names)
+                raise InvalidUsage(f"option {_KNOWN[name]!r} does not apply to {use}; it applies to {uses}")
 
     @property
     def batch_read(self) -> str:
-        """What a batch read shows, a key of `ALLOWED`."""
+        """The kind of batch read, a key of `ALLOWED`."""
         if self.has("metadata"):
             return f"metadata={self.choice('metadata', METADATA)}"
         if self.flag("readDiff"):
@@ -122,34 +119,34 @@ class Options:
         return self._values.get(name.lower())
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """One of the choices; the first by default."""
+        """One of the choices; by default the first."""
         value = self._values.get(name.lower(), choices[0]).lower()
         if value not in choices:
-            raise InvalidUsage(f"option {name!r} is one of {', '.join(choices)}, not {value!r}")
+            raise InvalidUsage(f"option {name!r} is {value!r}; it must be one of {', '.join(choices)}")
         return value
 
-    def integer(self, name: str, least: int, most: int) -> int | None:
-        """A whole number in `[least, most]`, or None when it is not given."""
+    def integer(self, name: str, minimum: int, maximum: int) -> int | None:
+        """A whole number in `[minimum, maximum]`, both inclusive; None if not given."""
         value = self._values.get(name.lower())
         if value is None:
             return None
         try:
             number = int(value)
         except ValueError:
-            raise InvalidUsage(f"option {name!r} is a whole number, not {value!r}") from None
-        if not least <= number <= most:
-            raise InvalidUsage(f"option {name!r} is {number}, outside [{least}, {most}]")
+            raise InvalidUsage(f"option {name!r} is {value!r}; it must be a whole number") from None
+        if not minimum <= number <= maximum:
+            raise InvalidUsage(f"option {name!r} is {number}; it must be in [{minimum}, {maximum}]")
         return number
 
     def size(self, name: str) -> int | None:
-        """Bytes, written 1000, 64k, 64m or 1g; None when it is not given."""
+        """A number of bytes, such as 1000, 64k, 64m or 1g; None if not given."""
         value = self._values.get(name.lower())
         if value is None:
             return None
         digits = value.strip().lower().rstrip("bkmg")
         unit = value.strip().lower()[len(digits) :].removesuffix("b") if digits else "?"
         if not digits.isdigit() or unit not in _UNITS or int(digits) == 0:
-            raise InvalidUsage(f"option {name!r} is a size such as 1000, 64k, 64m or 1g, not {value!r}")
+            raise InvalidUsage(f"option {name!r} is {value!r}; it must be a size such as 1000, 64k, 64m or 1g")
         return int(digits) * _UNITS[unit]
 
     def seconds(self, name: str, default: float) -> float:
@@ -161,17 +158,17 @@ class Options:
         except ValueError:
             number = -1.0
         if not 0 < number <= 86_400:
-            raise InvalidUsage(f"option {name!r} is a number of seconds in (0, 86400], not {value!r}")
+            raise InvalidUsage(f"option {name!r} is {value!r}; it must be a number of seconds in (0, 86400]")
         return number
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._values.get(name.lower(), str(default)).lower()
         if value not in ("true", "false"):
-            raise InvalidUsage(f"option {name!r} is true or false, not {value!r}")
+            raise InvalidUsage(f"option {name!r} is {value!r}; it must be true or false")
         return value == "true"
 
     def names(self, name: str) -> tuple[str, ...] | None:
-        """Column names, separated by commas or as a JSON list; None when not given."""
+        """Column names, separated by commas or as a JSON list; None if not given."""
         value = self._values.get(name.lower())
         if value is None:
             return None
@@ -180,11 +177,11 @@ class Options:
         else:
             names = [part.strip() for part in value.split(",")]
         if not names or not all(isinstance(part, str) and part for part in names):
-            raise InvalidUsage(f"option {name!r} lists column names, not {value!r}")
+            raise InvalidUsage(f"option {name!r} is {value!r}; it must be a list of column names")
         return tuple(names)
 
     def values(self, name: str) -> tuple[Any, ...] | None:
-        """Values of the first key columns: a JSON list, or text that is the value of the first one."""
+        """Values of the first key columns: a JSON list, or the text of the first value; None if not given."""
         value = self._values.get(name.lower())
         if value is None:
             return None
@@ -197,31 +194,30 @@ class Options:
 
     def _json(self, name: str, value: str, kind: type) -> Any:
         try:
-            found = json.loads(value, object_pairs_hook=named_once)
+            parsed = json.loads(value, object_pairs_hook=named_once)
         except (ValueError, RecursionError) as error:
             raise InvalidUsage(f"option {name!r} is not valid JSON: {error}") from None
-        if not isinstance(found, kind):
+        if not isinstance(parsed, kind):
             raise InvalidUsage(f"option {name!r} must be a JSON {kind.__name__}, not {value!r}")
-        return found
+        return parsed
 
 
-# What the options of `format("persist")` mean for a read or a write, as Python objects.
+# The options as Python objects.
 
-
-BATCH_ROWS = 16_384  # rows of one Arrow batch handed to Spark; fewer cost Python time, more bring nothing
+BATCH_ROWS = 16_384  # rows of an Arrow batch for Spark; smaller batches cost Python time, larger ones gain nothing
 BATCH_ROWS_MAX = 1_000_000
 PARTITIONS_MAX = 100_000
-HISTORY_ROWS = 1_000  # of the commit history, unless more are asked for
+HISTORY_ROWS = 1_000  # of the commit history, by default
 HISTORY_ROWS_MAX = 10_000_000
 WAIT_S = 60.0
 WRITE_ID_CHARS_MAX = 64
 _NO_SHARD = (
-    "no shard was named: give it as load('name') or option 'shard'. In SQL, CREATE TABLE ... USING persist loses its "
-    "options; write CREATE TEMPORARY VIEW v USING persist OPTIONS (...), or SELECT ... FROM t WITH (...)"
+    "no shard is named: give it as load('name') or option 'shard'. In SQL, Spark drops the options of CREATE TABLE ... "
+    "USING persist; use CREATE TEMPORARY VIEW v USING persist OPTIONS (...), or SELECT ... FROM t WITH (...)"
 )
 _NO_LOCATION = (
-    "no location was given: option 'url' (persist:///directory or http://host), or both 'blob' and 'consensus'. "
-    "In SQL, CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist OPTIONS"
+    "no location is given: set option 'url' (persist:///directory or http://host), or both 'blob' and 'consensus'. "
+    "In SQL, Spark drops the options of CREATE TABLE ... USING persist; use CREATE TEMPORARY VIEW ... OPTIONS (...)"
 )
 
 NO_CONSTRAINTS = ConstraintChange()
@@ -229,7 +225,7 @@ NO_CONSTRAINTS = ConstraintChange()
 
 @dataclass(frozen=True)
 class Target:
-    """Which shard, and how to reach it: plain settings that travel to executors."""
+    """A shard and how to connect to it: plain settings, which Spark pickles to executors."""
 
     connection: Connection
     shard: str
@@ -238,7 +234,7 @@ class Target:
     def of(cls, options: Options) -> Target:
         path, shard = options.text("path"), options.text("shard")
         if path and shard and path != shard:
-            raise InvalidUsage(f"two shards were named, {path!r} and {shard!r}; give one")
+            raise InvalidUsage(f"two shards are named, {path!r} and {shard!r}; name one")
         url, blob, consensus = (options.text(name) for name in ("url", "blob", "consensus"))
         if not url and not (blob and consensus):
             raise InvalidUsage(_NO_LOCATION)
@@ -260,16 +256,16 @@ class Target:
         return cls(connection, check_shard_name(shard or path))
 
     def at(self, *, writes: bool) -> Target:
-        """The same shard, by the servers at which it is read, or written (`writes`). See `Connection.at`."""
+        """The same shard at the servers for its reads, or for its writes (`writes`). See `Connection.at`."""
         return replace(self, connection=self.connection.at(self.shard, writes=writes))
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What every read takes. `partitions` None: by the size of the data.
+    """The options of every read. `partitions` None: by the size of the data.
 
-    `selection`: the rows and keys that are wanted, of all columns. `as_of` None: the latest time. `starting` and
-    `ending`: where a change feed begins and ends, both inclusive. Planning makes times of wall clocks.
+    `selection` selects rows and key ranges, of all columns. `as_of` None: the latest time. `starting` and `ending` are
+    the bounds of a change feed, both inclusive. Planning resolves wall clocks to times.
     """
 
     columns: tuple[str, ...] | None
@@ -283,80 +279,80 @@ class ReadOptions:
     starting: int | datetime | None
     ending: int | datetime | None
     time_unit: str | None
-    images: bool = False  # of changes: those that are updates are told as such
+    images: bool = False  # whether changes distinguish pre- and post-images of updates
 
     @classmethod
     def of(cls, options: Options, *, streams: bool = False) -> ReadOptions:
-        """`streams`: what says where a stream starts is in `StreamOptions`. Raises InvalidUsage."""
-        one_of(options, "asOf", "versionAsOf", "timestampAsOf", "tag")
-        one_of(options, "startingVersion", "startingTimestamp")
-        one_of(options, "endingVersion", "endingTimestamp")
+        """With `streams`, `StreamOptions` has the start. Raises InvalidUsage."""
+        check_exclusive(options, "asOf", "versionAsOf", "timestampAsOf", "tag")
+        check_exclusive(options, "startingVersion", "startingTimestamp")
+        check_exclusive(options, "endingVersion", "endingTimestamp")
         name = "versionAsOf" if options.has("versionAsOf") else "asOf"
         latest = (options.text(name) or "latest").lower() == "latest"
         if not streams and (options.text("startingVersion") or "").strip().lower() == "latest":
             raise InvalidUsage(
-                "startingVersion=latest is for streams: a batch read has nothing after the latest time; give a time, "
-                "such as that of the change that you have seen last, plus 1"
+                "startingVersion=latest is for streams: a batch read finds nothing after the latest time; give a time, "
+                "for example one more than that of the last change that you have read"
             )
         return cls(
             columns=options.names("columns"),
             selection=_selection(options),
             partitions=options.integer("numPartitions", 1, PARTITIONS_MAX),
             batch_rows=options.integer("batchRows", 1, BATCH_ROWS_MAX) or BATCH_ROWS,
-            as_of=_latest_or_named(options) if latest else options.integer(name, BEFORE_ALL, TIME_MAX),
+            as_of=_tag_or_instant(options) if latest else options.integer(name, BEFORE_ALL, TIME_MAX),
             with_diff=options.choice("multiplicity", ("expand", "column")) == "column",
             wait_s=options.seconds("waitSeconds", WAIT_S),
             changes=options.flag("readChangeFeed"),
-            starting=None if streams else _point_of(options, "starting"),
-            ending=_point_of(options, "ending"),
+            starting=None if streams else _feed_bound(options, "starting"),
+            ending=_feed_bound(options, "ending"),
             time_unit=options.text("timeUnit") and options.choice("timeUnit", ("s", "ms", "us")),
             images=options.flag("changeImages"),
         )
 
 
 def _selection(options: Options) -> Selection:
-    called = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
+    labels = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
     return Selection(
         options.text("where"),
         options.values("startKey"),
         options.values("endKey"),
         options.values("keyPrefix"),
-        called=called,
+        called=labels,
         then=options.choice("schemaAsOf", (NOW, THEN)) == THEN,
         from_text=True,
     )
 
 
-def _latest_or_named(options: Options) -> Tagged | datetime | None:
-    """The tag or the wall clock that a read names; None: it is of the latest time."""
+def _tag_or_instant(options: Options) -> Tagged | datetime | None:
+    """The tag or the wall clock of a snapshot read; None: the latest time."""
     tag = options.text("tag")
     return instant_of(options, "timestampAsOf") if tag is None else Tagged(check_tag_name(tag))
 
 
-def _point_of(options: Options, which: str) -> int | datetime | None:
-    """The time or the wall clock of `startingVersion` and `startingTimestamp`, or of those of the end."""
-    when = instant_of(options, f"{which}Timestamp")
-    return version_of(options, f"{which}Version") if when is None else when
+def _feed_bound(options: Options, which: str) -> int | datetime | None:
+    """The time or the wall clock of `startingVersion` and `startingTimestamp`, or of their `ending` counterparts."""
+    instant = instant_of(options, f"{which}Timestamp")
+    return version_of(options, f"{which}Version") if instant is None else instant
 
 
 class SchemaMode(Enum):
-    """What a write does to the columns of the shard."""
+    """How a write changes the columns of the shard."""
 
     KEEP = "keep"
-    MERGE = "merge"  # the shard gets the columns and wider types that the DataFrame has more
-    OVERWRITE = "overwrite"  # the shard gets the columns of the DataFrame, in the place of its own
+    MERGE = "merge"  # add the new columns and wider types of the DataFrame
+    OVERWRITE = "overwrite"  # replace the columns by those of the DataFrame
 
 
 REWRITES = {"false": None, "true": "update", "update": "update", "delete": "delete", "merge_into": "merge_into"}
-"""The verb in the commit history, for each value of the option."""
+"""The operation in the commit history, by the value of the option."""
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What every write takes. The service chooses the time unless `conditional` or `append` is given.
+    """The options of every write. The service chooses the time unless `conditional` or `append` is given.
 
-    `conditional` is the upper that the shard must have, and the one that it has after the write. `append` is the
-    interval of rows that replicated writers write, of which the shard may have the beginning already.
+    `conditional` is the expected upper and the new upper of the shard. `append` is the half-open interval of a
+    replicated append, whose beginning the shard may have already.
     """
 
     key: tuple[str, ...] | None
@@ -368,21 +364,21 @@ class WriteOptions:
     append: tuple[int, Antichain] | None = None
     txn: tuple[str, int] | None = None
     history: str | None = None  # of a shard that the write creates
-    constraints: ConstraintChange = NO_CONSTRAINTS  # of such a shard
-    info: bytes = b""  # what the commit history is to tell
-    write_id: str | None = None  # by which the commit history tells this write from others
-    restores: int | None = None  # the time to which the rows, which are changes, lead back
+    constraints: ConstraintChange = NO_CONSTRAINTS  # of a shard that the write creates
+    info: bytes = b""  # the user's entry in the commit history
+    write_id: str | None = None  # identifies this write in the commit history
+    restores: int | None = None  # the time that the rows, which are changes, restore
     schema: SchemaMode = SchemaMode.KEEP
-    rewrites: str | None = None  # the verb by which the rows change what was read; none is written where they cancel
+    rewrites: str | None = None  # the operation whose changes the rows are; changes that cancel out are not committed
 
     @property
     def expected_upper(self) -> int | None:
-        """The upper that the shard must have; None: any."""
+        """The required upper of the shard; None: any."""
         return None if self.conditional is None else self.conditional[0]
 
     @property
     def moves_upper(self) -> bool:
-        """Whether the write names the upper that comes after it, other than the next time."""
+        """Whether the write sets an upper other than the next time."""
         if self.conditional is None:
             return self.append is not None
         expected, upper = self.conditional
@@ -390,13 +386,18 @@ class WriteOptions:
 
     @property
     def first_time(self) -> int | None:
-        """The time of rows that have none of their own; None: the service chooses it."""
+        """The time of rows without a time column; None: the service chooses it."""
         return self.expected_upper if self.append is None else self.append[0]
 
     @property
     def renames(self) -> dict[str | None, str]:
-        """What a shard calls the columns of times and diffs."""
+        """The names in a shard of the time and diff columns."""
         return {self.time_column: TIME, self.diff_column: DIFF}
+
+    @property
+    def unstored_columns(self) -> list[str]:
+        """The columns of a DataFrame that are not columns of the shard."""
+        return [name for name in (TIME, DIFF, self.time_column, self.diff_column, self.delete_column) if name]
 
     @classmethod
     def of(cls, options: Options) -> WriteOptions:
@@ -407,25 +408,29 @@ class WriteOptions:
         if expected is None and upper is not None:
             raise InvalidUsage("option 'newUpper' needs 'expectedUpper'; without both the service chooses the time")
         if upsert and (upper is not None or time_column or diff_column):
-            raise InvalidUsage("envelope=upsert works out times and diffs itself; leave the other options out")
+            raise InvalidUsage(
+                "envelope=upsert sets times and diffs itself; leave timeColumn, diffColumn and newUpper out"
+            )
         if expected is not None and upper is None:
             if time_column is not None:
-                raise InvalidUsage("option 'timeColumn' needs 'newUpper': every time lies in [expectedUpper, newUpper)")
+                raise InvalidUsage("option 'timeColumn' needs 'newUpper': times must be in [expectedUpper, newUpper)")
             upper = Antichain(expected + 1)
         if time_column is not None and expected is None and append is None:
             raise InvalidUsage(
-                "option 'timeColumn' needs 'expectedUpper' and 'newUpper', or 'appendLower' and 'appendUpper', between "
-                "which its times lie"
+                "option 'timeColumn' needs 'expectedUpper' and 'newUpper', or 'appendLower' and 'appendUpper', the "
+                "bounds of its times"
             )
         if options.has("txnAppId") != options.has("txnVersion"):
-            raise InvalidUsage("options 'txnAppId' and 'txnVersion' go together")
+            raise InvalidUsage("options 'txnAppId' and 'txnVersion' must be given together")
         restores = version_of(options, "restoreTo")
         if restores is not None and expected is None:
-            raise InvalidUsage("option 'restoreTo' needs 'expectedUpper', up to which the rows lead back")
+            raise InvalidUsage("option 'restoreTo' needs 'expectedUpper', the upper from which the rows were computed")
         rewrites = options.choice("rewrites", tuple(REWRITES))
         follows = expected is not None and upper == Antichain(expected + 1)
         if rewrites != "false" and (diff_column is None or upsert or not follows):
-            raise InvalidUsage("option 'rewrites' needs 'readTime' and 'diffColumn': the rows change what was read")
+            raise InvalidUsage(
+                "option 'rewrites' needs 'readTime' and 'diffColumn': the rows are changes to what was read"
+            )
         version = options.integer("txnVersion", 0, 2**63 - 1)
         if options.has("deleteColumn") and not upsert:
             raise InvalidUsage("option 'deleteColumn' needs envelope=upsert")
@@ -452,7 +457,7 @@ def _schema_mode(options: Options) -> SchemaMode:
     merges, overwrites = options.flag("mergeSchema"), options.flag("overwriteSchema")
     if merges and overwrites:
         raise InvalidUsage(
-            "give one of 'overwriteSchema' and 'mergeSchema': one replaces the columns, one adds to them"
+            "options 'overwriteSchema' and 'mergeSchema' are exclusive: one replaces the columns, one adds to them"
         )
     return SchemaMode.MERGE if merges else SchemaMode.OVERWRITE if overwrites else SchemaMode.KEEP
 
@@ -464,7 +469,7 @@ def _constraints(options: Options) -> ConstraintChange:
 
 @dataclass(frozen=True)
 class MetadataOptions:
-    """Which metadata of a shard is read, one of `METADATA`, and how much of its commit history."""
+    """The options of a metadata read: its kind, one of `METADATA`, and the limits of the commit history."""
 
     kind: str
     limit: int
@@ -478,9 +483,9 @@ class MetadataOptions:
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """Between which times what changed is read: times, or instants. `end` None: the latest complete time.
+    """The options of readDiff. `start` and `end` are times or wall clocks; `end` None: the latest complete time.
 
-    `other` is the shard whose contents at `end` are compared; None is the one that is read.
+    `other` is the shard whose contents at `end` are compared; None: the shard that is read.
     """
 
     start: int | datetime
@@ -492,7 +497,7 @@ class DiffOptions:
     def of(cls, options: Options) -> DiffOptions:
         start, end, other = (options.text(name) for name in ("start", "end", "other"))
         if start is None:
-            raise InvalidUsage("readDiff needs option 'start', the time or the instant that is compared with")
+            raise InvalidUsage("readDiff needs option 'start', a time or a wall clock")
         return cls(
             read_point("option 'start'", start),
             None if end is None else read_point("option 'end'", end),
@@ -501,39 +506,39 @@ class DiffOptions:
         )
 
 
-def one_of(options: Options, *names: str) -> None:
-    """Raises InvalidUsage where more than one of them is given."""
+def check_exclusive(options: Options, *names: str) -> None:
+    """Raise InvalidUsage if more than one of the options is given."""
     given = [name for name in names if options.has(name)]
     if len(given) > 1:
-        raise InvalidUsage(f"options {given[0]!r} and {given[1]!r} mean the same; give one")
+        raise InvalidUsage(f"options {given[0]!r} and {given[1]!r} are exclusive; give one")
 
 
 def instant_of(options: Options, name: str) -> datetime | None:
-    """The wall clock that an option names; None where it is not given. Raises InvalidUsage."""
+    """The wall clock of an option; None if not given. Raises InvalidUsage."""
     text = options.text(name)
     return None if text is None else read_instant(f"option {name!r}", text)
 
 
 def _write_id(options: Options) -> str | None:
-    found = options.text("writeId")
-    if found is not None and not 0 < len(found) <= WRITE_ID_CHARS_MAX:
-        raise InvalidUsage(f"option 'writeId' has {len(found)} characters; it may have 1 to {WRITE_ID_CHARS_MAX}")
-    return found
+    write_id = options.text("writeId")
+    if write_id is not None and not 0 < len(write_id) <= WRITE_ID_CHARS_MAX:
+        raise InvalidUsage(f"option 'writeId' has {len(write_id)} characters; it must have 1 to {WRITE_ID_CHARS_MAX}")
+    return write_id
 
 
 def _expected_upper(options: Options) -> int | None:
-    """The upper that a write asks for: right after `readTime`, where that is given."""
-    one_of(options, "expectedUpper", "readTime")
-    at = options.integer("readTime", BEFORE_ALL, TIME_MAX)
-    if at is None:
+    """The upper that a write requires: `expectedUpper`, or the time after `readTime`."""
+    check_exclusive(options, "expectedUpper", "readTime")
+    read_time = options.integer("readTime", BEFORE_ALL, TIME_MAX)
+    if read_time is None:
         return version_of(options, "expectedUpper")
-    if at >= TIME_MAX:
-        raise InvalidUsage(f"option 'readTime' is {at}; no write comes after it")
-    return at + 1
+    if read_time >= TIME_MAX:
+        raise InvalidUsage(f"option 'readTime' is {read_time}; no write can follow it")
+    return read_time + 1
 
 
 def _new_upper(options: Options, name: str) -> Antichain | None:
-    """The upper that an option names, a time or `closed`; None where it is not given. Raises InvalidUsage."""
+    """The upper of an option, a time or `closed`; None if not given. Raises InvalidUsage."""
     if (options.text(name) or "").lower() in ("closed", "[]"):
         return EMPTY
     time = version_of(options, name)
@@ -541,17 +546,19 @@ def _new_upper(options: Options, name: str) -> Antichain | None:
 
 
 def _append_interval(options: Options) -> tuple[int, Antichain] | None:
-    """The interval of a replicated append; None: it is no such write. Raises InvalidUsage."""
+    """The half-open interval of a replicated append; None for other writes. Raises InvalidUsage."""
     lower, upper = version_of(options, "appendLower"), _new_upper(options, "appendUpper")
     if lower is None and upper is None:
         return None
     if lower is None or upper is None:
-        raise InvalidUsage("options 'appendLower' and 'appendUpper' go together: the rows lie between them")
+        raise InvalidUsage(
+            "options 'appendLower' and 'appendUpper' must be given together: they bound the times of the rows"
+        )
     return lower, upper
 
 
 def version_of(options: Options, name: str) -> int | None:
-    """The time that an option names; None where it is not given. Raises InvalidUsage."""
+    """The time of an option; None if not given. Raises InvalidUsage."""
     return options.integer(name, 0, TIME_MAX)
 
 
@@ -559,18 +566,16 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-# What the options of a streaming read mean, besides those that every read takes.
-
-
-MAX_DELAY_S = 15 * 60.0  # that rows wait for more where nobody says how long
+MAX_DELAY_S = 15 * 60.0  # the default of maxTriggerDelay
 
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What a streaming read takes besides `ReadOptions`. `starting`: "earliest", "latest", a time, or an instant.
+    """The options of a streaming read besides `ReadOptions`.
 
-    `ending`: what lies before this time, before this instant, or before the "latest" when the query starts; None: it
-    does not end. A micro-batch waits for `min_rows`, for at most `max_delay_s`.
+    `starting` is "earliest", "latest", a time, or a wall clock. `ending` is the exclusive end: a time, a wall clock, or
+    "latest", the upper when the query starts; None: the stream does not end. A micro-batch waits for `min_rows`, but no
+    longer than `max_delay_s`.
     """
 
     starting: str | int | datetime
@@ -588,14 +593,14 @@ class StreamOptions:
         cursor = options.text("cursor")
         if starting == "latest" and not cursor:
             raise InvalidUsage(
-                "startingOffsets=latest needs option 'cursor', a name under which the shard remembers what latest was: "
-                "Spark asks more than once, and rows written in between would be lost"
+                "startingOffsets=latest needs option 'cursor', a name under which the shard stores the initial offset: "
+                "Spark asks for it more than once, and rows written in between would be lost"
             )
         max_rows = options.integer("maxRowsPerTrigger", 1, 2**63 - 1)
         max_bytes = options.size("maxBytesPerTrigger")
         if max_rows is not None and max_bytes is not None:
-            raise InvalidUsage("give maxRowsPerTrigger or maxBytesPerTrigger, not both")
-        min_rows, max_delay_s = _least(options, max_rows)
+            raise InvalidUsage("options 'maxRowsPerTrigger' and 'maxBytesPerTrigger' are exclusive; give one")
+        min_rows, max_delay_s = _min_rows(options, max_rows)
         return cls(
             starting,
             cursor or None,
@@ -608,34 +613,34 @@ class StreamOptions:
         )
 
 
-def _least(options: Options, max_rows: int | None) -> tuple[int | None, float]:
-    """How many rows a micro-batch waits for, and how long in seconds."""
-    least = options.integer("minRowsPerTrigger", 1, 2**63 - 1)
+def _min_rows(options: Options, max_rows: int | None) -> tuple[int | None, float]:
+    """The rows that a micro-batch waits for, and for how many seconds at most."""
+    min_rows = options.integer("minRowsPerTrigger", 1, 2**63 - 1)
     delay = options.text("maxTriggerDelay")
-    if least is None and delay is not None:
-        raise InvalidUsage("option 'maxTriggerDelay' needs 'minRowsPerTrigger', the rows that are waited for")
-    if least is not None and max_rows is not None and least > max_rows:
-        raise InvalidUsage(f"minRowsPerTrigger is {least}, more than maxRowsPerTrigger, {max_rows}; give fewer")
-    return least, MAX_DELAY_S if delay is None else period_ms(delay, "option 'maxTriggerDelay'", "15m") / 1000
+    if min_rows is None and delay is not None:
+        raise InvalidUsage("option 'maxTriggerDelay' needs 'minRowsPerTrigger'")
+    if min_rows is not None and max_rows is not None and min_rows > max_rows:
+        raise InvalidUsage(f"minRowsPerTrigger is {min_rows}, more than maxRowsPerTrigger, {max_rows}; reduce it")
+    return min_rows, MAX_DELAY_S if delay is None else period_ms(delay, "option 'maxTriggerDelay'", "15m") / 1000
 
 
 def _starting(options: Options) -> str | int | datetime:
     for given in ("startingVersion", "startingTimestamp"):
-        one_of(options, "startingOffsets", given)
-    when = instant_of(options, "startingTimestamp")
-    if when is not None:
-        return when
+        check_exclusive(options, "startingOffsets", given)
+    instant = instant_of(options, "startingTimestamp")
+    if instant is not None:
+        return instant
     name = "startingVersion" if options.has("startingVersion") else "startingOffsets"
     return _point(options, name, "earliest", ("earliest", "latest"))
 
 
 def _ending(options: Options, starting: str | int | datetime) -> str | int | datetime | None:
-    one_of(options, "endingOffsets", "endingTimestamp")
-    when = instant_of(options, "endingTimestamp")
-    if when is not None:
-        if isinstance(starting, datetime) and when < starting:
-            raise InvalidUsage("endingTimestamp lies before startingTimestamp; give a later one")
-        return when
+    check_exclusive(options, "endingOffsets", "endingTimestamp")
+    instant = instant_of(options, "endingTimestamp")
+    if instant is not None:
+        if isinstance(starting, datetime) and instant < starting:
+            raise InvalidUsage("endingTimestamp is before startingTimestamp; give a later one")
+        return instant
     if not options.has("endingOffsets"):
         return None
     ending = _point(options, "endingOffsets", "", ("latest",))
@@ -644,14 +649,14 @@ def _ending(options: Options, starting: str | int | datetime) -> str | int | dat
     return ending
 
 
-def _point(options: Options, name: str, default: str, words: tuple[str, ...]) -> str | int:
-    """A time, or one of the words."""
+def _point(options: Options, name: str, default: str, keywords: tuple[str, ...]) -> str | int:
+    """A time, or one of the keywords."""
     value = (options.text(name) or default).strip()
-    if value.lower() in words:
+    if value.lower() in keywords:
         return value.lower()
     if value.startswith("{"):
         time = options.mapping(name).get("time")
         if type(time) is int and 0 <= time <= TIME_MAX:
             return time
-        raise InvalidUsage(f'option {name!r} is {", ".join(words)}, a time or {{"time": 7}}, not {value!r}')
+        raise InvalidUsage(f'option {name!r} is {value!r}; it must be {", ".join(keywords)}, a time or {{"time": 7}}')
     return version_of(options, name) or 0

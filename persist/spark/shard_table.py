@@ -35,7 +35,7 @@ from persist.spark.options import TABLE, WAIT_S, Options, Target
 from persist.spark.parquet_scan import AUTO, NEVER, NativeRead, checked_choice
 from persist.spark.spark_schemas import MULTIPLICITY, quoted, spark_schema
 from persist.spark.store_assignment import REFUSES
-from persist.spark.write_job import FORMAT, Written, is_committed, progress_of, save, transaction_told
+from persist.spark.write_job import FORMAT, Written, is_committed, progress_of, save, transaction_properties
 
 HOLD_S = ReadSettings().lease_ms / 1000
 HOLD_S_MAX = 86_400.0
@@ -482,7 +482,7 @@ class ShardTable:
         return done or Written(None)
 
     def _skipped(self, name: str, number: int) -> Written:
-        wanted = transaction_told((name, number))
+        wanted = transaction_properties((name, number))
         return Written.of(self._entry(lambda spark: wanted.items() <= spark.items()), skipped=True)
 
     def _entry(self, is_wanted: Callable[[Mapping[str, Any]], bool]) -> HistoryEntry | None:

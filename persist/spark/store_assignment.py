@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from persist.client.schema_api import SchemaEvolution
 from persist.core.errors import InvalidUsage
 from persist.core.shard_view import ShardView
-from persist.parts import DIFF, TIME, ShardSchema, current_schema
+from persist.parts import ShardSchema, current_schema
 from persist.parts.python_values import column_of
 from persist.parts.schema_changes import AddColumn, Change, WidenColumn, apply_changes, check_added, check_kept
 from persist.parts.schema_evolution import check_evolution, evolution_error, widening_error, widens_days
@@ -250,9 +250,9 @@ def evolve(target: Target, view: ShardView, planned: ShardSchema) -> None:
 
 def _given(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> pa.Schema:
     """The columns of the DataFrame that are those of rows, as the shard calls and stores them."""
-    apart = [n for n in (TIME, DIFF, options.time_column, options.diff_column, options.delete_column) if n]
     names = named_as(schema, options, shard, name)
-    return pa.schema([field.with_name(names.get(field.name, field.name)) for field in stored_schema(schema, apart)])
+    stored = stored_schema(schema, options.unstored_columns)
+    return pa.schema([field.with_name(names.get(field.name, field.name)) for field in stored])
 
 
 def _check_key_stays(given: pa.Schema, shard: ShardSchema, name: str) -> None:

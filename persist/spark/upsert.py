@@ -33,20 +33,17 @@ from persist.spark import executors
 from persist.spark.options import Target
 from persist.spark.spark_schemas import grouped
 
-# Whether anything remains of the rows that a job has staged: rows that come and go as often change nothing.
-
-
 Runs = tuple[Run, ...]
 
 
-def lasting(target: Target, runs: Runs, schema: ShardSchema) -> Runs:
-    """The runs, or none where all of their rows cancel out. They are of one time, and what one job has staged.
+def without_cancelled(target: Target, runs: Runs, schema: ShardSchema) -> Runs:
+    """The runs, or none if all of their rows cancel out. They are the runs that one job has staged, for one time.
 
-    They are read up to the first row that remains; not at all where their multiplicities tell that there is one. Raises
-    what reading parts may.
+    They are read up to the first row that remains, and not at all if the sum of their multiplicities shows that one
+    does. Raises what reading parts may.
     """
     parts = [part for run in runs for part in run.parts]
-    if len(parts) < 2 or diff_sum_of(parts):  # one part alone has what remains of its rows
+    if len(parts) < 2 or diff_sum_of(parts):  # a single part is consolidated
         return runs
     blob, memory = executors.transport(target.connection).blob, target.connection.handles.read.memory_bytes
     reader = PartReader(blob, {part.schema_id: schema for part in parts}, schema, memory_bytes=memory)
@@ -54,36 +51,35 @@ def lasting(target: Target, runs: Runs, schema: ShardSchema) -> Runs:
         return runs if any(map(len, reader.read_range(runs))) else ()
 
 
-# Replacing rows: by key (`envelope=upsert`) or all of them (mode overwrite), exactly, under concurrency too.
+# Replacement of rows by key (`envelope=upsert`) or of all rows (mode overwrite), exact under concurrent writes.
 #
-# A job fixes a base: the shard's upper when it began. Tasks stage the new rows; what their keys had before the base is
-# retracted, worked out from the snapshot; the commit compares the shard's upper with the base. When others have written
-# meanwhile, it also retracts what they wrote under the keys of the job, and tries again. So after the commit each key
-# has exactly the rows that the job gave it; what others wrote before the commit is replaced.
+# A job fixes a base: the shard's upper when it starts. Tasks stage the new rows. The rows that their keys had at the
+# base are retracted, from the snapshot as of the base. The commit requires that the upper is still the base. If others
+# have written meanwhile, the commit also retracts what they wrote to the keys of the job, and retries. After the commit
+# each key therefore has exactly the rows of the job, which replace what others wrote before the commit.
 #
-# Who retracts what was there before depends on the keys. Where those of a task lie close together, it reads a few rows
-# for each: the task does so. Where they are few among many, other tasks would read the same row groups once more: then
-# the commit does so for all of these together, and reads each row group once.
+# Who retracts the old rows depends on the keys. If the keys of a task are dense, the task reads a few rows per key and
+# retracts them. If they are sparse, several tasks would read the same row groups; the commit then retracts the rows of
+# all these keys together and reads each row group once.
 #
-# Which keys a job replaces is staged as parts too (claims: the key columns alone). Nothing ever names them; they let
-# the commit find a key that comes twice, and what was there, in bounded memory.
+# The keys that a job replaces are staged as parts too (claims: the key columns alone). No State refers to them. They
+# let the commit find duplicate keys and the old rows in bounded memory.
 #
-# An overwrite lets all that is there go by metadata, by a drop in the same commit, without a look at it. Where that is
-# not possible the commit reads and retracts it. With `overwriteSchema` the columns change by that very commit too.
+# An overwrite removes all rows by metadata if possible, by a drop in the same commit, without reading them. Otherwise
+# the commit reads and retracts them. With `overwriteSchema` the same commit also replaces the columns.
 
-
-CLAIMS_SCHEMA = 1  # claims are read with their own schema only
-CHUNK_BYTES = 32 * 1024 * 1024  # rows that a task replaces at a time
-DENSE_ROWS = 8  # for each key: a task reads no more; where more would be read the commit does it
-KEYS_AT_ONCE = 1_000_000  # for which the commit reads what was there
+CLAIMS_SCHEMA = 1  # claims are only read with their own schema
+CHUNK_BYTES = 32 * 1024 * 1024  # of the rows that a task replaces at a time
+DENSE_ROWS = 8  # per key that a task reads to retract; beyond that the commit retracts
+KEYS_AT_ONCE = 1_000_000  # whose old rows the commit reads in one pass
 TRIES_MAX = 1_000  # lost races; each means that another writer made progress
 
 
 @dataclass(frozen=True)
 class ReplacementCommit:
-    """How a replacement is committed. `alone`: only if nobody has written since the base."""
+    """How a replacement is committed. `alone`: only if nothing was committed since the base."""
 
-    verb: str  # as the commit history tells it
+    operation: str  # in the commit history
     token: Token
     attributes: tuple[AttributeUpdate, ...] = ()
     alone: bool = False
@@ -91,7 +87,7 @@ class ReplacementCommit:
 
 @dataclass(frozen=True)
 class Base:
-    """The shard as a job found it: its upper, and a lease that keeps what lies before and after it readable."""
+    """The shard when a job starts: its upper, and a lease that keeps the history around it readable."""
 
     upper: int
     reader: ReaderId
@@ -100,16 +96,16 @@ class Base:
 
     @classmethod
     def take(cls, target: Target, view: ShardView) -> Base:
-        """Raises InvalidUsage when the shard is closed to writes."""
+        """Take the lease. Raises InvalidUsage if the shard is closed to writes."""
         if view.upper.element is None:
-            raise InvalidUsage(f"shard {target.shard!r} is closed: nothing in it can be replaced")
+            raise InvalidUsage(f"shard {target.shard!r} is closed, so its rows cannot be replaced")
         transport = executors.one_shard(target, view.shard_id)
         held = Antichain(max(view.upper.element - 1, view.since.element or 0))
         lease = ReadLease.open(transport, target.shard, held, "spark replace", target.connection.handles.read)
         return cls(view.upper.element, lease.reader, lease.seqno, view.shard_id)
 
     def transport(self, target: Target) -> OneShard:
-        """Of this process, to the shard that the job began with. It raises UnknownShard once that was dropped."""
+        """The transport of this process to the shard of the job. It raises UnknownShard once that shard is dropped."""
         return executors.one_shard(target, self.shard_id)
 
     def lease(self, target: Target) -> ReadLease:
@@ -117,7 +113,7 @@ class Base:
         return ReadLease(self.transport(target), target.shard, self.reader, settings, self.seqno)
 
     def held(self, target: Target) -> Held | None:
-        """The contents at the base; None: there were none. Raises what asking for a view may."""
+        """The contents as of the base; None if nothing was written before it. Raises what requesting a view may."""
         if self.upper == 0:
             return None
         transport, settings = self.transport(target), target.connection.handles.read
@@ -125,33 +121,33 @@ class Base:
         return Held(transport, self.upper - 1, view, self.lease(target), settings)
 
 
-def _rows_of(held: Held | None, key_range: KeyRange) -> Iterator[pa.Table]:
-    """What is there, in key order: all columns and `__diff`. Raises what reading a split may."""
+def _read_rows(held: Held | None, key_range: KeyRange) -> Iterator[pa.Table]:
+    """The rows in key order: all columns and `__diff`. Raises what reading a split may."""
     if held is not None:
         yield from held.split(key_range, held.runs, None).read(held.transport)
 
 
-def _rows_near(held: Held | None, keys: KeyPoints) -> int:
-    """How many rows the row groups have that may have one of the keys. Reads footers of large parts."""
+def _count_candidates(held: Held | None, keys: KeyPoints) -> int:
+    """The number of rows in the row groups that may have one of the keys. Reads footers of large parts."""
     if held is None:
         return 0
     _, reader = part_reader(held.transport, held.view, held.settings)
-    found = 0
+    rows = 0
     with leased_blobs(held.lease):
         for part in (part for run in reader.expanded(held.runs, keys) for part in run.parts):
             if not keys.overlaps(part.key_lower, part.key_upper):
                 continue
             if part.is_inline or part.size <= WHOLE_BYTES_MAX:
-                found += part.rows
+                rows += part.rows
                 continue
             groups = reader.row_groups(part)
-            found += sum(group.rows for group in groups if keys.overlaps(group.key_lower, group.key_upper))
-    return found
+            rows += sum(group.rows for group in groups if keys.overlaps(group.key_lower, group.key_upper))
+    return rows
 
 
 @dataclass(frozen=True)
-class Replaced:
-    """What a task stages: rows, the keys that it claims, and those of the claims whose old rows it left in place."""
+class StagedUpsert:
+    """What a task stages: rows, its claims, and the claims whose old rows the commit must retract (`left`)."""
 
     runs: Runs
     claims: Runs
@@ -159,10 +155,10 @@ class Replaced:
 
 
 @dataclass(frozen=True)
-class Before:
-    """The columns that a job takes away with the rows: their schema, its id, and the newest id, which must be so still.
+class ReplacedSchema:
+    """The schema that a job replaces with the rows, its id, and the newest schema id, which the commit expects.
 
-    What was there is retracted by them, where it is.
+    Retractions of the old rows have this schema.
     """
 
     schema_id: int
@@ -172,23 +168,23 @@ class Before:
 
 @dataclass(frozen=True)
 class Replacement:
-    """What one process needs to replace rows of a shard: the job's base, its writer, and the schema of its rows.
+    """Replaces rows of a shard, in a task or in the commit: the job's base, its writer, and the schema of its rows.
 
-    With `before` the shard gets that schema by the commit of the rows.
+    With `replaced_schema`, the commit of the rows also makes `schema` the schema of the shard.
     """
 
     target: Target
     base: Base
     handle: WriteHandle
     schema: ShardSchema
-    before: Before | None = None
+    replaced_schema: ReplacedSchema | None = None
 
-    def stage_upsert(self, batches: Iterable[pa.RecordBatch], delete_column: str | None) -> Replaced:
-        """Stage new rows, and the retractions of those that they replace where these lie close together.
+    def stage_upsert(self, batches: Iterable[pa.RecordBatch], delete_column: str | None) -> StagedUpsert:
+        """Stage new rows and, if their keys are dense, the retractions of the rows that they replace.
 
-        Rows whose `delete_column` is true (not null) only remove their key.
+        Rows whose `delete_column` is true (not null) only delete their key.
         """
-        found: list[Run] = []
+        runs: list[Run] = []
         claims: list[Run] = []
         left: list[Run] = []
         keyed = key_schema(self.schema)
@@ -198,42 +194,42 @@ class Replacement:
             claims.extend(claim)
             pieces = [rows.filter(pc.invert(deleted))]
             points, held = KeyPoints.of(keys, keyed), self.base.held(self.target)
-            if _rows_near(held, points) <= DENSE_ROWS * len(keys):
-                pieces += [_negated(semi_join(old, keys, keyed)) for old in _rows_of(held, points)]
+            if _count_candidates(held, points) <= DENSE_ROWS * len(keys):
+                pieces += [_negated(semi_join(old, keys, keyed)) for old in _read_rows(held, points)]
             else:
                 left.extend(claim)
-            found.extend(self.handle.stage_for_one_commit(_batches(pieces), None, by_rows=False))
-        return Replaced(tuple(found), tuple(claims), tuple(left))
+            runs.extend(self.handle.stage_for_one_commit(_batches(pieces), None, by_rows=False))
+        return StagedUpsert(tuple(runs), tuple(claims), tuple(left))
 
     def publish(self, runs: Runs, claims: Runs | None, left: Runs, commit: ReplacementCommit) -> None:
-        """Commit `runs` with retractions: of the whole shard (`claims` None), or of what has the keys claimed.
+        """Commit `runs` with retractions: of the whole shard (`claims` None), or of the claimed keys.
 
-        `left` are the claims whose rows of before the base no task has retracted. With `commit.alone` it raises
-        UpperMismatch where somebody has written since the base.
+        `left` are the claims whose rows as of the base no task has retracted. With `commit.alone` it raises
+        UpperMismatch if anything was committed since the base.
 
-        Raises InvalidUsage when a key is claimed twice, AttributeMismatch when a condition fails, Conflict when others
-        won every one of `TRIES_MAX` races or rows were erased since the base, Expired when the base's lease lapsed,
-        UnknownShard when the shard was dropped. Nothing is changed then. The base is not given back.
+        Raises InvalidUsage if a key is claimed twice, AttributeMismatch if a condition fails, Conflict if others won
+        all of `TRIES_MAX` races or rows were erased since the base, Expired if the base's lease has expired,
+        UnknownShard if the shard was dropped. Nothing is changed then. The base is not released.
         """
         try:
             self._publish(runs, claims, left, commit)
         except (Expired, Conflict):
-            # What has landed is told nothing of what came after it: its hold was given back, and rows may be erased.
-            if find_landed_edit(self.handle, commit.verb, commit.token) is None:
+            # If an earlier attempt landed, its hold was released, and rows may have been erased since.
+            if edit_landed(self.handle, commit.operation, commit.token) is None:
                 raise
 
     def _publish(self, runs: Runs, claims: Runs | None, left: Runs, commit: ReplacementCommit) -> None:
         target, lease = self.target, self.base.lease(self.target)
         if claims is None:
-            if self._dropped(runs, commit):
+            if self._commit_with_drop(runs, commit):
                 return
             lease.check()
-            whole = _batches(map(_negated, _rows_of(self.base.held(target), ALL_KEYS)))
+            whole = _batches(map(_negated, _read_rows(self.base.held(target), ALL_KEYS)))
             runs = (*runs, *self._retracting.stage_for_one_commit(whole, None, by_rows=False))
         else:
             self._check_claims(claims)
             lease.check()
-            runs = lasting(target, (*runs, *self._retract_before(left)), self.schema)
+            runs = without_cancelled(target, (*runs, *self._retract_left(left)), self.schema)
         seen = self.base.upper
         if commit.alone:
             self._commit(runs, Antichain(seen), commit)
@@ -242,11 +238,11 @@ class Replacement:
             view = self.base.transport(target).view(target.shard, ViewRequest(with_batches=False))
             upper = view.upper.element
             if upper is None:
-                raise InvalidUsage(f"shard {target.shard!r} was closed: nothing in it can be replaced")
+                raise InvalidUsage(f"shard {target.shard!r} was closed, so its rows cannot be replaced")
             if upper > seen:
                 self._check_erased(view, seen)
                 runs = (*runs, *self._retract_between(lease, claims, seen, upper))
-                runs = runs if claims is None else lasting(target, runs, self.schema)
+                runs = runs if claims is None else without_cancelled(target, runs, self.schema)
                 seen = upper
             try:
                 self._commit(runs, Antichain(seen), commit)
@@ -254,27 +250,27 @@ class Replacement:
                 lease.keep()
                 continue
             return
-        raise Conflict(f"others wrote to shard {target.shard!r} before each of {TRIES_MAX} tries; run the job again")
+        raise Conflict(f"others wrote to shard {target.shard!r} before each of {TRIES_MAX} attempts; run the job again")
 
     def _commit(self, runs: Runs, expected: Antichain, commit: ReplacementCommit, *, drops: bool = False) -> c.Appended:
-        """One try. Raises UpperMismatch where the upper is not the expected one."""
-        before = self.before
+        """One attempt. Raises UpperMismatch if the upper is not the expected one."""
+        replaced = self.replaced_schema
         return self.handle.commit_rewrite(
             runs,
             expected,
-            operation=commit.verb,
+            operation=commit.operation,
             token=commit.token,
             attributes=commit.attributes,
-            schema=None if before is None else c.SchemaChange(before.newest_id, self.schema.to_record()),
+            schema=None if replaced is None else c.SchemaChange(replaced.newest_id, self.schema.to_record()),
             tombstone=EMPTY if drops else None,
         )
 
     @property
     def _retracting(self) -> WriteHandle:
-        """By which rows of before are written: as the shard has them."""
-        if self.before is None:
+        """The writer of retractions, in the schema of the old rows."""
+        if self.replaced_schema is None:
             return self.handle
-        return self._handle(self.before.schema_id, ShardSchema.from_record(self.before.record))
+        return self._handle(self.replaced_schema.schema_id, ShardSchema.from_record(self.replaced_schema.record))
 
     def _handle(self, schema_id: int, schema: ShardSchema) -> WriteHandle:
         """The job's writer, for rows of another schema."""
@@ -282,10 +278,10 @@ class Replacement:
         known = schema_id, schema
         return WriteHandle(self.handle.transport, self.target.shard, lambda: known, settings, self.handle.writer_id)
 
-    def _dropped(self, runs: Runs, commit: ReplacementCommit) -> bool:
-        """Whether all that was there went by a drop in the commit of the rows. False: that is not possible here.
+    def _commit_with_drop(self, runs: Runs, commit: ReplacementCommit) -> bool:
+        """Commit the rows together with a drop of all old rows. False: a drop is not possible in this shard.
 
-        Raises Conflict where rows were erased since the base: they may be among those that the job writes.
+        Raises Conflict if rows were erased since the base, because the job may write them again.
         """
         seen = self.base.upper
         for _ in range(TRIES_MAX):
@@ -302,26 +298,26 @@ class Replacement:
                     raise
         return False
 
-    def _retract_before(self, left: Runs) -> Runs:
-        """Stage the opposite of what had these keys before the base. Each row group is read once."""
+    def _retract_left(self, left: Runs) -> Runs:
+        """Stage the retractions of the rows as of the base with these keys. Reads each row group once."""
         keyed = key_schema(self.schema)
-        found: list[Run] = []
+        runs: list[Run] = []
         held = self.base.held(self.target) if left else None
         for keys in map(join, grouped(self._claim_reader().read_range(left), len, KEYS_AT_ONCE)) if left else ():
             points = KeyPoints.of(keys, keyed)
-            opposite = (_negated(semi_join(old, keys, keyed)) for old in _rows_of(held, points))
-            found.extend(self.handle.stage_for_one_commit(_batches(opposite), None, by_rows=False))
-        return tuple(found)
+            retractions = (_negated(semi_join(old, keys, keyed)) for old in _read_rows(held, points))
+            runs.extend(self.handle.stage_for_one_commit(_batches(retractions), None, by_rows=False))
+        return tuple(runs)
 
     def _check_erased(self, view: ShardView, lower: int) -> None:
-        """The opposite of what an erasure wrote is its rows: they would be written once more, after its receipt even.
+        """Raise Conflict if an erasure is pending, or happened at `lower` or later.
 
-        Raises Conflict where there was one at `lower` or later, or one is pending.
+        Retracting what an erasure wrote would write the erased rows again, possibly after its certificate was issued.
         """
         if view.erasing or Antichain(lower) <= view.erased:
             raise Conflict(
-                f"rows of shard {self.target.shard!r} were erased since this job began; nothing was changed: run it "
-                "again"
+                f"rows of shard {self.target.shard!r} were erased since this job started, so nothing was changed; run "
+                "the job again"
             )
 
     def _stage_claims(self, keys: pa.Table) -> Runs:
@@ -337,7 +333,7 @@ class Replacement:
         return self.target.connection.handles.read
 
     def _check_claims(self, claims: Runs) -> None:
-        """Look for a key that two tasks (or chunks) claim; nothing to look for where their keys cannot meet."""
+        """Raise InvalidUsage if two tasks (or chunks) claim the same key. A single part has unique keys."""
         if sum(len(run.parts) for run in claims) < 2:
             return
         with translated():
@@ -345,7 +341,7 @@ class Replacement:
                 check_unique(piece, key_schema(self.schema), "an upsert")
 
     def _retract_between(self, lease: ReadLease, claims: Runs | None, lower: int, upper: int) -> Runs:
-        """Stage the opposite of what was written at times in `[lower, upper)`, under the claimed keys only."""
+        """Stage the retractions of the updates at times in `[lower, upper)`, of the claimed keys only."""
         transport = self.base.transport(self.target)
         view = transport.view(self.target.shard, ViewRequest(lower=Antichain(lower)))
         check_held(view, max(lower - 1, 0))
@@ -354,16 +350,14 @@ class Replacement:
         batches = [b for b in view.batches if start < b.desc.upper and b.desc.lower < end]
         parts = [part for batch in batches for part in batch.parts()]
         updates = reader.read_updates(parts, start, end)
-        if drops := drops_within(view.drops, lower, upper):  # what others took away by a drop was not written
-            updates = chain(
-                updates, drop_retractions(reader, load_full_view(transport, self.target.shard, view), drops)
-            )
-        pieces = with_renewal(updates, lease)
-        opposite = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
-        return self._retracting.stage_for_one_commit(_batches(opposite), None, by_rows=False)
+        if drops := drops_within(view.drops, lower, upper):  # the retractions of a drop are not stored
+            updates = chain(updates, retracted(reader, whole_view(transport, self.target.shard, view), drops))
+        pieces = kept(updates, lease)
+        negated_rows = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
+        return self._retracting.stage_for_one_commit(_batches(negated_rows), None, by_rows=False)
 
     def _claimed(self, rows: pa.Table, claims: Runs | None) -> Iterator[pa.Table]:
-        """The rows that the job replaces."""
+        """Those of the rows that the job replaces."""
         if claims is None:
             yield rows
             return
@@ -374,7 +368,7 @@ class Replacement:
 
 
 def _negated(rows: pa.Table) -> pa.Table:
-    """The rows with their diffs negated and without times: the commit sets them."""
+    """The rows with negated diffs and without times, which the commit sets."""
     return negated(rows.drop_columns([TIME]) if TIME in rows.schema.names else rows)
 
 
@@ -386,7 +380,7 @@ def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
 def _chunks(
     batches: Iterable[pa.RecordBatch], delete_column: str | None, schema: ShardSchema
 ) -> Iterator[tuple[pa.Table, pa.ChunkedArray]]:
-    """The rows in pieces of about `CHUNK_BYTES`, conformed, and which of them are deletions."""
+    """The conformed rows in chunks of about `CHUNK_BYTES`, and whether each row is a deletion."""
     rows = (batch for batch in batches if batch.num_rows)
     for chunk in grouped(rows, lambda batch: int(batch.nbytes), CHUNK_BYTES):
         yield _chunk(chunk, delete_column, schema)

@@ -106,7 +106,7 @@ def test_a_restore_that_cannot_be_is_refused_by_the_driver(spark: Any, shard: An
         restore(spark, "nowhere", 0, url=url)
     with pytest.raises(NotReadable, match="nothing was written"):
         restore(spark, "orders", datetime(2020, 1, 1, tzinfo=UTC), url=url)
-    with pytest.raises(InvalidUsage, match="option 'envelope' means nothing for a restore"):
+    with pytest.raises(InvalidUsage, match="option 'envelope' does not apply to a restore"):
         restore(spark, "orders", 0, url=url, envelope="upsert")
     shard.forget(2)
     with pytest.raises(PySparkException, match="NotReadable"):

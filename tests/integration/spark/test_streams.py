@@ -180,7 +180,7 @@ def test_trap_3_a_stream_that_begins_at_a_wall_clock_begins_there_however_often_
     assert reader(url, startingTimestamp=soon).initialOffset() == start
     assert reader(url, startingTimestamp=soon, cursor="job").initialOffset() == start
     assert reader(url, startingTimestamp="2020-01-01T00:00:00Z").initialOffset() == {**start, "frontier": [0]}
-    with pytest.raises(InvalidUsage, match="'startingOffsets' and 'startingTimestamp' mean the same"):
+    with pytest.raises(InvalidUsage, match="'startingOffsets' and 'startingTimestamp' are exclusive"):
         reader(url, startingTimestamp=soon, startingOffsets="latest")
     with pytest.raises(InvalidUsage, match="must be an instant with its zone"):
         reader(url, startingTimestamp="2020-01-01T00:00:00")

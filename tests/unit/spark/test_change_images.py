@@ -150,8 +150,8 @@ def test_a_key_with_too_many_changes_is_refused_with_what_helps(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"changeImages": "true"}, "option 'changeImages' means nothing for a snapshot; it is for readChangeFeed"),
-        ({**IMAGES, "changeImages": "yes"}, "option 'changeImages' is true or false, not 'yes'"),
+        ({"changeImages": "true"}, "option 'changeImages' does not apply to a snapshot; it applies to readChangeFeed"),
+        ({**IMAGES, "changeImages": "yes"}, "option 'changeImages' is 'yes'; it must be true or false"),
     ],
 )
 def test_change_images_that_mean_nothing_are_refused(shard: Any, url: str, options: Any, sentence: str) -> None:
@@ -164,5 +164,5 @@ def test_a_schema_without_the_column_that_tells_is_refused(shard: Any, url: str)
     whole = changes_schema(executors.view_of(Target.of(options)), ReadOptions.of(options))
     schema = type(whole)([field for field in whole if field.name != "_change_type"])
     given = PersistDataSource({"url": url, "path": "orders", **IMAGES})
-    with pytest.raises(InvalidUsage, match="lacks _change_type, the column by which changeImages tells updates"):
+    with pytest.raises(InvalidUsage, match="lacks _change_type, the column in which changeImages marks updates"):
         given.reader(schema)

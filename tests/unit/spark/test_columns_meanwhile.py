@@ -170,6 +170,6 @@ def test_a_plan_that_has_outlived_its_lease_is_not_read_by_names_of_before(
     change(world.shard)
     assert list(rows_of(reader, partitions)), "what it names is held"
     world.settle()
-    with pytest.raises(InvalidUsage, match=r"column 'v', .* its lease has lapsed, so load\(\) again"):
+    with pytest.raises(InvalidUsage, match=r"column 'v', .* its lease has expired, so call load\(\) again"):
         list(rows_of(reader, partitions))
     executors._shared_hold.cache_clear()

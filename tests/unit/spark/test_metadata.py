@@ -153,13 +153,17 @@ def test_a_schema_of_ones_own_names_some_of_the_columns(shard: Any, url: str) ->
 
 
 BAD = [
-    ({"metadata": "files"}, InvalidUsage, "option 'metadata' is one of history, parts, readers, cursors, schemas"),
-    ({"metadata": ""}, InvalidUsage, "option 'metadata' is one of"),
-    ({"metadata": "parts", "asOf": "1"}, InvalidUsage, "option 'asOf' means nothing for metadata=parts"),
-    ({"metadata": "parts", "where": "n = 1"}, InvalidUsage, "option 'where' means nothing for metadata=parts"),
-    ({"metadata": "parts", "historyLimit": "1"}, InvalidUsage, "option 'historyLimit' means nothing for"),
-    ({"metadata": "parts", "readDiff": "true", "start": "1"}, InvalidUsage, "'readDiff' means nothing for"),
-    ({"metadata": "detail", "readChangeFeed": "true"}, InvalidUsage, "option 'readChangeFeed' means nothing for"),
+    (
+        {"metadata": "files"},
+        InvalidUsage,
+        "option 'metadata' is 'files'; it must be one of history, parts, readers, cursors, schemas",
+    ),
+    ({"metadata": ""}, InvalidUsage, "option 'metadata' is ''; it must be one of"),
+    ({"metadata": "parts", "asOf": "1"}, InvalidUsage, "option 'asOf' does not apply to metadata=parts"),
+    ({"metadata": "parts", "where": "n = 1"}, InvalidUsage, "option 'where' does not apply to metadata=parts"),
+    ({"metadata": "parts", "historyLimit": "1"}, InvalidUsage, "option 'historyLimit' does not apply to"),
+    ({"metadata": "parts", "readDiff": "true", "start": "1"}, InvalidUsage, "'readDiff' does not apply to"),
+    ({"metadata": "detail", "readChangeFeed": "true"}, InvalidUsage, "option 'readChangeFeed' does not apply to"),
 ]
 
 
@@ -183,5 +187,5 @@ def test_metadata_of_a_shard_that_is_not_there_and_of_a_column_that_is_not_there
 
 def test_a_stream_of_metadata_is_refused(shard: Any, url: str) -> None:
     given = source(url, "orders", metadata="parts")
-    with pytest.raises(InvalidUsage, match="option 'metadata' means nothing for a streaming read"):
+    with pytest.raises(InvalidUsage, match="option 'metadata' does not apply to a streaming read"):
         given.streamReader(given.schema()).initialOffset()

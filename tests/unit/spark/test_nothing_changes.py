@@ -90,8 +90,8 @@ def test_an_upsert_of_what_is_there_takes_no_time(shard: Any, url: str) -> None:
     ({"rewrites": "true", "diffColumn": "d"}, False, "option 'rewrites' needs 'readTime' and 'diffColumn'"),
     ({"rewrites": "true", "readTime": "0"}, False, "option 'rewrites' needs 'readTime' and 'diffColumn'"),
     ({**REWRITES, "newUpper": "9"}, False, "option 'rewrites' needs 'readTime' and 'diffColumn'"),
-    ({"rewrites": "true", "expectedUpper": "1", "restoreTo": "0"}, False, "'rewrites' means nothing for a write with"),
-    (REWRITES, True, "option 'rewrites' means nothing with mode 'overwrite'"),
+    ({"rewrites": "true", "expectedUpper": "1", "restoreTo": "0"}, False, "'rewrites' does not apply to a write with"),
+    (REWRITES, True, "option 'rewrites' does not apply to mode 'overwrite'"),
 ])  # fmt: skip
 def test_a_rewrite_is_of_changes_of_what_was_read(
     shard: Any, url: str, options: dict[str, str], overwrite: bool, sentence: str

@@ -126,7 +126,7 @@ def test_the_history_tells_of_columns_that_changed_where_there_was_no_row(client
         ({"id": pa.array([1], pa.int32())}, {}, "key column 'id' of shard 'orders' is int64, not int32"),
         ({"id": [1], "n": [1]}, {"key": "n"}, r"has the key \('id'\), not \('n'\)"),
         ({"id": [1], "_change_type": ["x"]}, {}, "is reserved"),
-        ({"id": [1]}, {"mergeSchema": "true"}, "give one of 'overwriteSchema' and 'mergeSchema'"),
+        ({"id": [1]}, {"mergeSchema": "true"}, "'overwriteSchema' and 'mergeSchema' are exclusive"),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(
@@ -141,7 +141,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
 def test_other_modes_and_streams_refuse_the_option(shard: Shard, url: str) -> None:
     with pytest.raises(InvalidUsage, match="'overwriteSchema' needs mode 'overwrite'"):
         write(url, "orders", FRAME, overwriteSchema="true")
-    with pytest.raises(InvalidUsage, match="'overwriteSchema' means nothing for a streaming write"):
+    with pytest.raises(InvalidUsage, match="'overwriteSchema' does not apply to a streaming write"):
         source(url, "orders", overwriteSchema="true").streamWriter(StructType(), True)
     assert rows(shard) == ROWS
 

@@ -76,7 +76,7 @@ def test_a_job_that_an_erasure_overtook_writes_no_erased_row_once_more(
     """Not even together with what takes it away again: the receipt says that the row is in no byte."""
     staged = planned(target, overwrite)
     told = shard.erase(keys=["a"])
-    with pytest.raises(Conflict, match="were erased since this job began; nothing was changed: run it again"):
+    with pytest.raises(Conflict, match="were erased since this job started, so nothing was changed"):
         committer(target, overwrite).commit([staged, None], 0)
     assert shard.upper().element == told.at + 1
     committer(target, overwrite).commit([planned(target, overwrite), None], 0)

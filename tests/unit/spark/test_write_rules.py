@@ -187,19 +187,19 @@ def test_a_conditional_upsert_whose_answer_is_lost_is_told_its_outcome(
 
 
 BAD = [
-    ({"readTime": "x"}, False, "option 'readTime' is a whole number"),
-    ({"readTime": -2}, False, "option 'readTime' is -2, outside"),
-    ({"readTime": 2**63 - 2}, False, "no write comes after it"),
-    ({"readTime": 0, "expectedUpper": 1}, False, "'expectedUpper' and 'readTime' mean the same; give one"),
-    ({"readTime": 0, "envelope": "upsert", "newUpper": 9}, False, "envelope=upsert works out times and diffs itself"),
-    ({"envelope": "upsert", "diffColumn": "n"}, False, "envelope=upsert works out times and diffs itself"),
-    ({"readTime": 0, "newUpper": 9}, True, "mode 'overwrite' replaces everything at a time of its own"),
-    ({"readTime": 0, "newUpper": "closed"}, True, "mode 'overwrite' replaces everything at a time of its own"),
+    ({"readTime": "x"}, False, "option 'readTime' is 'x'; it must be a whole number"),
+    ({"readTime": -2}, False, "option 'readTime' is -2; it must be in"),
+    ({"readTime": 2**63 - 2}, False, "no write can follow it"),
+    ({"readTime": 0, "expectedUpper": 1}, False, "'expectedUpper' and 'readTime' are exclusive; give one"),
+    ({"readTime": 0, "envelope": "upsert", "newUpper": 9}, False, "envelope=upsert sets times and diffs itself"),
+    ({"envelope": "upsert", "diffColumn": "n"}, False, "envelope=upsert sets times and diffs itself"),
+    ({"readTime": 0, "newUpper": 9}, True, "mode 'overwrite' replaces everything at the next time"),
+    ({"readTime": 0, "newUpper": "closed"}, True, "mode 'overwrite' replaces everything at the next time"),
     ({"readTime": 0, "newUpper": 2, "timeColumn": "n"}, True, "mode 'overwrite' replaces everything"),
     ({"readTime": 0, "envelope": "upsert"}, True, "mode 'overwrite' replaces everything"),
     ({"writeId": ""}, False, "option 'writeId' has 0 characters"),
     ({"writeId": "x" * 65}, False, "option 'writeId' has 65 characters"),
-    ({"txnAppId": "a"}, False, "'txnAppId' and 'txnVersion' go together"),
+    ({"txnAppId": "a"}, False, "'txnAppId' and 'txnVersion' must be given together"),
 ]
 
 
