@@ -30,7 +30,7 @@ from persist.parts.key_encoding import key_groups, key_schema
 from persist.spark import executors, planning
 from persist.spark.executors import check_same_columns, hold_again, recover_lease, unreadable_as_expired
 from persist.spark.options import ReadOptions, Target
-from persist.spark.spark_schemas import Renamed, arrow_schema, as_began, batches, spark_schema
+from persist.spark.spark_schemas import Renamed, arrow_schema, batches, spark_schema, with_original_names
 
 # Pre- and post-images of updates.
 #
@@ -363,7 +363,7 @@ def read_changes(
     else:
         rows = _insertions(tables, split, options)
     target_schema = arrow_schema(schema)
-    return batches(as_began(rows, split.renamed, target_schema), target_schema, options.batch_rows)
+    return batches(with_original_names(rows, split.renamed, target_schema), target_schema, options.batch_rows)
 
 
 def _with_images(split: FeedSplit, transport: Transport, wanted: Filter | None) -> Iterator[pa.Table]:

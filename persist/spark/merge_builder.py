@@ -1,7 +1,7 @@
-"""Merges, updates and deletions as Spark jobs: rows of the shard as of a time, and what is to become of them.
+"""MERGE, UPDATE and DELETE as Spark jobs over the rows of a shard as of a time.
 
-They are a join that yields what goes (`__diff` below 0) and what comes. It is written on the condition that nobody has
-written after that time, so that a merge is as if it had happened in one moment.
+A job computes deletions (`__diff` below 0) and insertions, for a merge by a join. It commits them on the condition that
+nothing was committed after that time, so it is atomic and serializable.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
 from persist.spark.options import listed
 from persist.spark.spark_schemas import quoted
-from persist.spark.store_assignment import KEYS, REFUSES, fit, fitted, identity, literal
+from persist.spark.store_assignment import KEYS, REFUSES, cast_values, identity, literal, store_cast
 from persist.spark.write_job import Written
 
-Condition: TypeAlias = str | Column | None  # SQL, or an expression of columns; None: always
-Values = Mapping[str, Any]  # of columns: SQL as text, an expression of columns, or any other value as it is
+Condition: TypeAlias = str | Column | None  # SQL or a Column; None: always true
+Values = Mapping[str, Any]  # by column: SQL as text, a Column, or a literal value
 RETRIES = 10
 UPDATE, DELETE, INSERT = "update", "delete", "insert"
 MATCHED, OF_SOURCE, OF_TARGET = "matched", "not matched", "not matched by source"
@@ -35,20 +35,20 @@ _KEY = _HELPERS + "key"
 
 @dataclass(frozen=True)
 class MergeClause:
-    """What becomes of rows of one kind where the condition holds: `values` by column, None where rows go."""
+    """A WHEN clause: the action on rows of one kind if the condition holds. `values` by column; None for deletions."""
 
     rows: str
-    verb: str
+    action: str
     values: Mapping[str, Column] | None = None
     condition: Condition = None
 
 
 @dataclass(frozen=True)
 class TableMerge:
-    """A merge that is being put together; `ShardTable.merge` begins one, and `execute` runs it.
+    """A builder of a merge: `ShardTable.merge` creates it, and `execute` runs it.
 
-    Of the clauses for a row the first one whose condition holds applies; a condition that is null does not hold. They
-    name columns `target.x` and `source.x`. A text is SQL; another value that is no Column is a literal.
+    The first clause of a row whose condition is true applies; null is not true. Clauses refer to columns as `target.x`
+    and `source.x`. A string is SQL; any other value that is not a Column is a literal.
     """
 
     run: Callable[..., Written]  # `ShardTable.rewritten`
@@ -59,68 +59,68 @@ class TableMerge:
     clauses: tuple[MergeClause, ...] = ()
 
     def when_matched_update(self, set: Values | None = None, condition: Condition = None) -> TableMerge:  # noqa: A002
-        """Change rows of the shard that a row of the source matches.
+        """Update rows of the shard that a row of the source matches.
 
         Args:
-            set: the new values by column, not of key columns; None: every other column has its value in the source.
-                Each must fit its column value for value.
-            condition: when; None is always.
+            set: the new values by column, except key columns; None: every column that the merge does not match by gets
+                its value in the source. Each value must fit its column without loss.
+            condition: which of these rows; None: all.
         Raises: InvalidUsage (no such column, a key column, or one that the source lacks).
         """
         values = self._from_source(self._values_of_source) if set is None else set
         return self._with(MergeClause(MATCHED, UPDATE, _checked(self.schema, values), condition))
 
     def when_matched_delete(self, condition: Condition = None) -> TableMerge:
-        """Take away rows of the shard that a row of the source matches. `condition`: when; None is always."""
+        """Delete rows of the shard that a row of the source matches. `condition`: which of these rows; None: all."""
         return self._with(MergeClause(MATCHED, DELETE, None, condition))
 
     def when_not_matched_insert(self, values: Values | None = None, condition: Condition = None) -> TableMerge:
-        """Add a row for each row of the source that matches none of the shard.
+        """Insert a row for each row of the source that matches no row of the shard.
 
         Args:
-            values: by column; those that are left out are null. None: those of the source.
-            condition: when; None is always.
+            values: by column; omitted columns are null. None: the values of the source.
+            condition: which of these rows; None: all.
         Raises: InvalidUsage (no such column, or one that the source lacks).
         """
         every = self._from_source(self.schema.arrow.names) if values is None else values
         return self._with(MergeClause(OF_SOURCE, INSERT, _checked(self.schema, every, with_key=True), condition))
 
     def when_not_matched_by_source_update(self, set: Values, condition: Condition = None) -> TableMerge:  # noqa: A002
-        """Change rows of the shard that no row of the source matches.
+        """Update rows of the shard that no row of the source matches.
 
         Args:
-            set: the new values by column, not of key columns.
-            condition: when; None is always.
+            set: the new values by column, except key columns.
+            condition: which of these rows; None: all.
         Raises: InvalidUsage (no such column, or a key column).
         """
         return self._with(MergeClause(OF_TARGET, UPDATE, _checked(self.schema, set), condition))
 
     def when_not_matched_by_source_delete(self, condition: Condition = None) -> TableMerge:
-        """Take away rows of the shard that no row of the source matches. `condition`: when; None is always."""
+        """Delete rows of the shard that no row of the source matches. `condition`: which of these rows; None: all."""
         return self._with(MergeClause(OF_TARGET, DELETE, None, condition))
 
     def execute(self, *, retries: int = RETRIES, info: Info | None = None) -> Written:
-        """Run it as one commit. The source is read anew by each try: cache it where it is not the same each time.
+        """Run the merge as one commit. Each attempt reads the source again: cache it if it is not deterministic.
 
         Args:
-            retries: how often to begin anew because somebody else has written meanwhile.
-            info: as `Shard.insert` says.
-        Returns: where it landed; its `time` is None where nothing changed, so that nothing was committed.
+            retries: how often to retry after another writer has committed in the meantime.
+            info: as for `Shard.insert`.
+        Returns: the result; its `time` is None if nothing changed, because nothing was committed then.
         Raises: InvalidUsage (there is no clause, two rows of the source match one row, or a value or a key of the
-            source does not fit its column; nothing was written), UpperMismatch (others wrote before each try; nothing
-            was written), and what writes may.
+            source does not fit its column; nothing was written), UpperMismatch (others wrote before each attempt;
+            nothing was written), and what writes may.
         """
         if not self.clauses:
-            raise InvalidUsage("the merge has no clause, so nothing would happen; say what, as when_matched_update()")
+            raise InvalidUsage("the merge has no clause; add one, for example when_matched_update()")
         return self.run(self.changes, retries=retries, info=info)
 
     def changes(self, target: DataFrame) -> DataFrame:
-        """What the merge writes: the columns and `__diff`, of rows of the shard with their multiplicities."""
+        """The changes of the merge to rows of the shard with their multiplicities: the columns and `__diff`."""
         joined, types = self._joined(target), _types(self.schema, target)
-        clauses = [_fitted(clause, joined, types, self.schema) for clause in self.clauses]
+        clauses = [_cast_clause(clause, joined, types, self.schema) for clause in self.clauses]
         chosen = joined.select("*", self._clause().alias(_CLAUSE)).where(F.col(_CLAUSE).isNotNull())
         changes = reduce(
-            lambda found, numbered: found.when(F.col(_CLAUSE) == numbered[0], _changes(numbered[1], types)),
+            lambda cases, numbered: cases.when(F.col(_CLAUSE) == numbered[0], _changes(numbered[1], types)),
             enumerate(clauses),
             F.when(F.lit(False), F.array(_old(types))),
         )
@@ -128,43 +128,45 @@ class TableMerge:
 
     def _joined(self, target: DataFrame) -> DataFrame:
         kinds = {name: target.schema[name].dataType for name in self.on}
-        given = {name: _KEY + str(number) for number, name in enumerate(self.on)}
+        aliases = {name: _KEY + str(number) for number, name in enumerate(self.on)}
         keys = (
-            fit(KEYS, F.col(quoted(name)), self.source.schema[name].dataType, kind, self.schema.arrow.field(name))
+            store_cast(
+                KEYS, F.col(quoted(name)), self.source.schema[name].dataType, kind, self.schema.arrow.field(name)
+            )
             for name, kind in kinds.items()
         )
-        source = self.source.select("*", F.lit(True).alias(_IN_SOURCE), *map(Column.alias, keys, given.values()))
-        same = [one for name, kind in kinds.items() for one in identity(F.col(given[name]), kind)]
-        copies = F.count(F.lit(1)).over(Window.partitionBy(*same))
+        source = self.source.select("*", F.lit(True).alias(_IN_SOURCE), *map(Column.alias, keys, aliases.values()))
+        keys_of_source = [key for name, kind in kinds.items() for key in identity(F.col(aliases[name]), kind)]
+        copies = F.count(F.lit(1)).over(Window.partitionBy(*keys_of_source))
         source = source.withColumn(_COPIES, copies).alias("source")
-        theirs = target.withColumn(_IN_TARGET, F.lit(True)).alias("target")
+        target = target.withColumn(_IN_TARGET, F.lit(True)).alias("target")
         rows = {clause.rows for clause in self.clauses}
         how = {(False, False): "inner", (True, False): "left", (False, True): "right", (True, True): "full"}
         pairs = (
-            one.eqNullSafe(other)
+            source_key.eqNullSafe(target_key)
             for name, kind in kinds.items()
-            for one, other in zip(
-                identity(_of("source", given[name]), kind), identity(_of("target", name), kind), strict=True
+            for source_key, target_key in zip(
+                identity(_of("source", aliases[name]), kind), identity(_of("target", name), kind), strict=True
             )
         )
-        return source.join(theirs, reduce(Column.__and__, pairs), how[OF_SOURCE in rows, OF_TARGET in rows])
+        return source.join(target, reduce(Column.__and__, pairs), how[OF_SOURCE in rows, OF_TARGET in rows])
 
     def _clause(self) -> Column:
-        """Which clause applies to a row of the join, by its number; null: none."""
+        """The number of the clause that applies to a row of the join; null: none."""
         in_source, in_target = (F.col(name).isNotNull() for name in (_IN_SOURCE, _IN_TARGET))
         matched = in_source & in_target
         kinds = {MATCHED: matched, OF_SOURCE: ~in_target, OF_TARGET: ~in_source}
-        twice = (
+        duplicate = (
             f"{REFUSES}two rows of the source have the same {listed(self.on)}, and both match a row of shard "
             f"{self.name!r}; drop the duplicates first"
         )
-        found = F.when(matched & (F.col(_COPIES) > 1), F.raise_error(F.lit(twice)).cast("int"))
+        applies = F.when(matched & (F.col(_COPIES) > 1), F.raise_error(F.lit(duplicate)).cast("int"))
         for number, clause in enumerate(self.clauses):
             holds = kinds[clause.rows]
             if clause.condition is not None:
                 holds = holds & as_condition(clause.condition)
-            found = found.when(holds, F.lit(number))
-        return found
+            applies = applies.when(holds, F.lit(number))
+        return applies
 
     @property
     def _values_of_source(self) -> list[str]:
@@ -174,7 +176,7 @@ class TableMerge:
         missing = [name for name in names if name not in self.source.columns]
         if missing:
             raise InvalidUsage(
-                f"the source lacks the column {missing[0]!r} of shard {self.name!r}; say what the columns are"
+                f"the source lacks the column {missing[0]!r} of shard {self.name!r}; give the values of the columns"
             )
         return {name: _of("source", name) for name in names}
 
@@ -182,13 +184,13 @@ class TableMerge:
         return replace(self, clauses=(*self.clauses, clause))
 
 
-def begun(
+def begin_merge(
     run: Callable[..., Written], shard: str, source: DataFrame, on: tuple[str, ...] | None, schema: ShardSchema
 ) -> TableMerge:
-    """A merge without clauses. Raises InvalidUsage where the source does not fit."""
+    """A merge without clauses. Raises InvalidUsage if the source lacks a column, or has one twice."""
     names = schema.key if on is None else on
     if not names:
-        raise InvalidUsage("on names no column; leave it out for the shard's key")
+        raise InvalidUsage("'on' is empty; leave it out to match by the shard's key")
     for name in names:
         if name not in schema.arrow.names:
             raise InvalidUsage(f"shard {shard!r} has no column {name!r} to match by")
@@ -196,46 +198,46 @@ def begun(
             raise InvalidUsage(f"the source lacks the column {name!r}, by which rows are matched")
     for name in source.columns:
         if source.columns.count(name) > 1 or name.startswith(_HELPERS):
-            raise InvalidUsage(f"the source has the column {name!r} twice, or keeps its name from a merge; rename it")
+            raise InvalidUsage(f"the source has the column {name!r} twice, or its name is reserved; rename it")
     return TableMerge(run, shard, source, names, schema)
 
 
-def updated(schema: ShardSchema, values: Values) -> Callable[[DataFrame], DataFrame]:
-    """What an update writes of rows of the shard. Raises InvalidUsage."""
+def update_changes(schema: ShardSchema, values: Values) -> Callable[[DataFrame], DataFrame]:
+    """The function that computes the changes of an update to rows of the shard. Raises InvalidUsage."""
     clause = MergeClause(OF_TARGET, UPDATE, _checked(schema, values))
 
     def changes(target: DataFrame) -> DataFrame:
         rows, types = target.alias("target"), _types(schema, target)
-        changed = _changes(_fitted(clause, rows, types, schema), types)
+        changed = _changes(_cast_clause(clause, rows, types, schema), types)
         return rows.select(F.explode(changed).alias("row")).select("row.*")
 
     return changes
 
 
-def deleted(target: DataFrame) -> DataFrame:
-    """What a deletion writes of rows of the shard."""
+def delete_changes(target: DataFrame) -> DataFrame:
+    """The changes that delete rows of the shard."""
     return target.withColumn(DIFF, -F.col(DIFF))
 
 
 def as_condition(condition: str | Column) -> Column:
-    """Raises InvalidUsage where it is neither SQL nor an expression."""
+    """The condition as a Column. Raises InvalidUsage if it is neither SQL nor a Column."""
     if isinstance(condition, str):
         return F.expr(condition)
     if not isinstance(condition, Column):
-        raise InvalidUsage(f"a condition is SQL, or an expression of columns, not {condition!r:.100}")
+        raise InvalidUsage(f"the condition is {condition!r:.100}; it must be SQL or a Column")
     return condition
 
 
 def _types(schema: ShardSchema, target: DataFrame) -> StructType:
-    """The columns as Spark reads them now: a type may have become wider since the schema was looked at."""
+    """The current Spark types of the columns: a type may have been widened since the schema was read."""
     return StructType([target.schema[name] for name in schema.arrow.names])
 
 
-def _fitted(clause: MergeClause, rows: DataFrame, types: StructType, schema: ShardSchema) -> MergeClause:
-    """The clause with values of the types that the columns have. Raises InvalidUsage."""
+def _cast_clause(clause: MergeClause, rows: DataFrame, types: StructType, schema: ShardSchema) -> MergeClause:
+    """The clause with its values cast to the types of the columns. Raises InvalidUsage."""
     if clause.values is None:
         return clause
-    return replace(clause, values=fitted(clause.values, rows, types, schema.arrow))
+    return replace(clause, values=cast_values(clause.values, rows, types, schema.arrow))
 
 
 def _of(side: str, name: str) -> Column:
@@ -243,35 +245,39 @@ def _of(side: str, name: str) -> Column:
 
 
 def _changes(clause: MergeClause, types: StructType) -> Column:
-    """The rows that a clause writes, as an array."""
-    if clause.verb == DELETE:
+    """The changes that a clause makes to a row, as an array."""
+    if clause.action == DELETE:
         return F.array(_old(types))
     assert clause.values is not None
-    given = clause.values
-    if clause.verb == INSERT:
-        whole = {one.name: given.get(one.name, F.lit(None).cast(one.dataType)) for one in types}
-        return F.array(_row(types, whole, F.lit(1)))
-    kept = {name: given[name] if name in given else _of("target", name) for name in types.names}
-    return F.array(_old(types), _row(types, kept, _of("target", DIFF)))
+    values = clause.values
+    if clause.action == INSERT:
+        inserted = {field.name: values.get(field.name, F.lit(None).cast(field.dataType)) for field in types}
+        return F.array(_row(types, inserted, F.lit(1)))
+    updated = {name: values[name] if name in values else _of("target", name) for name in types.names}
+    return F.array(_old(types), _row(types, updated, _of("target", DIFF)))
 
 
 def _old(types: StructType) -> Column:
     return _row(types, {name: _of("target", name) for name in types.names}, -_of("target", DIFF))
 
 
-def _row(types: StructType, values: Mapping[str, Column], times: Column) -> Column:
+def _row(types: StructType, values: Mapping[str, Column], diff: Column) -> Column:
     columns = [values[name].alias(name) for name in types.names]
-    return F.struct(*columns, times.cast("bigint").alias(DIFF))
+    return F.struct(*columns, diff.cast("bigint").alias(DIFF))
 
 
 def _checked(schema: ShardSchema, values: object, *, with_key: bool = False) -> dict[str, Column]:
     if not isinstance(values, Mapping) or not values:
-        raise InvalidUsage(f"values are {values!r:.100}; they must be a dict of columns, such as {{'n': 'source.n'}}")
+        raise InvalidUsage(
+            f"the values are {values!r:.100}; they must be a dict by column, such as {{'n': 'source.n'}}"
+        )
     for name in values:
         if name not in schema.arrow.names:
             raise InvalidUsage(f"the shard has no column {name!r}; its columns are {listed(schema.arrow.names)}")
         if name in schema.key and not with_key:
-            raise InvalidUsage(f"{name!r} is a key column, which no update changes; delete the row and insert another")
+            raise InvalidUsage(
+                f"{name!r} is a key column, which an update cannot change; delete the row and insert another"
+            )
     return {name: _value(schema.arrow.field(name), value) for name, value in values.items()}
 
 

@@ -88,10 +88,10 @@ assert set(SCHEMAS) == set(METADATA)
 
 
 class MetadataReader(DataSourceReader):
-    """Reads it in one task. What is committed meanwhile is not in the commit history."""
+    """Reads one kind of metadata in one task. Commits during a read of the history are not part of it."""
 
     def __init__(self, target: Target, options: MetadataOptions, schema: StructType) -> None:
-        """Raises InvalidUsage where this kind of metadata has not the columns of `schema`."""
+        """Raises InvalidUsage if this kind of metadata lacks a column of `schema`."""
         known = {field.name: field.dataType for field in SCHEMAS[options.kind]}
         for field in schema:
             if known.get(field.name) != field.dataType:
@@ -105,38 +105,33 @@ class MetadataReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         kind = self._options.kind
-        whole, schema = arrow_schema(SCHEMAS[kind]), arrow_schema(self._schema)
+        full, schema = arrow_schema(SCHEMAS[kind]), arrow_schema(self._schema)
         pages = _history(self._target, self._options) if kind == "history" else [_ROWS[kind](self._target)]
         for rows in pages:
-            yield pa.RecordBatch.from_pylist(rows, whole).select(schema.names).cast(schema)
+            yield pa.RecordBatch.from_pylist(rows, full).select(schema.names).cast(schema)
 
 
 def _history(target: Target, options: MetadataOptions) -> Iterator[list[Row]]:
-    """An entry for each command that changed the shard, newest first, page by page."""
-    one, left, before = executors.one_shard(target), options.limit, None
+    """A row for each command that changed the shard, newest first, in pages."""
+    transport, left, before = executors.one_shard(target), options.limit, None
     while left:
-        entries = read_entries(one, target.shard, before, min(left, PAGE_MAX), options.maintenance)
+        entries = entries_told(transport, target.shard, before, min(left, PAGE_MAX), options.maintenance)
         if not entries:
             return
-        yield [_entry(to_history_entry(entry)) for entry in entries]
+        yield [_history_row(entry_shown(entry)) for entry in entries]
         left, before = left - len(entries), entries[-1].place
 
 
-def _entry(entry: HistoryEntry) -> Row:
+def _history_row(entry: HistoryEntry) -> Row:
     info = None if entry.info is None else json.dumps(entry.info, ensure_ascii=False)
     return {**asdict(entry), "place": entry.place, "bytes": entry.size, "info": info}
 
 
 def _detail(target: Target) -> list[Row]:
-    one = executors.one_shard(target)
-    view = one.view(target.shard, ViewRequest(with_details=True))
+    view = executors.one_shard(target).view(target.shard, ViewRequest(with_details=True))
     schema_id, schema = current_schema(view.schemas)
-    assert view.details is not None
-    told: Row = {
-        "history_ms": view.details.settings.history_ms,
-        "mark_every_ms": view.details.settings.mark_every_ms,
-        "tags": {name: tag.time for name, tag in view.details.tags.items()},
-    }
+    details = view.details
+    assert details is not None
     return [
         {
             "name": view.name,
@@ -151,37 +146,39 @@ def _detail(target: Target) -> list[Row]:
             "parts": sum(batch.part_count for batch in view.batches),
             "updates": sum(batch.rows for batch in view.batches),
             "bytes": sum(batch.size for batch in view.batches),
-            **told,
+            "history_ms": details.settings.history_ms,
+            "mark_every_ms": details.settings.mark_every_ms,
+            "tags": {name: tag.time for name, tag in details.tags.items()},
             **constraints_json(schema),
         }
     ]
 
 
 def _parts(target: Target) -> list[Row]:
-    """Those in bundles among them: these are read, under a lease."""
-    one, settings = executors.one_shard(target), target.connection.handles.read
-    view = one.view(target.shard, ViewRequest())
+    """Includes the parts in bundles, which are read under a lease."""
+    transport, settings = executors.one_shard(target), target.connection.handles.read
+    view = transport.view(target.shard, ViewRequest())
     if not any(part.bundle is not None for batch in view.batches for part in batch.parts()):
-        return _parts_of(one, view, target)
-    lease = ReadLease.open(one, target.shard, None, "spark metadata", settings)
+        return _part_rows(transport, view, target)
+    lease = ReadLease.open(transport, target.shard, None, "spark metadata", settings)
     try:
         with leased_blobs(lease):
-            return _parts_of(one, one.view(target.shard, ViewRequest(min_seqno=lease.seqno)), target)
+            return _part_rows(transport, transport.view(target.shard, ViewRequest(min_seqno=lease.seqno)), target)
     finally:
         lease.close()
 
 
-def _parts_of(one: OneShard, view: ShardView, target: Target) -> list[Row]:
-    reader = part_reader(one, view, target.connection.handles.read)[1]
+def _part_rows(transport: OneShard, view: ShardView, target: Target) -> list[Row]:
+    reader = part_reader(transport, view, target.connection.handles.read)[1]
     return [
-        _part(batch, number, part)
+        _part_row(batch, number, part)
         for batch in view.batches
         for number, run in enumerate(reader.expanded(batch.runs))
         for part in run.parts
     ]
 
 
-def _part(batch: HollowBatch, run: int, part: Part) -> Row:
+def _part_row(batch: HollowBatch, run: int, part: Part) -> Row:
     return {
         "id": str(part.id),
         "blob": part.key,
@@ -224,7 +221,7 @@ def _schemas(target: Target) -> list[Row]:
 def _shown_type(field: pa.Field) -> str | None:
     try:
         return str(spark_type(field.name, field.type).simpleString())
-    except InvalidUsage:  # Spark cannot hold it
+    except InvalidUsage:  # Spark has no such type
         return None
 
 
@@ -244,7 +241,7 @@ def _readers(target: Target) -> list[Row]:
 
 
 def _cursors(target: Target) -> list[Row]:
-    """Without their opaque tokens: who knows one may move the hold."""
+    """Without their opaque tokens, which authorize moving the hold."""
     return [
         {"cursor": reader.purpose, "reader": str(key), "since": reader.since.element, "seqno": int(reader.registered)}
         for key, reader in _state(target, "cursors").critical_readers.items()
@@ -252,14 +249,14 @@ def _cursors(target: Target) -> list[Row]:
 
 
 def _state(target: Target, kind: str) -> State:
-    """What the shard is like, as the stores tell it. Raises InvalidUsage where servers are asked: they do not say."""
+    """The State of the shard, from the stores. Raises InvalidUsage if the location is a server."""
     transport = executors.transport(target.connection)
     if not isinstance(transport, EmbeddedTransport):
         raise InvalidUsage(
-            f"a server does not tell the {kind} of a shard; read metadata={kind} where the stores are, by url "
-            "persist:///directory or by blob and consensus"
+            f"a server does not return the {kind} of a shard; read metadata={kind} from the stores, with url "
+            "persist:///directory or with blob and consensus"
         )
-    executors.view_of(target)  # a shard that was dropped is told as everywhere
+    executors.view_of(target)  # raises UnknownShard for a dropped shard
     return transport.location.machine(target.shard).refresh()
 
 

@@ -1,13 +1,13 @@
-"""Offsets of streams, and how far a micro-batch reaches: at most so many rows or bytes.
+"""Offsets of streams, and admission control: the end of a micro-batch under a limit of rows or bytes.
 
-An offset is `{"v": 1, "frontier": [7], "shard": "s…"}` (everything before time 7 is delivered), or, for a stream that
-begins with the contents of the shard, `{"v": 1, "snapshot": 4, "shard": "s…"}` (nothing is delivered: the contents as
-of 4 come first, then changes). Where one of these is too large for a micro-batch, the offset tells how far its keys
-are: `{"v": 2, "snapshot": 4, "key": "…", "shard": "s…"}` (of the contents as of 4 the keys before this one are
-delivered), or `{"v": 2, "frontier": [7], "key": "…", "shard": "s…"}` (everything before time 7, and of time 7 the keys
-before this one). The key is in the encoding of `persist.parts.key_encoding`, in base64. Builds that do not know it
-refuse the version. The shard's id tells the lives of a name apart: a checkpoint of a dropped shard is refused. Earlier
-checkpoints have none, and are good for whichever shard has the name.
+An offset is `{"v": 1, "frontier": [7], "shard": "s…"}` (everything before time 7 is delivered) or, for a stream that
+starts with the contents of the shard, `{"v": 1, "snapshot": 4, "shard": "s…"}` (nothing is delivered: the contents as
+of 4 come first, then changes). If one of these is too large for a micro-batch, the offset also has a key:
+`{"v": 2, "snapshot": 4, "key": "…", "shard": "s…"}` (of the contents as of 4, the keys before this one are delivered),
+or `{"v": 2, "frontier": [7], "key": "…", "shard": "s…"}` (everything before time 7 and, of time 7, the keys before this
+one). The key is base64 of the encoding of `persist.parts.key_encoding`. Older versions reject offsets with a key by
+their version. The shard id distinguishes incarnations of a name: a checkpoint of a dropped shard is rejected. Older
+checkpoints have no id and are valid for any shard of the name.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from persist.spark import executors, planning
 from persist.spark.change_feed import Interval, overlapping_batches, select_runs
 from persist.spark.options import ReadOptions, Target
 
-WHOLE_VERSION = 1  # of offsets between times: what older builds know is written as they know it
+WHOLE_VERSION = 1  # of offsets between times, which older versions can read
 CUT_VERSION = 2  # of offsets between keys
 Offset = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stream is: everything before `upper` is delivered, and of its time the keys before `key` (None: none).
+    """The position of a stream: everything before `upper` is delivered and, of that time, the keys before `key`.
 
-    With `is_snapshot` the time is that of the contents with which the stream begins, of which the same is true.
-    `shard` None: of whichever shard has the name.
+    With `is_snapshot`, the time is that of the initial snapshot, and the keys are those of its contents. `key` None: no
+    key is delivered. `shard` None: any shard of the name.
     """
 
     upper: Antichain
@@ -58,70 +58,70 @@ class Position:
 
     @classmethod
     def of(cls, offset: Offset) -> Position:
-        """Raises InvalidUsage where it is not an offset that this persist knows."""
-        version, given = offset.get("v"), offset.get("key")
-        is_known = version == (WHOLE_VERSION if given is None else CUT_VERSION)
+        """Raises InvalidUsage if this version of persist does not know the offset."""
+        version, encoded = offset.get("v"), offset.get("key")
+        is_known = version == (WHOLE_VERSION if encoded is None else CUT_VERSION)
         if not is_known or ("snapshot" in offset) == ("frontier" in offset):
-            raise _unknown(offset)
+            raise _unknown_offset(offset)
         is_snapshot = "snapshot" in offset
         upper = frontier(offset["snapshot"]) if is_snapshot else Antichain.from_json(offset["frontier"])
-        key = None if given is None else _key(offset, given)
+        key = None if encoded is None else _decode_key(offset, encoded)
         if upper.element is None and (is_snapshot or key is not None):
-            raise _unknown(offset)
+            raise _unknown_offset(offset)
         return cls(upper, is_snapshot, key, offset.get("shard"))
 
     @property
     def offset(self) -> Offset:
-        found: Offset = {"v": WHOLE_VERSION if self.key is None else CUT_VERSION}
+        offset: Offset = {"v": WHOLE_VERSION if self.key is None else CUT_VERSION}
         if self.is_snapshot:
-            found["snapshot"] = self.upper.element
+            offset["snapshot"] = self.upper.element
         else:
-            found["frontier"] = self.upper.to_json()
+            offset["frontier"] = self.upper.to_json()
         if self.key is not None:
-            found["key"] = b64encode(self.key).decode()
-        return found if self.shard is None else {**found, "shard": self.shard}
+            offset["key"] = b64encode(self.key).decode()
+        return offset if self.shard is None else {**offset, "shard": self.shard}
 
     @property
     def held(self) -> Antichain:
-        """The since that a stream here still needs; `[]`, which is none, at the end of a closed shard."""
+        """The since that a stream at this position needs; `[]` (none) at the end of a closed shard."""
         element = self.upper.element
         if self.is_snapshot or element is None:
             return self.upper
         return Antichain(max(element - 1, 0))
 
     def is_before(self, other: Position) -> bool:
-        """Whether a stream comes to the other position later than to this one."""
+        """Whether a stream reaches this position before the other one."""
         return self._order < other._order
 
     @property
     def _order(self) -> tuple[bool, int, bool, bytes]:
-        """The contents as of a time come after the time, and before the next one."""
+        """The sort key: the snapshot as of a time comes after the time and before the next one."""
         element = self.upper.element
         at = 0 if element is None else element - (not self.is_snapshot)
         return element is None, at, not self.is_snapshot, self.key or b""
 
     def with_upper(self, upper: Antichain) -> Position:
-        """Everything before `upper` is delivered."""
+        """The position at which everything before `upper` is delivered."""
         return Position(upper, shard=self.shard)
 
     def with_key(self, time: int, key: bytes) -> Position:
-        """Of this time, or of the contents with which the stream begins, the keys before this one are delivered."""
+        """The position at which the keys of this time, or of the initial snapshot, before this key are delivered."""
         return Position(Antichain(time), self.is_snapshot, key, self.shard)
 
 
-def _key(offset: Offset, given: object) -> bytes:
+def _decode_key(offset: Offset, encoded: object) -> bytes:
     try:
-        if isinstance(given, str) and (key := b64decode(given, validate=True)):
+        if isinstance(encoded, str) and (key := b64decode(encoded, validate=True)):
             return key
     except (binascii.Error, ValueError):
         pass
-    raise _unknown(offset)
+    raise _unknown_offset(offset)
 
 
-def _unknown(offset: Offset) -> InvalidUsage:
+def _unknown_offset(offset: Offset) -> InvalidUsage:
     return InvalidUsage(
-        f"the stream's offset {offset!r:.300} is not one that this persist writes; use a new checkpoint, or the newer "
-        "persist that wrote it"
+        f"this version of persist does not know the offset {offset!r:.300}; use a new checkpoint, or the newer "
+        "version that wrote it"
     )
 
 
@@ -134,10 +134,10 @@ def snapshot_offset(as_of: int, shard: ShardId) -> Offset:
 
 
 def between(start: Position, end: Position) -> list[Interval]:
-    """What a stream delivers from one position to another, in time order: at most three intervals, none of them empty.
+    """The intervals that a stream delivers between two positions, in time order: at most three, none of them empty.
 
-    The same whenever it is asked: it knows nothing of the shard. Raises InvalidUsage where no stream comes from the one
-    to the other.
+    Deterministic, because it does not depend on the shard. Raises InvalidUsage if no stream leads from `start` to
+    `end`.
     """
     time = start.upper.element
     if time is None or not start.is_before(end):
@@ -145,42 +145,40 @@ def between(start: Position, end: Position) -> list[Interval]:
     if start.upper == end.upper and start.is_snapshot == end.is_snapshot:
         return [Interval(time, Antichain(time + 1), start.is_snapshot, KeyRange(start.key, end.key))]
     if end.is_snapshot:
-        raise _unknown(end.offset)
+        raise _unknown_offset(end.offset)
     if start.is_snapshot and start.key is None:
         return [Interval(time, end.upper, True), *_last(end)]
-    found = []
+    intervals = []
     if start.key is not None:
-        found.append(Interval(time, Antichain(time + 1), start.is_snapshot, KeyRange(start.key, None)))
+        intervals.append(Interval(time, Antichain(time + 1), start.is_snapshot, KeyRange(start.key, None)))
         time += 1
     if Antichain(time) < end.upper:
-        found.append(Interval(time, end.upper, False))
-    return [*found, *_last(end)]
+        intervals.append(Interval(time, end.upper, False))
+    return [*intervals, *_last(end)]
 
 
 def _last(end: Position) -> list[Interval]:
-    """The keys of the last time that are delivered."""
+    """The interval of the delivered keys of the last time; empty if there are none."""
     time = end.upper.element
     if end.key is None or time is None:
         return []
     return [Interval(time, Antichain(time + 1), False, KeyRange(None, end.key))]
 
 
-# How far a micro-batch reaches.
+# Admission control.
 #
-# Whole times are taken while they fit. Where the next one does not fit alone, its keys are cut. What is counted are
-# rows as they are stored, before they are added up, so a micro-batch may turn out smaller than its bound. Where a
-# stream shows a row as often as it is there, it counts as often. One key at one time is never cut: that alone may
-# exceed the bound.
-
+# A micro-batch takes whole times while they fit. If the next time does not fit alone, it is cut between two keys. Rows
+# are counted as stored, before consolidation, so a micro-batch may be smaller than its limit. If the stream repeats
+# rows by their multiplicities, each repetition counts. A key at one time is never cut and may exceed the limit.
 
 Ints = npt.NDArray[np.int64]
-COUNTED_ROWS = 16_384  # that are decoded at a time where rows have to be counted
+COUNTED_ROWS = 16_384  # decoded at once when rows have to be counted
 EVERYTHING = Limit()
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """Where a micro-batch ends, and what comes after it up to the upper of the shard, at most."""
+    """The end of a micro-batch, and an upper bound of the backlog after it."""
 
     end: Position
     behind: Weight
@@ -188,7 +186,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class _Slab:
-    """One time of the shard, or its contents as of a time, from a key on: what is cut by keys."""
+    """One time of the shard, or its contents as of a time, from a key on, which is cut between keys."""
 
     interval: Interval
     start: Position
@@ -199,8 +197,8 @@ class _Slab:
     dropped: tuple[tuple[RowDrop, tuple[Run, ...]], ...]
 
     @property
-    def every(self) -> tuple[Run, ...]:
-        return (*self.runs, *(run for _, some in self.dropped for run in some))
+    def all_runs(self) -> tuple[Run, ...]:
+        return (*self.runs, *(run for _, removed in self.dropped for run in removed))
 
     @property
     def end(self) -> Position:
@@ -208,19 +206,19 @@ class _Slab:
 
 
 class Admission:
-    """Remembers what it has looked into last, so that a large batch or time is looked into once."""
+    """Computes the ends of micro-batches. Caches the last batch and time that it has examined."""
 
     def __init__(self, target: Target, options: ReadOptions) -> None:
         self._target = target
         self._options = options
-        self._expands = not options.changes  # rows are shown as often as they are there
-        self._looked: tuple[tuple[str, ...], int, Ints, Ints] | None = None
-        self._ahead: dict[tuple[int, bool, int, bytes | None], bytes] = {}
+        self._expands = not options.changes  # rows are repeated by their multiplicities
+        self._counted_times: tuple[tuple[str, ...], int, Ints, Ints] | None = None
+        self._next_cuts: dict[tuple[int, bool, int, bytes | None], bytes] = {}
 
     def next(self, view: ShardView, lease: ReadLease, start: Position, upper: Antichain, limit: Limit) -> Admitted:
-        """The next micro-batch from `start` on, which ends at `upper` at the latest; at `start` where nothing came.
+        """The next micro-batch from `start` on, which ends at `upper` at the latest; at `start` if there is no data.
 
-        With a limit a drop is a micro-batch of its own. Raises what `leased_blobs` and asking for a view may.
+        With a limit, a drop is a micro-batch of its own. Raises what `leased_blobs` and requesting a view may.
         """
         end, left = self._next(view, lease, start, upper, limit)
         if end.key is None or left is None:
@@ -229,7 +227,7 @@ class Admission:
         return Admitted(end, left.plus(_sum(map(self._weight, (b for b in view.batches if _begins_after(b, time))))))
 
     def behind(self, view: ShardView, at: Position) -> Weight:
-        """What was written and comes at or after a position, at most."""
+        """An upper bound of what was written at or after a position."""
         time = at.upper.element
         if time is None:
             return NOTHING
@@ -239,32 +237,32 @@ class Admission:
     def _next(
         self, view: ShardView, lease: ReadLease, start: Position, upper: Antichain, limit: Limit
     ) -> tuple[Position, Weight | None]:
-        """Where it ends, and the weight of what is left of the time there, if it ends between two keys."""
+        """The end, and the weight of the rest of the time if it is between two keys."""
         time = start.upper.element
         if time is None or not start.upper < upper:
             return start, None
         interval = Interval(time, upper, start.is_snapshot)
         drops = interval.drops(view)
         if limit == EVERYTHING:
-            is_there = start.key is not None or drops or overlapping_batches(view.batches, interval)
-            return (start.with_upper(upper) if is_there else start), None
+            has_data = start.key is not None or drops or overlapping_batches(view.batches, interval)
+            return (start.with_upper(upper) if has_data else start), None
         if start.key is not None:
             return self._cut(view, lease, start, limit)
         before = replace(interval, upper=Antichain(drops[0].at)) if drops else interval
-        found = self._whole(view, before, limit) if Antichain(time) < before.upper else None
-        if isinstance(found, Antichain):
-            return start.with_upper(found), None
-        if found is not None:
-            at = start if start.is_snapshot and found == time else start.with_upper(Antichain(found))
+        end = self._whole_times(view, before, limit) if Antichain(time) < before.upper else None
+        if isinstance(end, Antichain):
+            return start.with_upper(end), None
+        if end is not None:
+            at = start if start.is_snapshot and end == time else start.with_upper(Antichain(end))
             return self._cut(view, lease, at, limit)
         return self._cut(view, lease, start.with_upper(before.upper), limit) if drops else (start, None)
 
     # --- whole times
 
-    def _whole(self, view: ShardView, interval: Interval, limit: Limit) -> Antichain | int | None:
-        """The end of those times that fit. An int: this time comes first, and does not. None: nothing was written.
+    def _whole_times(self, view: ShardView, interval: Interval, limit: Limit) -> Antichain | int | None:
+        """The end of the times that fit. An int: the first time, which does not fit alone. None: nothing was written.
 
-        Batches are taken whole while they fit; the first that does not is cut between two of its times.
+        Whole batches are taken while they fit; the first one that does not is cut between two of its times.
         """
         batches = overlapping_batches(view.batches, interval)
         used, end = NOTHING, None
@@ -285,7 +283,7 @@ class Admission:
     def _between_times(
         self, view: ShardView, batch: HollowBatch, interval: Interval, used: Weight, limit: Limit, end: Antichain | None
     ) -> Antichain | int | None:
-        """As `_whole`, with this batch, of which not all fits; without it the end would be `end`."""
+        """As `_whole_times`, for the first batch that does not fit; `end` is the end without it."""
         times, counts = self._times(view, batch, interval.lower)
         is_within = times >= interval.lower
         if interval.upper.element is not None:
@@ -293,7 +291,7 @@ class Admission:
         times, counts = times[is_within], counts[is_within]
         if not len(times):
             return min(batch.desc.upper, interval.upper)
-        left = self._rows_of(batch, limit, used)
+        left = self._rows_allowed(batch, limit, used)
         fitting = int(np.searchsorted(np.cumsum(counts), left, side="right"))
         if fitting == len(times):
             return min(batch.desc.upper, interval.upper)
@@ -301,8 +299,8 @@ class Admission:
             return Antichain(int(times[fitting - 1]) + 1)
         return min(end, interval.upper) if end is not None else int(times[0])
 
-    def _rows_of(self, batch: HollowBatch, limit: Limit, used: Weight) -> int:
-        """How many rows of the batch the limit allows besides what is used."""
+    def _rows_allowed(self, batch: HollowBatch, limit: Limit, used: Weight) -> int:
+        """The number of rows of the batch that the limit allows besides `used`."""
         if limit.rows is not None:
             return limit.rows - used.rows
         assert limit.size is not None
@@ -310,29 +308,29 @@ class Admission:
         return int((limit.size - used.size) * weight.rows / max(1.0, weight.size))
 
     def _times(self, view: ShardView, batch: HollowBatch, first: int) -> tuple[Ints, Ints]:
-        """The distinct times from `first` on of a batch's rows, ascending, and how many rows each has, at most."""
+        """The distinct times of a batch from `first` on, ascending, and an upper bound of the rows of each."""
         ids = _ids(batch)
-        if self._looked is None or self._looked[0] != ids or self._looked[1] > first:
-            found: list[tuple[Ints, Ints]] = []
+        if self._counted_times is None or self._counted_times[0] != ids or self._counted_times[1] > first:
+            counted: list[tuple[Ints, Ints]] = []
             mixed = []
             for part in batch.parts():
                 if part.time_min == part.time_max:
-                    found.append((np.array([part.time_min]), np.array([self._rows(part)])))
+                    counted.append((np.array([part.time_min]), np.array([self._rows_max(part)])))
                 else:
                     mixed.append(part)
-            found += self._read_times(view, batch, mixed, first)
-            times = np.concatenate([some for some, _ in found]) if found else np.zeros(0, np.int64)
-            counts = np.concatenate([some for _, some in found]) if found else np.zeros(0, np.int64)
+            counted += self._read_times(view, batch, mixed, first)
+            times = np.concatenate([np.zeros(0, np.int64), *(times for times, _ in counted)])
+            counts = np.concatenate([np.zeros(0, np.int64), *(counts for _, counts in counted)])
             distinct, places = np.unique(times, return_inverse=True)
             sums = np.zeros(len(distinct), np.int64)
             np.add.at(sums, places, counts)
-            self._looked = (ids, first, distinct, sums)
-        return self._looked[2], self._looked[3]
+            self._counted_times = (ids, first, distinct, sums)
+        return self._counted_times[2], self._counted_times[3]
 
     def _read_times(
         self, view: ShardView, batch: HollowBatch, parts: list[Part], first: int
     ) -> Iterator[tuple[Ints, Ints]]:
-        """The times of parts that have several: their rows have to be read for that, but no column of the user's."""
+        """The times of parts that have several, and their row counts. Reads no user columns."""
         transport = executors.transport(self._target.connection)
         _, reader = part_reader(transport, view, self._target.connection.handles.read)
         for table in reader.read_updates(parts, Antichain(first), batch.desc.upper, columns=()):
@@ -345,23 +343,23 @@ class Admission:
     # --- the keys of one time
 
     def _cut(self, view: ShardView, lease: ReadLease, start: Position, limit: Limit) -> tuple[Position, Weight | None]:
-        """How far the keys of the time of `start` fit, from its key on; and what is left of the time then."""
+        """The position up to which the keys of the time of `start` fit, and the weight of the rest of that time."""
         slab = self._slab(view, lease, start)
-        parts = [part for run in slab.every for part in run.parts]
+        parts = [part for run in slab.all_runs for part in run.parts]
         if slab.wanted.is_empty or not parts:
             return slab.end, None
         weight = _sum(Weight(part.rows, part.size) for part in parts)
         within = slab.wanted
         if not self._has_to_count(slab):
-            found = find_cut(slab.every, slab.reader, within, limit)
-            if not found.is_stuck:
-                return self._at(slab, found.key), found.left
-            weight, within = found.left, KeyRange(within.lower, found.key)
+            cut = find_cut(slab.all_runs, slab.reader, within, limit)
+            if not cut.is_stuck:
+                return self._position_before(slab, cut.key), cut.left
+            weight, within = cut.left, KeyRange(within.lower, cut.key)
         rows_max = limit.rows
         if rows_max is None:
             assert limit.size is not None
             rows_max = max(1, int(limit.size * weight.rows / max(1.0, weight.size)))
-        return self._at(slab, self._counted(slab, lease, within, rows_max)), weight
+        return self._position_before(slab, self._count_cut(slab, lease, within, rows_max)), weight
 
     def _slab(self, view: ShardView, lease: ReadLease, start: Position) -> _Slab:
         time = start.upper.element
@@ -376,40 +374,41 @@ class Admission:
         return _Slab(interval, start, wanted, schema, reader, within(runs, first - 1, time), tuple(dropped))
 
     def _has_to_count(self, slab: _Slab) -> bool:
-        """Whether indexes tell too little: rows may be shown more than once, or most of them are of other times."""
+        """Whether indexes do not suffice: rows may repeat, or most rows of a part may have other times."""
         parts = [part for run in slab.runs for part in run.parts]
         is_many = self._expands and any(part.diff_max > 1 for part in parts)
         return is_many or (not slab.interval.snapshot and any(part.time_min < part.time_max for part in parts))
 
-    def _at(self, slab: _Slab, key: bytes | None) -> Position:
-        """Before this key of the time, or after all of them (None)."""
+    def _position_before(self, slab: _Slab, key: bytes | None) -> Position:
+        """The position before this key of the time, or after all keys (None)."""
         if key is None or (slab.wanted.upper is not None and key >= slab.wanted.upper):
             return slab.end
         return slab.start.with_key(slab.interval.lower, key)
 
-    def _counted(self, slab: _Slab, lease: ReadLease, within: KeyRange, rows_max: int) -> bytes | None:
-        """The key before which there are at most so many rows, or one key alone; the end of `within` where all fit.
+    def _count_cut(self, slab: _Slab, lease: ReadLease, within: KeyRange, rows_max: int) -> bytes | None:
+        """The key before which there are at most `rows_max` rows, or a single key; the end of `within` if all fit.
 
-        Rows are read for it until it is found, only the key of them.
+        Reads the key columns until it is found.
         """
         place = (slab.interval.lower, slab.interval.snapshot, rows_max)
-        if (known := self._ahead.get((*place, within.lower))) is not None:
+        if (known := self._next_cuts.get((*place, within.lower))) is not None:
             return known
-        streams = list(self._streams(slab, lease, within))
-        share = max(1, rows_max // len(streams))  # rows that went and rows that came are shown side by side
+        streams = list(self._key_streams(slab, lease, within))
+        share = max(1, rows_max // len(streams))  # deletions and insertions share the limit
         weights = DIFF if self._expands else None
-        found = [
+        cuts_of_streams = [
             next((cuts for cuts in count_cuts(tables, slab.schema, share, weights) if cuts), []) for tables in streams
         ]
-        self._ahead = {}
+        self._next_cuts = {}
         if len(streams) == 1:
-            lowers = [within.lower, *found[0]]
-            self._ahead = {(*place, lower): upper for lower, upper in zip(lowers, found[0], strict=False)}
-        cut = min((cuts[0] for cuts in found if cuts), default=within.upper)
+            [cuts] = cuts_of_streams
+            lowers = [within.lower, *cuts]
+            self._next_cuts = {(*place, lower): upper for lower, upper in zip(lowers, cuts, strict=False)}
+        cut = min((cuts[0] for cuts in cuts_of_streams if cuts), default=within.upper)
         return cut if within.lower is None or cut is None or cut > within.lower else None
 
-    def _streams(self, slab: _Slab, lease: ReadLease, within: KeyRange) -> Iterator[Iterator[pa.Table]]:
-        """The keys of the rows of a time in order, as often as each is shown, in `__diff`."""
+    def _key_streams(self, slab: _Slab, lease: ReadLease, within: KeyRange) -> Iterator[Iterator[pa.Table]]:
+        """The keys of the rows of a time in order, with their multiplicities in `__diff`."""
         reader, key, time = slab.reader, slab.schema.key, slab.interval.lower
         if slab.runs and slab.interval.snapshot:
             tables = reader.read_range(slab.runs, as_of=time, key_range=within, columns=key, batch_rows=COUNTED_ROWS)
@@ -425,18 +424,18 @@ class Admission:
     # --- weights
 
     def _weight(self, batch: HollowBatch) -> Weight:
-        return Weight(sum(map(self._rows, batch.parts())), batch.size)
+        return Weight(sum(map(self._rows_max, batch.parts())), batch.size)
 
     def _weight_from(self, batch: HollowBatch, time: int) -> Weight:
-        """The weight of what a batch has from a time on, as far as that is known."""
+        """The weight of a batch from a time on, as far as that is known."""
         weight = self._weight(batch)
-        if self._looked is None or self._looked[0] != _ids(batch) or self._looked[1] > time:
+        if self._counted_times is None or self._counted_times[0] != _ids(batch) or self._counted_times[1] > time:
             return weight
-        rows = int(self._looked[3][self._looked[2] >= time].sum())
+        rows = int(self._counted_times[3][self._counted_times[2] >= time].sum())
         return Weight(rows, weight.size * rows / max(1, weight.rows))
 
-    def _rows(self, part: Part) -> int:
-        """How many rows a stream shows of a part, at most."""
+    def _rows_max(self, part: Part) -> int:
+        """An upper bound of the rows that a stream delivers of a part."""
         if not self._expands or part.diff_max <= 1:
             return part.rows
         return part.rows * part.diff_max if part.diff_sum is None or part.diff_min < 0 else part.diff_sum

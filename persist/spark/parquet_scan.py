@@ -34,73 +34,69 @@ from persist.parts.schema_evolution import Migration
 from persist.spark.options import Options
 from persist.spark.spark_schemas import arrow_schema, cast, quoted, spark_schema
 
-# Whether Spark's own Parquet reader gives exactly the rows of a read, and can: why not, as a sentence.
+# Eligibility: why Spark's Parquet reader cannot return exactly the rows of a read, as a sentence.
 #
-# What is said here is about a read that Spark chooses by itself. Who asks for the native read gets more: Spark SQL then
-# adds up what has to be added up.
-
+# These reasons are for native="auto". With native="always", Spark SQL consolidates the parts that need it.
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
-PARTS_MAX = 10_000  # files of one plan: Spark asks the store for each of them when it plans
+PARTS_MAX = 10_000  # files of a plan: Spark requests the status of each when it plans
 _OF_PYTHON = ("numPartitions", "batchRows", "memoryBytes")
 _V1 = "spark.sql.sources.useV1SourceList"
-_GLOBS = frozenset("{}[]*?\\")  # Spark takes a path that has one of these for a pattern
+_GLOBS = frozenset("{}[]*?\\")  # in a path, Spark treats these as a pattern
 
 
 def checked_choice(native: object) -> str:
-    """One of AUTO, ALWAYS and NEVER. Raises InvalidUsage."""
+    """`native` if it is one of AUTO, ALWAYS and NEVER. Raises InvalidUsage."""
     if native in (AUTO, ALWAYS, NEVER):
         return str(native)
-    raise InvalidUsage(f"native is {shown(native)}; it is {AUTO!r}, {ALWAYS!r} or {NEVER!r}")
+    raise InvalidUsage(f"native is {shown(native)}; it must be {AUTO!r}, {ALWAYS!r} or {NEVER!r}")
 
 
 def has_jvm(spark: Any) -> bool:
-    """Whether the session's JVM can be asked: it cannot by Spark Connect."""
+    """Whether the session has a JVM, unlike one of Spark Connect."""
     return getattr(spark, "_jvm", None) is not None
 
 
 def why_not_session(spark: Any, options: Options, *, shows_copy: bool) -> str | None:
-    """What stands against it in the session and the options, whatever the shard holds."""
+    """Why the session or the options exclude a native read, or None."""
     for name in _OF_PYTHON:
         if options.has(name):
             return f"option {name!r} is for format('persist')"
     if not has_jvm(spark):
-        return "this session has no JVM of its own, which would tell how long the files are read"
+        return "this session has no JVM of its own, which shows how long the files are in use"
     return "a copy may lose files while they are read" if shows_copy else None
 
 
 def why_not_sources(spark: Any) -> str | None:
-    """Why the session reads no Parquet as is wanted here.
+    """Why the session does not use Spark's V1 Parquet source, or None.
 
-    Spark's newer sources may count the values of a column by its place in a file, where older files have fewer columns;
-    and a plan of theirs does not tell `Holds` which files it reads.
+    The V2 source may take the row count from the wrong column of older files that have fewer columns, and `Holds`
+    cannot find the files of its plans.
     """
     if "parquet" in spark.conf.get(_V1, "parquet").lower().split(","):
         return None
-    return f"{_V1} of this session leaves out parquet, and Spark's newer sources may count wrongly"
+    return f"{_V1} of this session excludes parquet, and Spark's V2 source may count wrongly"
 
 
 def why_not_schema(schema: ShardSchema) -> str | None:
-    """Which column Spark's Parquet reader does not read, or filter, as the shard does."""
+    """Which column Spark's Parquet reader reads or filters differently than the shard, or None."""
     shown_as = arrow_schema(spark_schema(schema.arrow))
     lowered: set[str] = set()
     for field in schema.arrow:
         if not _is_read_alike(field.type, shown_as.field(field.name).type):
-            return (
-                f"column {field.name!r} is {field.type}, which Spark's Parquet reader does not read as the shard does"
-            )
+            return f"column {field.name!r} is {field.type}, which Spark's Parquet reader reads differently"
         if (twin := _twin_within(field.type)) is not None:
-            return f"column {field.name!r} is {field.type}: {twin!r} within it differs from another one in case only"
+            return f"column {field.name!r} is {field.type}: its field {twin!r} differs from another field only in case"
         if pa.types.is_struct(field.type) and has_floats(field.type):
             return f"column {field.name!r} is {field.type}: filters on floats within it would miss NaN and -0.0"
         if field.name.lower() in lowered:
-            return f"column {field.name!r} differs from another one in case only"
+            return f"column {field.name!r} differs from another column only in case"
         lowered.add(field.name.lower())
     return None
 
 
-def why_not_life(schemas: Mapping[int, ShardSchema], parts: Iterable[Part]) -> str | None:
-    """Why files that were written by older schemas are not read by the names of their columns."""
+def why_not_schemas(schemas: Mapping[int, ShardSchema], parts: Iterable[Part]) -> str | None:
+    """Why files of older schemas cannot be read by their column names, or None."""
     current = schemas[max(schemas)]
     first = min((part.schema_id for part in parts if part.rows), default=max(schemas))
     if all(Migration(old, current).is_by_name for number, old in schemas.items() if number >= first):
@@ -109,41 +105,41 @@ def why_not_life(schemas: Mapping[int, ShardSchema], parts: Iterable[Part]) -> s
 
 
 def why_not_root(spark: Any, root: str, *, is_given: bool) -> str | None:
-    """Why executors might not find files below this URL."""
+    """Why executors might not find files below this URL, or None."""
     if _GLOBS.intersection(root):
-        return f"Spark would take {root!r} for a pattern"
+        return f"Spark would treat {root!r} as a pattern"
     if urlsplit(root).scheme == "file" and not is_given and not spark.sparkContext.master.startswith("local"):
-        return f"{root!r} is of this machine, and executors may be on others; give root if they see it too"
+        return f"{root!r} is on this machine, and executors may be on others; give root if they can read it too"
     return None
 
 
 def why_not_parts(parts: Iterable[Part], as_of: int) -> str | None:
-    """Which of the parts that have rows by `as_of` are not read as they are."""
+    """Why parts with rows by `as_of` need consolidation or filtering, or None."""
     for number, part in enumerate(part for part in parts if part.rows and part.time_min <= as_of):
         if number == PARTS_MAX:
             return f"there are more than {PARTS_MAX} files"
         if part.is_inline:
-            return "some rows are in no file yet"
+            return "some rows are inline"
         if part.time_max > as_of:
-            return "some files hold later times as well"
+            return "some files also have later times"
         if part.diff_min < 1 and part.bundle is None:
-            return "some files hold rows that were taken away"
+            return "some files have deletions"
     return None
 
 
-def why_not_reached(spark: Any, root: str, part: Part) -> str | None:
-    """Why Hadoop, as it is configured here, does not find the file of a part; None: it does, and it is that file."""
+def why_not_reachable(spark: Any, root: str, part: Part) -> str | None:
+    """Why Hadoop, as configured here, does not find the file of a part, or finds another one; None: it finds it."""
     name = f"{root}/{part.key}"
     try:
         path = spark._jvm.org.apache.hadoop.fs.Path(name)
-        found = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).getFileStatus(path).getLen()
+        size = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).getFileStatus(path).getLen()
     except (Py4JError, PySparkException) as error:
-        return f"Spark does not reach {name!r}: {str(error).splitlines()[0]}"
-    return None if found == part.size else f"Spark finds another file at {name!r}"
+        return f"Spark cannot read {name!r}: {str(error).splitlines()[0]}"
+    return None if size == part.size else f"Spark finds another file at {name!r}"
 
 
 def root_of(url: str) -> str:
-    """The URL under which Hadoop finds the blobs. Raises InvalidUsage where there is none."""
+    """The URL at which Hadoop finds the blobs. Raises InvalidUsage if there is none."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         return f"file://{unquote(parts.path)}".rstrip("/")
@@ -151,7 +147,7 @@ def root_of(url: str) -> str:
         return f"s3a://{parts.netloc}{parts.path}".rstrip("/")
     if parts.scheme in ("gs", "abfs", "abfss", "hdfs"):
         return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
-    raise InvalidUsage(f"the blob store {url!r} has no path that Spark could read; use format('persist')")
+    raise InvalidUsage(f"Spark cannot read the blob store {url!r}; use format('persist')")
 
 
 def _is_read_alike(stored: Any, shown_as: Any) -> bool:
@@ -161,26 +157,26 @@ def _is_read_alike(stored: Any, shown_as: Any) -> bool:
 
 
 def _twin_within(kind: Any) -> str | None:
-    """A field at any depth of a value that differs from another one beside it in case only; None: there is none."""
+    """A nested field, at any depth, whose name differs from that of a sibling only in case; None if there is none."""
     if not pa.types.is_nested(kind):
         return None
     inner = [kind.field(number) for number in range(kind.num_fields)]
     lowered = [field.name.lower() for field in inner]
     twin = next((field.name for field in inner if lowered.count(field.name.lower()) > 1), None)
-    return twin or next((found for field in inner if (found := _twin_within(field.type)) is not None), None)
+    return twin or next((name for field in inner if (name := _twin_within(field.type)) is not None), None)
 
 
-# Holds of native reads: each is renewed for as long as a plan of Spark reads the files, and then lapses.
+# Holds of native reads: each lease is renewed while a Spark plan reads the files, and then expires.
 #
-# Spark never says that it has finished with a plan. But a DataFrame that reads the files, one that was derived from it,
-# a view or a cache refers to one object of the JVM that lists them. When the JVM has collected that, only an RDD or an
-# iterator can still read them, which refer to no such object. So from then on the hold is renewed no more, and lapses.
+# Spark does not report that a plan is no longer used. But a DataFrame over the files, any DataFrame derived from it, a
+# view and a cache refer to the same JVM object, which lists the files. After the JVM has collected that object, only an
+# RDD or an iterator may still read the files. The lease is not renewed from then on.
 
 
 log = logging.getLogger("persist.spark")
-HOLDS_MAX = 256  # reads of one process that are kept at the same time
-HELD_MAX_S = 86_400.0  # however long the JVM takes to collect a plan
-LOOKS_S_MIN = 0.05  # between two looks, however short a lease is
+HOLDS_MAX = 256  # native reads of one process that are held at once
+HELD_MAX_S = 86_400.0  # even if the JVM does not collect the plan
+RENEWALS_S_MIN = 0.05  # between two renewals, however short the lease
 IsGone = Callable[[], bool]
 
 
@@ -193,7 +189,7 @@ class _Hold:
 
 
 class Holds:
-    """The leases of the native reads of one process, which a thread renews while there are some. Thread-safe."""
+    """The leases of the native reads of a process. A thread renews them while there are any. Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -206,13 +202,17 @@ class Holds:
         return len(self._held) >= HOLDS_MAX
 
     def keep(self, lease: ReadLease, lease_s: float, are_gone: Sequence[IsGone]) -> None:
-        """Keep a lease of so many seconds until all of `are_gone` say so, at most HELD_MAX_S; then it lapses by itself.
+        """Renew a lease of `lease_s` seconds until all of `are_gone` return true, but at most for HELD_MAX_S.
 
-        Beyond HOLDS_MAX it is not kept.
+        If there are HOLDS_MAX leases already, it is not renewed.
         """
         with self._lock:
             if self.is_full:
-                log.warning("persist: %d native reads are held already; this one lapses in %g s", HOLDS_MAX, lease_s)
+                log.warning(
+                    "persist: %d native reads are held already; the lease of this one expires in %g s",
+                    HOLDS_MAX,
+                    lease_s,
+                )
                 return
             self._held.append(_Hold(lease, lease_s, are_gone, self._monotonic() + HELD_MAX_S))
             starts, self._is_watched = not self._is_watched, True
@@ -220,9 +220,9 @@ class Holds:
             threading.Thread(target=self._watch, name="persist-native-holds", daemon=True).start()
 
     def look(self) -> float | None:
-        """Renew what is still read and let go of the rest. Returns: seconds until the next look; None: none is needed.
+        """Renew the leases in use and drop the others. Returns the seconds until the next renewal; None: no lease.
 
-        A lease that could not be renewed is tried again by the next look; one that has lapsed is told and left.
+        The next call retries a lease that could not be renewed. A lease that has expired is logged and dropped.
         """
         for hold in tuple(self._held):
             if not self._is_kept(hold):
@@ -232,7 +232,7 @@ class Holds:
             if not self._held:
                 self._is_watched = False
                 return None
-            return max(LOOKS_S_MIN, min(hold.lease_s for hold in self._held) / (2 * LEASE_RENEWED_AFTER))
+            return max(RENEWALS_S_MIN, min(hold.lease_s for hold in self._held) / (2 * LEASE_RENEWED_AFTER))
 
     def _is_kept(self, hold: _Hold) -> bool:
         if self._monotonic() >= hold.until_s or all(is_gone() for is_gone in hold.are_gone):
@@ -240,9 +240,11 @@ class Holds:
         try:
             hold.lease.keep()
         except Expired as error:
-            log.warning("persist: a native read is not held any more, and may not find its files: %s", error.message)
+            log.warning(
+                "persist: the lease of a native read has expired, and its files may be deleted: %s", error.message
+            )
             return False
-        except PersistError:  # the lease has two thirds left: the next look tries again
+        except PersistError:  # two thirds of the lease are left: the next call retries
             pass
         return True
 
@@ -252,23 +254,23 @@ class Holds:
 
 
 def holds() -> Holds:
-    """Those of this process."""
+    """The holds of this process."""
     return _holds(os.getpid())
 
 
 @lru_cache(maxsize=1)
 def _holds(pid: int) -> Holds:
-    """By process: a forked child must not go on with what its parent keeps."""
+    """Keyed by process: a forked child must not renew its parent's leases."""
     return Holds()
 
 
 def file_lists(spark: Any, frame: DataFrame) -> list[IsGone]:
-    """Whether the JVM has collected each list of files that the plan of a frame reads."""
+    """For each file list of the plan of a DataFrame, whether the JVM has collected it."""
     leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
-    found = (leaves.apply(number) for number in range(leaves.size()))
+    relations = (leaves.apply(number) for number in range(leaves.size()))
     return [
         _gone(spark._jvm.java.lang.ref.WeakReference(leaf.relation().location()))
-        for leaf in found
+        for leaf in relations
         if leaf.getClass().getSimpleName() == "LogicalRelation"
     ]
 
@@ -283,15 +285,13 @@ def _gone(reference: Any) -> IsGone:
     return is_gone
 
 
-# DataFrames over parts, through Spark's own Parquet reader.
-#
-# Parts that no other part overlaps are consolidated already and are read as they are; the others are consolidated with
-# Spark SQL.
+# Plans over parts, through Spark's Parquet reader. Parts that no other part overlaps are consolidated; Spark SQL
+# consolidates the others.
 
 
-COPIES_MAX = 2**31 - 16  # of one row: as long as an array of Spark's can be
-_BESIDE = (pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64()))
-_READS = {  # whatever the session says: no row is left out, none is changed, and bytes that rotted are an error
+COPIES_MAX = 2**31 - 16  # of a row: the maximum length of a Spark array
+_TIME_AND_DIFF = (pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64()))
+_READS = {  # override the session: omit and change no rows, and raise an error for corrupt bytes
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
     "mergeSchema": "false",
@@ -302,35 +302,35 @@ _READS = {  # whatever the session says: no row is left out, none is changed, an
 
 
 class NativePlan:
-    """Frames over parts below the URL `root`, in the shard's columns, each row as often as it occurs."""
+    """DataFrames over parts below the URL `root`, with the shard's columns and repeated rows."""
 
     def __init__(self, spark: SparkSession, schema: ShardSchema, root: str) -> None:
         self._spark = spark
         self._root = root
         self._shown = spark_schema(schema.arrow)
-        self._full = StructType([*self._shown.fields, *spark_schema(_BESIDE).fields])
+        self._full = StructType([*self._shown.fields, *spark_schema(_TIME_AND_DIFF).fields])
         self._schema = schema
 
     def frame(
-        self, as_of: int, straight: Sequence[Part], others: Sequence[Part], schemas: dict[int, ShardSchema]
+        self, as_of: int, consolidated: Sequence[Part], others: Sequence[Part], schemas: dict[int, ShardSchema]
     ) -> DataFrame:
-        """The rows by `as_of` of parts that are read as they are, and of others, of which some are added up.
+        """The rows as of `as_of` of consolidated parts, and of other parts after consolidation.
 
-        Raises InvalidUsage where Spark cannot add them up as the shard does.
+        Raises InvalidUsage if Spark would consolidate them differently than the shard.
         """
         if others:
             _check_groupable(self._schema)
-        found = [self._expanded(self._files(parts, as_of), parts) for parts in _alike(straight)]
+        frames = [self._expanded(self._files(parts, as_of), parts) for parts in _alike(consolidated)]
         if others:
-            found.append(self._consolidated(others, as_of, schemas))
-        return reduce(DataFrame.unionAll, found) if found else self._spark.createDataFrame([], self._shown)
+            frames.append(self._consolidated(others, as_of, schemas))
+        return reduce(DataFrame.unionAll, frames) if frames else self._spark.createDataFrame([], self._shown)
 
     def _files(self, parts: Sequence[Part], as_of: int) -> DataFrame:
-        """Rows of Parquet parts that are alike in how their times count, up to `as_of`."""
+        """The rows up to `as_of` of Parquet parts with the same filters on times."""
         paths = [f"{self._root}/{part.key}" for part in parts]
         frame = self._spark.read.options(**_READS).schema(self._full).parquet(*paths)
         first = parts[0]
-        if first.time is not None:  # the commit chose the time, which the file does not have
+        if first.time is not None:  # the commit set the time, so the file has none
             return frame
         if first.clip is not None:
             frame = frame.where(F.col(TIME) >= first.clip)
@@ -345,9 +345,10 @@ class NativePlan:
             rows = pa.concat_tables([self._inline(part, as_of, schemas) for part in inline])
             frames.append(self._spark.createDataFrame(rows, self._full))
         columns = [F.col(quoted(name)) for name in self._shown.names]
-        both = reduce(DataFrame.unionAll, frames)
-        summed = both.groupBy(*columns).agg(F.sum(DIFF).alias(DIFF)).where(F.col(DIFF) != 0)
-        return self._times(summed)
+        summed = (
+            reduce(DataFrame.unionAll, frames).groupBy(*columns).agg(F.sum(DIFF).alias(DIFF)).where(F.col(DIFF) != 0)
+        )
+        return self._repeated(summed)
 
     def _inline(self, part: Part, as_of: int, schemas: dict[int, ShardSchema]) -> pa.Table:
         rows = Migration(schemas[part.schema_id], self._schema).rows(decode_inline(part, schemas))
@@ -359,28 +360,28 @@ class NativePlan:
         return cast(rows, arrow_schema(self._full))
 
     def _expanded(self, frame: DataFrame, parts: Sequence[Part]) -> DataFrame:
-        """Each row as often as its diff says; without looking at diffs where all are 1."""
+        """Each row repeated by its diff; without reading diffs if all are 1."""
         if all(part.diff_min == part.diff_max == 1 for part in parts):
             return frame.select(*self._columns())
-        return self._times(frame)
+        return self._repeated(frame)
 
-    def _times(self, frame: DataFrame) -> DataFrame:
-        wrong = F.concat(
+    def _repeated(self, frame: DataFrame) -> DataFrame:
+        message = F.concat(
             F.lit("a row has the multiplicity "),
             F.col(DIFF).cast("string"),
             F.lit(f", which is negative or more than {COPIES_MAX}; read it with multiplicity=column"),
         )
         copies = F.when(
-            (F.col(DIFF) < 0) | (F.col(DIFF) > COPIES_MAX), F.raise_error(wrong).cast("array<int>")
+            (F.col(DIFF) < 0) | (F.col(DIFF) > COPIES_MAX), F.raise_error(message).cast("array<int>")
         ).otherwise(F.array_repeat(F.lit(1), F.col(DIFF).cast("int")))
         columns = self._columns()
         return frame.select(*columns, F.explode(copies).alias("__copy")).select(*map(quoted, self._shown.names))
 
     def _columns(self) -> list[Column]:
-        """The columns, floats such that no filter on them reaches the files.
+        """The columns, with floats wrapped so that Spark does not push filters on them down to the files.
 
-        There it would go by bounds that leave out NaN, which is more than all numbers to Spark, and by dictionaries
-        that tell -0.0 from 0.0, which Spark does not: rows would be missing.
+        A pushed filter would use statistics without NaN, which Spark orders above all numbers, and dictionaries in
+        which -0.0 and 0.0 differ, which Spark treats as equal: rows would be missing.
         """
         columns = []
         for field in self._shown.fields:
@@ -392,7 +393,7 @@ class NativePlan:
 
 
 def _alike(parts: Iterable[Part]) -> list[list[Part]]:
-    """Parquet parts in groups with the same filters on times."""
+    """Parquet parts, grouped by their filters on times."""
     groups: dict[tuple[bool, int | None], list[Part]] = {}
     for part in parts:
         groups.setdefault((part.time is None, part.clip), []).append(part)
@@ -400,20 +401,17 @@ def _alike(parts: Iterable[Part]) -> list[list[Part]]:
 
 
 def _check_groupable(schema: ShardSchema) -> None:
-    """Spark takes 0.0 and -0.0 for one value when it groups, and does not group maps; a shard tells them apart."""
+    """Spark groups 0.0 and -0.0 together, which differ in a shard, and cannot group by maps."""
     for field in schema.arrow:
         if pa.types.is_nested(field.type) or pa.types.is_floating(field.type):
             raise InvalidUsage(
-                f"column {field.name!r} is {field.type}, by which Spark does not group as the shard does, and some of "
-                "its parts must be consolidated; compact the shard, or use format('persist')"
+                f"column {field.name!r} is {field.type}, which Spark groups differently than the shard, and some parts "
+                "must be consolidated; compact the shard, or use format('persist')"
             )
 
 
-# The native read of a time that is held: whether it is possible, its plan, and the hold on its files.
-
-
 class NativeRead:
-    """A time of a shard that is held, as Spark's own reader would read it."""
+    """A native read of a shard as of a held time."""
 
     def __init__(self, spark: SparkSession, transport: Transport, held: Held, options: Options) -> None:
         self._spark: Any = spark
@@ -424,15 +422,15 @@ class NativeRead:
         self._schema = self._schemas[max(self._schemas)]
 
     def frame(self, native: str, root: str | None = None) -> DataFrame | None:
-        """The DataFrame, with its files held for as long as it is there; None: read it by `format("persist")`.
+        """The DataFrame, whose files are held while it exists; None: read it by `format("persist")`.
 
-        Raises InvalidUsage where `native` is "always" and Spark does not read it, and what reading footers may.
+        Raises InvalidUsage if `native` is "always" and a native read is impossible, and what reading footers may.
         """
         if native == NEVER:
             return None
         spark, held = self._spark, self._held
         parts = [part for run in held.runs for part in run.parts]
-        why_not = why_not_sources(spark) or why_not_schema(self._schema) or why_not_life(self._schemas, parts)
+        why_not = why_not_sources(spark) or why_not_schema(self._schema) or why_not_schemas(self._schemas, parts)
         if native == ALWAYS and why_not is not None:
             raise InvalidUsage(f"{why_not}; use format('persist')")
         if native == AUTO:
@@ -472,5 +470,5 @@ class NativeRead:
             return "some files have rows in common"
         why_not = why_not_parts(consolidated, self._held.as_of)
         if why_not is None and consolidated:
-            why_not = why_not_reached(self._spark, below, consolidated[0])
+            why_not = why_not_reachable(self._spark, below, consolidated[0])
         return why_not

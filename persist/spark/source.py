@@ -1,4 +1,4 @@
-"""The data source `persist`: what Spark makes for `format("persist")`."""
+"""The Python data source `format("persist")`."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from persist.spark.stream import RefusedStream, StreamReader, StreamWriter
 
 
 class PersistDataSource(DataSource):
-    """Shards as DataFrames. Found by Spark through `pyspark_persist`, or `spark.dataSource.register(...)`.
+    """Shards as DataFrames. Spark finds it through `pyspark_persist`, or by `spark.dataSource.register(...)`.
 
-    An instance holds its options, and which schema it has told: Spark pickles it to its planners and to executors,
+    An instance holds its options and the id of the schema that it returned. Spark pickles it to planners and executors,
     which open stores where they read and write.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._given = dict(options)
-        self._known: KnownSchema | None = None  # by which `schema` has told the columns
+        self._known: KnownSchema | None = None  # of the schema that `schema` returned
 
     @classmethod
     def name(cls) -> str:
@@ -59,7 +59,7 @@ class PersistDataSource(DataSource):
     def schema(self) -> StructType:
         options = Options(self._given)
         use = options.batch_read
-        options.check(use, options.streaming_read)  # Spark does not say which read it is
+        options.check(use, options.streaming_read)  # Spark does not pass the kind of read
         if options.has("metadata"):
             return metadata.SCHEMAS[MetadataOptions.of(options).kind]
         view = executors.view_of(_near(options))
@@ -72,8 +72,8 @@ class PersistDataSource(DataSource):
         shown = current_schema(view.schemas)[1]
         if read.selection.then:
             target = _near(options)
-            number, shown = planning.schema_of_read(target, read)
-            self._known = KnownSchema(view.shard_id, number)
+            schema_id, shown = planning.schema_of_read(target, read)
+            self._known = KnownSchema(view.shard_id, schema_id)
         return snapshot_schema(shown, read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -97,7 +97,7 @@ class PersistDataSource(DataSource):
             read = ReadOptions.of(options, streams=True)
             check_change_columns(schema, read)
             return StreamReader(_near(options), read, StreamOptions.of(options), schema, self._known)
-        except PersistError as error:  # Spark hides what is raised here behind an error of its own
+        except PersistError as error:  # Spark replaces errors raised here by one of its own
             return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -112,15 +112,15 @@ class PersistDataSource(DataSource):
 
 
 def _near(options: Options) -> Target:
-    """How the shard is read: it may be of another region."""
+    """The target of reads, which may be in another region."""
     target = Target.of(options)
     executors.check_location_exists(target)
     return target.at(writes=False)
 
 
 def _home(options: Options) -> Target:
-    """How the shard is written."""
+    """The target of writes, at the shard's home."""
     target = Target.of(options)
-    if not options.has("key"):  # it makes no shard
+    if not options.has("key"):  # a write without a key creates no shard
         executors.check_location_exists(target)
     return target.at(writes=True)

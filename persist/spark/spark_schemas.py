@@ -18,13 +18,10 @@ from persist.parts import DIFF, newest, valid_schemas
 from persist.parts.predicate import columns_of, parse
 from persist.parts.schema_evolution import moved_names
 
-# Spark's types and a shard's Arrow types: what a read shows, what a write stores, and exact casts between them.
-
-
 _Item = TypeVar("_Item")
 MULTIPLICITY = pa.field(DIFF, pa.int64())
 DECIMAL_DIGITS_MAX = 38  # of Spark
-_BINARY = "UTF8_BINARY"  # the collation of texts that are compared byte by byte
+_BINARY = "UTF8_BINARY"  # the collation that compares strings byte by byte
 _SIMPLE: tuple[tuple[Any, t.DataType], ...] = (
     (pa.bool_(), t.BooleanType()),
     (pa.int8(), t.ByteType()),
@@ -73,26 +70,26 @@ def spark_type(name: str, kind: Any) -> t.DataType:
         return t.StructType([t.StructField(f.name, spark_type(name, f.type), True) for f in fields])
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return t.ArrayType(spark_type(name, kind.value_type), True)
-    raise InvalidUsage(f"column {name!r} is {kind}, which Spark cannot hold; leave it out with option 'columns'")
+    raise InvalidUsage(f"column {name!r} is {kind}, which Spark has no type for; leave it out with option 'columns'")
 
 
 def quoted(name: str) -> str:
-    """The name as Spark takes it, whatever is in it."""
+    """The name as a quoted SQL identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def spark_schema(fields: Iterable[Any]) -> t.StructType:
-    """Spark's schema of Arrow fields. Every column may be null for Spark, as with files."""
+    """The Spark schema of Arrow fields. Every column is nullable, as with files."""
     return t.StructType([t.StructField(f.name, spark_type(f.name, f.type), True) for f in fields])
 
 
 def arrow_schema(schema: t.StructType) -> pa.Schema:
-    """Exactly the Arrow schema that Spark expects of the batches of a read with this schema."""
+    """The exact Arrow schema that Spark expects of the batches of a read with this schema."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def stored_schema(schema: t.StructType, without: Sequence[str]) -> pa.Schema:
-    """The columns of a shard that is made for a DataFrame: all may be null, times with a zone are in UTC."""
+    """The columns of a new shard for a DataFrame: all are nullable, and timestamps with a time zone are in UTC."""
     check_collations(schema)
     fields = []
     for spark in schema.fields:
@@ -104,7 +101,7 @@ def stored_schema(schema: t.StructType, without: Sequence[str]) -> pa.Schema:
 
 
 def inner_types(kind: t.DataType) -> list[t.DataType]:
-    """The types of the values of which a list, a map or a struct consists; of other types none."""
+    """The types of the elements or fields of an array, a map or a struct; empty for other types."""
     if isinstance(kind, t.ArrayType):
         return [kind.elementType]
     if isinstance(kind, t.MapType):
@@ -113,20 +110,20 @@ def inner_types(kind: t.DataType) -> list[t.DataType]:
 
 
 def check_collations(schema: t.StructType) -> None:
-    """Raise InvalidUsage where texts are compared by a collation, which a shard would not do."""
+    """Raise InvalidUsage if a string column has a collation, because a shard compares strings by their bytes."""
     for field in schema.fields:
-        if (found := _collation(field.dataType)) is not None:
+        if (collation := _collation(field.dataType)) is not None:
             raise InvalidUsage(
-                f"column {field.name!r} has the collation {found}, and a shard compares texts byte by byte; write "
-                f"collate({field.name}, 'UTF8_BINARY') in its place, or a key of your own such as lower({field.name})"
+                f"column {field.name!r} has the collation {collation}, but a shard compares strings by bytes; write "
+                f"collate({field.name}, 'UTF8_BINARY') instead, or a normalized column such as lower({field.name})"
             )
 
 
 def _collation(kind: t.DataType) -> str | None:
-    """A collation of texts in the type other than that of their bytes."""
+    """The collation of strings in the type; None: they compare byte by byte."""
     if isinstance(kind, t.StringType):
-        found = str(getattr(kind, "collation", _BINARY))
-        return None if found == _BINARY else found
+        collation = str(getattr(kind, "collation", _BINARY))
+        return None if collation == _BINARY else collation
     return next(filter(None, map(_collation, inner_types(kind))), None)
 
 
@@ -138,7 +135,7 @@ def _check_storable(name: str, kind: t.DataType) -> None:
 
 
 def cast(table: pa.Table, target: pa.Schema) -> pa.Table:
-    """The columns of `target` in its order and exact types. Raises InvalidUsage where a value does not fit."""
+    """The columns of `target` in its order and exact types. Raises InvalidUsage if a value does not fit."""
     columns = []
     for field in target:
         column = table.column(field.name)
@@ -154,7 +151,7 @@ def cast(table: pa.Table, target: pa.Schema) -> pa.Table:
 
 
 def batches(tables: Iterable[pa.Table], target: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-    """The tables' rows as batches of `target`, of at most `rows` rows; small tables are put together."""
+    """The rows of the tables as batches of `target`, of at most `rows` rows; small tables are combined."""
     for group in grouped((cast(table, target) for table in tables), len, rows):
         table = group[0] if len(group) == 1 else pa.concat_tables(group).combine_chunks()
         yield from table.to_batches(max_chunksize=rows)
@@ -174,19 +171,19 @@ def grouped(items: Iterable[_Item], size_of: Callable[[_Item], int], size_min: i
         yield group
 
 
-# The columns of a stream or a DataFrame, which are fixed when it begins, of a shard whose columns change meanwhile.
+# The columns of a stream or a DataFrame are fixed when it starts, while those of the shard may change.
 #
-# A stream follows them by their ids: a column that is renamed goes on, one that is dropped is null from then on, and
-# those that are added are left out, until the query is started again. Where rows are selected by a name that means
-# another column by now, a stream ends. So does a DataFrame with any such name, since it is loaded again easily.
+# A stream follows columns by their ids: a renamed column continues, a dropped one is null from then on, and added ones
+# are left out until the query restarts. A stream fails if a filter names a column whose name now refers to another
+# one. A DataFrame fails for any such name, because it is easily loaded again.
 
 
-Renamed = tuple[tuple[str, str | None], ...]  # names of a stream's columns, and what they are called now
+Renamed = tuple[tuple[str, str | None], ...]  # names of a stream's columns, and their current names
 
 
 @dataclass(frozen=True)
 class KnownSchema:
-    """The schema of a shard by which the columns of a DataFrame were chosen."""
+    """The shard schema from which the columns of a DataFrame were derived."""
 
     shard: ShardId
     number: int
@@ -201,32 +198,34 @@ def names_in(where: str | None) -> list[str]:
     return [] if where is None else columns_of(parse(where))
 
 
-def check_means(names: Iterable[str], began: int, schemas: Mapping[int, SchemaRecord], whose: str, remedy: str) -> None:
-    """Raise InvalidUsage where a name means another column by now than in the schema `began`, or none."""
+def check_means(
+    names: Iterable[str], schema_id: int, schemas: Mapping[int, SchemaRecord], use: str, remedy: str
+) -> None:
+    """Raise InvalidUsage if a name refers to another column now than in the schema `schema_id`, or to none."""
     sound = valid_schemas(schemas)
     current = newest(sound)[1]
-    for name, became in moved_names(sound.get(began, current), current, names):
-        raise InvalidUsage(f"column {name!r}, {whose}, {became}: {remedy}, with the columns as they are named now")
+    for name, became in moved_names(sound.get(schema_id, current), current, names):
+        raise InvalidUsage(f"column {name!r}, {use}, {became}: {remedy} and use the current column names")
 
 
-def names_now(names: Iterable[str], began: int | None, schemas: Mapping[int, SchemaRecord]) -> Renamed:
-    """What columns of the schema `began` are called now (None: it was dropped); of other names nothing is told."""
+def current_names(names: Iterable[str], schema_id: int | None, schemas: Mapping[int, SchemaRecord]) -> Renamed:
+    """The current names of the columns of schema `schema_id` (None: dropped), without names that it lacks."""
     sound = valid_schemas(schemas)
     current = newest(sound)[1]
-    if current.is_plain or began not in sound:
+    if current.is_plain or schema_id not in sound:
         return ()
-    old = sound[began]
+    old = sound[schema_id]
     return tuple((name, current.name_of.get(old.id_of[name])) for name in names if name in old.id_of)
 
 
-def wanted_now(names: Iterable[str], renamed: Renamed) -> list[str]:
-    """What is read for a result of these names."""
+def columns_now(names: Iterable[str], renamed: Renamed) -> list[str]:
+    """The current columns to read for a result with these names."""
     now = dict(renamed)
-    return [found for name in names if (found := now.get(name, name)) is not None]
+    return [column for name in names if (column := now.get(name, name)) is not None]
 
 
-def as_began(tables: Iterator[pa.Table], renamed: Renamed, target: pa.Schema) -> Iterator[pa.Table]:
-    """The tables with the columns of `target` by the names that they had when the stream began."""
+def with_original_names(tables: Iterator[pa.Table], renamed: Renamed, target: pa.Schema) -> Iterator[pa.Table]:
+    """The tables with the columns of `target`, by the names that they had when the stream started."""
     if all(name == now for name, now in renamed):
         yield from tables
         return

@@ -25,21 +25,20 @@ from persist.spark import executors
 from persist.spark.options import Target, WriteOptions
 from persist.spark.spark_schemas import inner_types, spark_type, stored_schema
 
-# Values that verbs set, and keys that they match by, as what the columns of a shard hold: value for value, or refused.
+# Assigned values and merge keys are cast to the types of the shard's columns without loss, or are an error.
 #
-# Where the types decide, that is when Spark plans the job. Where values do, the expression refuses each that would be
-# cut short, whatever ANSI mode says.
+# If the types decide, planning the job raises the error. Otherwise the expression raises it for each value that the
+# cast would change, whatever the ANSI mode.
 
-
-REFUSES = "persist refuses: "  # how an expression that Spark evaluates raises InvalidUsage
-SET, KEYS = "what is set", "a key of the source"  # whose value does not fit, in an error
-_WHOLE: Mapping[type[t.DataType], tuple[int, int]] = {  # bits, and digits that hold every value
+REFUSES = "persist refuses: "  # marks an error of a Spark expression as InvalidUsage
+SET, KEYS = "the assigned value", "a key of the source"  # in an error
+_WHOLE: Mapping[type[t.DataType], tuple[int, int]] = {  # bits, and decimal digits of the largest value
     t.ByteType: (8, 3),
     t.ShortType: (16, 5),
     t.IntegerType: (32, 10),
     t.LongType: (64, 19),
 }
-_FLOATS: Mapping[type[t.DataType], tuple[int, int]] = {  # bits of whole numbers, and digits, that are kept
+_FLOATS: Mapping[type[t.DataType], tuple[int, int]] = {  # bits of integers, and decimal digits, that are exact
     t.FloatType: (24, 6),
     t.DoubleType: (53, 15),
 }
@@ -48,53 +47,55 @@ _TIMES = (t.TimestampType, t.TimestampNTZType)
 
 
 def literal(field: pa.Field, value: object) -> Column:
-    """A value of Python for a column. Raises InvalidUsage, naming the column, where it does not fit."""
+    """A Python value as a literal of the type of the column. Raises InvalidUsage if it does not fit."""
     kind, to = field.type, spark_type(field.name, field.type)
     [scalar] = column_of(field.name, [value], kind)
     if isinstance(to, t.DateType):
         value = scalar.as_py()
     elif isinstance(to, t.TimestampNTZType) and isinstance(value, dt.datetime):
-        value = value.isoformat(" ")  # as a time it would be one of the session's zone
+        value = value.isoformat(" ")  # a datetime literal would be in the session's time zone
     return F.lit(value).cast(to)
 
 
-def fitted(values: Mapping[str, Column], rows: DataFrame, types: t.StructType, schema: pa.Schema) -> dict[str, Column]:
-    """The values, expressions over `rows`, as the columns of these names hold them. Raises InvalidUsage."""
+def cast_values(
+    values: Mapping[str, Column], rows: DataFrame, types: t.StructType, schema: pa.Schema
+) -> dict[str, Column]:
+    """The values, expressions over `rows`, cast to the types of their columns. Raises InvalidUsage."""
     kinds = rows.select(*(value.alias(name) for name, value in values.items())).schema
     return {
-        name: fit(SET, value, kinds[name].dataType, types[name].dataType, schema.field(name))
+        name: store_cast(SET, value, kinds[name].dataType, types[name].dataType, schema.field(name))
         for name, value in values.items()
     }
 
 
-def fit(what: str, value: Column, kind: t.DataType, to: t.DataType, field: pa.Field) -> Column:
-    """The value of type `kind` as the column has it. Raises InvalidUsage where the types say that it cannot fit.
+def store_cast(what: str, value: Column, kind: t.DataType, to: t.DataType, field: pa.Field) -> Column:
+    """The value of type `kind` cast to the type of the column. Raises InvalidUsage if no value of that type fits.
 
-    `what` is set, as an error says. A value that does not fit is refused when the expression is evaluated.
+    `what` names the value in errors. The expression raises an error when it evaluates to a value that does not fit.
     """
     fits = _fits(kind, to)
-    told = f"column {field.name!r} is {to.simpleString()}, and {what} is "
+    prefix = f"column {field.name!r} is {to.simpleString()}, and {what} is "
     if fits is False:
-        raise InvalidUsage(f"{told}{kind.simpleString()}: cast it first")
+        raise InvalidUsage(f"{prefix}{kind.simpleString()}: cast it first")
     unsigned = pa.types.is_unsigned_integer(field.type)
     if isinstance(kind, t.NullType) or (fits and not unsigned):
         return value.cast(to)
-    most = Decimal(2**field.type.bit_width - 1) if unsigned else None
+    maximum = Decimal(2**field.type.bit_width - 1) if unsigned else None
 
-    def checked(one: Column) -> Column:
-        exact = F.lit(True) if fits else _is_exact(one, kind, to)
-        if most is not None:
-            exact = exact & (one.isNull() | one.try_cast(t.DecimalType(38, 0)).between(0, most))
-        wrong = F.concat(F.lit(f"{REFUSES}{told}"), one.cast("string"), F.lit(": round it or cast it first"))
-        return F.when(F.coalesce(exact, F.lit(False)), one.try_cast(to)).otherwise(F.raise_error(wrong).cast(to))
+    def checked(column: Column) -> Column:
+        exact = F.lit(True) if fits else _is_exact(column, kind, to)
+        if maximum is not None:
+            exact = exact & (column.isNull() | column.try_cast(t.DecimalType(38, 0)).between(0, maximum))
+        message = F.concat(F.lit(f"{REFUSES}{prefix}"), column.cast("string"), F.lit(": round it or cast it first"))
+        return F.when(F.coalesce(exact, F.lit(False)), column.try_cast(to)).otherwise(F.raise_error(message).cast(to))
 
-    return F.transform(F.array(value), checked)[0]  # evaluated once: it may give another value each time
+    return F.transform(F.array(value), checked)[0]  # evaluates the value once: it may not be deterministic
 
 
 def identity(key: Column, kind: t.DataType) -> list[Column]:
-    """What is equal for two keys if and only if a shard has them for one: `-0.0` is another one than `0.0`.
+    """Columns that are equal for two keys if and only if the keys are equal in a shard, where `-0.0` is not `0.0`.
 
-    Spark has these two for one wherever it joins or groups by a float.
+    Spark joins and groups `-0.0` and `0.0` as equal.
     """
     if isinstance(kind, tuple(_FLOATS)):
         return [key.cast("string")]
@@ -106,13 +107,13 @@ def _has_floats(kind: t.DataType) -> bool:
 
 
 def _fits(kind: t.DataType, to: t.DataType) -> bool | None:
-    """Whether every value of a type fits the other one; None: it depends on the value."""
+    """Whether every value of type `kind` fits type `to`; None: it depends on the value."""
     if kind == to or isinstance(kind, t.NullType):
         return True
     inner, outer = inner_types(kind), inner_types(to)
     if inner and outer:
         alike = type(kind) is type(to) and _names(kind) == _names(to)
-        return alike and all(_fits(one, other) for one, other in zip(inner, outer, strict=True))
+        return alike and all(_fits(source, target) for source, target in zip(inner, outer, strict=True))
     if isinstance(kind, _TEXTS) and isinstance(to, _TEXTS):
         return True
     if isinstance(kind, t.DateType):
@@ -129,7 +130,7 @@ def _names(kind: t.DataType) -> list[str]:
 
 
 def _number_fits(kind: t.DataType, to: t.DataType) -> bool | None:
-    """As `_fits`, of numbers; False where one of the types is none."""
+    """As `_fits`, for numbers; False if one of the types is not a number."""
     whole, other = _WHOLE.get(type(kind)), _WHOLE.get(type(to))
     floats, others = _FLOATS.get(type(kind)), _FLOATS.get(type(to))
     if whole and other:
@@ -152,41 +153,38 @@ def _number_fits(kind: t.DataType, to: t.DataType) -> bool | None:
     return False
 
 
-def _is_exact(one: Column, kind: t.DataType, to: t.DataType) -> Column:
-    """Whether the value becomes itself again where it is cast there and back; null does."""
-    found = one.try_cast(to)
-    back: Any = found.try_cast(kind)
+def _is_exact(value: Column, kind: t.DataType, to: t.DataType) -> Column:
+    """Whether casting the value to `to` and back gives the same value; true for null."""
+    there = value.try_cast(to)
+    back: Any = there.try_cast(kind)
     floats, others = _FLOATS.get(type(kind)), _FLOATS.get(type(to))
-    if type(kind) in _WHOLE and others:  # beyond these bounds casts may round, and to the largest value at that
-        return one.isNull() | one.between(-(2 ** others[0]), 2 ** others[0])
+    if type(kind) in _WHOLE and others:  # beyond these bounds casts may round or saturate
+        return value.isNull() | value.between(-(2 ** others[0]), 2 ** others[0])
     if isinstance(kind, t.DecimalType) and isinstance(to, t.FloatType):
-        back = found.cast("string").try_cast(kind)  # by the digits that the float shows
-    exact = back.eqNullSafe(one)
+        back = there.cast("string").try_cast(kind)  # by the shortest digits of the float
+    exact = back.eqNullSafe(value)
     if floats and type(to) in _WHOLE:
-        exact = exact & (one.isNull() | (one < F.lit(float(2 ** (_WHOLE[type(to)][0] - 1)))))
+        exact = exact & (value.isNull() | (value < F.lit(float(2 ** (_WHOLE[type(to)][0] - 1)))))
     return exact
 
 
-# How the columns of a DataFrame that is written belong to those of a shard, and what they add to them.
+# Column resolution: the columns of a written DataFrame in the schema of the shard, and schema evolution.
 
 
-def named_as(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> dict[str, str]:
-    """What the shard calls the columns of the DataFrame that are not called so: as Spark, whatever the case.
+def resolve_names(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> dict[str, str]:
+    """The shard's names of the DataFrame columns that have another name there. As in Spark, case does not matter.
 
-    Raises InvalidUsage where several columns of the shard may be meant.
+    Raises InvalidUsage if a name is ambiguous.
     """
-    taken, found = set(shard.arrow.names), {**options.renames}
-    given = [column for column in schema.names if column != options.delete_column and column not in found]
-    known: dict[str, list[str]] = {}
-    for column in shard.arrow.names:
-        known.setdefault(column.lower(), []).append(column)
-    renamed: dict[str, str] = {str(column): to for column, to in found.items() if column is not None}
-    for column in given:
-        alike = [] if column in taken else known.get(column.lower(), [])
+    renamed = {column: name_in_shard for column, name_in_shard in options.renames.items() if column is not None}
+    for column in schema.names:
+        if column in renamed or column == options.delete_column or column in shard.arrow.names:
+            continue
+        alike = [known for known in shard.arrow.names if known.lower() == column.lower()]
         if len(alike) > 1:
             raise InvalidUsage(
                 f"the DataFrame has the column {column!r}, and shard {name!r} has {' and '.join(map(repr, alike))}: "
-                "rename it to the one that is meant"
+                "rename it to one of them"
             )
         if alike:
             renamed[column] = alike[0]
@@ -194,63 +192,63 @@ def named_as(schema: StructType, options: WriteOptions, shard: ShardSchema, name
 
 
 def can_be_absent(shard: ShardSchema, column: str) -> bool:
-    """Whether rows may come without this column of the shard."""
+    """Whether a write may omit this column of the shard."""
     return column not in shard.key and (column in shard.defaults or shard.arrow.field(column).nullable)
 
 
-def merged(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> ShardSchema:
-    """The columns of the shard with what those of the DataFrame have more. Nothing is changed yet.
+def merge_schema(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> ShardSchema:
+    """The schema of the shard with the new columns and wider types of the DataFrame. Changes nothing.
 
-    Raises InvalidUsage where they cannot be so, or rows of these types could not be written then.
+    Raises InvalidUsage if that is not possible, or if rows of these types could not be written.
     """
-    given = _given(schema, options, shard, name)
-    changes = list(_changes(given, shard))
+    fields = _stored_fields(schema, options, shard, name)
+    changes = list(_changes(fields, shard))
     if not changes:
         return shard
-    found = apply_changes(shard, changes)
-    found.conform(given.empty_table(), 0)
-    return found
+    merged = apply_changes(shard, changes)
+    merged.conform(fields.empty_table(), 0)
+    return merged
 
 
-def overwritten(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> ShardSchema:
-    """The columns of the shard as they are once those of the DataFrame are in their place. Nothing is changed yet.
+def overwrite_schema(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> ShardSchema:
+    """The schema of the shard after its columns are replaced by those of the DataFrame. Changes nothing.
 
-    A column stays where its name does and its type holds the same for Spark; it widens where that is possible.
-    Otherwise it goes, and another one of its name comes. Raises InvalidUsage where the key would be another one, or
-    something else asks for a column that goes.
+    A column is kept if its name and its Spark type are the same, and widened if that is possible. Otherwise it is
+    dropped, and a new column of its name is added. Raises InvalidUsage if the key would change, or if something
+    requires a dropped column.
     """
-    given = _given(schema, options, shard, name)
-    _check_key_stays(given, shard, name)
+    stored = _stored_fields(schema, options, shard, name)
+    _check_key_stays(stored, shard, name)
     fields, ids, following = [], [], shard.details.next_id or len(shard.arrow) + 1
-    for field in given:
-        kept = _kept(field, shard)
+    for field in stored:
+        kept = _kept_field(field, shard)
         fields.append(kept or field)
         ids.append(following if kept is None else shard.id_of[field.name])
         following += kept is None
     arrow = pa.schema(fields)
     if arrow.equals(shard.arrow) and tuple(ids) == shard.ids:
         return shard
-    defaults = tuple(one for one in shard.details.defaults if one[0] in ids)
-    found = ShardSchema(arrow, shard.key, replace(shard.details, ids=tuple(ids), next_id=following, defaults=defaults))
-    plain = ShardSchema(arrow, shard.key)
-    if shard.is_plain and evolution_error(shard, plain) is None:  # which needs no level
-        found = plain
-    check_evolution(shard, found)
-    check_added(shard, found)
-    check_kept(shard, found)
-    return found
+    defaults = tuple(default for default in shard.details.defaults if default[0] in ids)
+    details = replace(shard.details, ids=tuple(ids), next_id=following, defaults=defaults)
+    overwritten, plain = ShardSchema(arrow, shard.key, details), ShardSchema(arrow, shard.key)
+    if shard.is_plain and evolution_error(shard, plain) is None:  # a plain schema needs no newer storage format
+        overwritten = plain
+    check_evolution(shard, overwritten)
+    check_added(shard, overwritten)
+    check_kept(shard, overwritten)
+    return overwritten
 
 
 def evolve(target: Target, view: ShardView, planned: ShardSchema) -> None:
-    """Give the shard the columns as planned for the view. Raises SchemaMismatch: others changed them since the view."""
-    handles, one = target.connection.handles, executors.one_shard(target, view.shard_id)
-    change = SchemaEvolution(one, target.shard, view.schema_id, handles.read, handles.write.retry_s)
+    """Evolve the schema of the shard to `planned`. Raises SchemaMismatch if it has changed since the view."""
+    handles, transport = target.connection.handles, executors.one_shard(target, view.shard_id)
+    change = SchemaEvolution(transport, target.shard, view.schema_id, handles.read, handles.write.retry_s)
     change.run(current_schema(view.schemas)[1], planned)
 
 
-def _given(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> pa.Schema:
-    """The columns of the DataFrame that are those of rows, as the shard calls and stores them."""
-    names = named_as(schema, options, shard, name)
+def _stored_fields(schema: StructType, options: WriteOptions, shard: ShardSchema, name: str) -> pa.Schema:
+    """The stored columns of the DataFrame, with the names and types of the shard."""
+    names = resolve_names(schema, options, shard, name)
     stored = stored_schema(schema, options.unstored_columns)
     return pa.schema([field.with_name(names.get(field.name, field.name)) for field in stored])
 
@@ -270,32 +268,32 @@ def _check_key_stays(given: pa.Schema, shard: ShardSchema, name: str) -> None:
             )
 
 
-def _kept(field: pa.Field, shard: ShardSchema) -> pa.Field | None:
-    """The column of the shard that a column of the DataFrame goes on as, wider perhaps; None: there is none."""
+def _kept_field(field: pa.Field, shard: ShardSchema) -> pa.Field | None:
+    """The column of the shard that is kept for a column of the DataFrame, possibly widened; None: it is replaced."""
     if field.name not in shard.arrow.names:
         return None
     known = shard.arrow.field(field.name)
     if _is_same(field.name, known.type, field.type):
         return known
-    if widens_days(known.type, field.type):  # that takes a look at the rows that are to go
+    if widens_days(known.type, field.type):  # that would read the old rows
         return None
     return known.with_type(field.type) if widening_error(known.type, field.type) is None else None
 
 
 def _is_same(column: str, known: pa.DataType, given: pa.DataType) -> bool:
-    """Whether the type of a shard's column is for Spark the one that a DataFrame brings."""
+    """Whether the type of a shard's column and that of a DataFrame are the same Spark type."""
     try:
         return bool(known == given or spark_type(column, known) == spark_type(column, given))
-    except InvalidUsage:  # Spark cannot hold what the shard has
+    except InvalidUsage:  # Spark has no such type
         return False
 
 
 def _changes(given: pa.Schema, shard: ShardSchema) -> Iterator[Change]:
-    """What the shard lacks. Raises InvalidUsage for a name, in any case, of a column that was renamed or dropped."""
+    """The changes that add what the shard lacks. Raises InvalidUsage for former column names, ignoring case."""
     former = {old.lower(): old for old, _ in shard.former}
     for field in given:
         if field.name not in shard.arrow.names:
-            if field.name.lower() in former:  # a job from before would split its column
+            if field.name.lower() in former:  # an old job would split its column in two
                 raise shard.no_column(former[field.name.lower()], "mergeSchema adds no column by a former name: ")
             yield AddColumn(field.name, field.type)
             continue

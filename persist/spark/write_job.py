@@ -43,7 +43,7 @@ from persist.spark import executors, upsert
 from persist.spark.change_feed import CHANGE_COLUMNS
 from persist.spark.options import SchemaMode, Target, WriteOptions, listed
 from persist.spark.spark_schemas import check_collations, stored_schema
-from persist.spark.store_assignment import can_be_absent, evolve, merged, named_as, overwritten
+from persist.spark.store_assignment import can_be_absent, evolve, merge_schema, overwrite_schema, resolve_names
 from persist.spark.upsert import without_cancelled
 
 # Commit info: the Spark application, job and user of a write, in the commit history besides the user's `info`.
@@ -165,10 +165,10 @@ class Job:
         if not taken and options.schema is not SchemaMode.OVERWRITE:
             view = _evolve_to_fit(target, options, schema, view)
         schema_id, current = current_schema(view.schemas)
-        names = named_as(schema, options, current, target.shard)
+        names = resolve_names(schema, options, current, target.shard)
         record, replaced_schema = view.schemas[schema_id], None
         if options.schema is SchemaMode.OVERWRITE and not taken:
-            planned = overwritten(schema, options, current, target.shard)
+            planned = overwrite_schema(schema, options, current, target.shard)
             _check_columns(schema, planned, options, target.shard, names)
             if planned != current:
                 replaced_schema = upsert.ReplacedSchema(schema_id, record, view.schema_id)
@@ -403,8 +403,10 @@ def _evolve_to_fit(target: Target, options: WriteOptions, schema: StructType, vi
     """
     for _ in range(ALTER_TRIES):
         current = current_schema(view.schemas)[1]
-        planned = merged(schema, options, current, target.shard) if options.schema is SchemaMode.MERGE else current
-        _check_columns(schema, planned, options, target.shard, named_as(schema, options, planned, target.shard))
+        planned = (
+            merge_schema(schema, options, current, target.shard) if options.schema is SchemaMode.MERGE else current
+        )
+        _check_columns(schema, planned, options, target.shard, resolve_names(schema, options, planned, target.shard))
         if planned == current:
             return view
         _check_upper(target, view, options)

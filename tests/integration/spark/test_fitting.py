@@ -16,14 +16,14 @@ from persist.core.errors import InvalidUsage
 from persist.spark import ShardTable
 from persist.spark.shard_table import unwrapped
 from persist.spark.spark_schemas import spark_type
-from persist.spark.store_assignment import SET, fit
+from persist.spark.store_assignment import SET, store_cast
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(params=["true", "false"], ids=["ansi", "no ansi"])
 def ansi(spark: Any, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test runs twice: what does not fit is refused in both modes."""
+    """Each test runs twice: what does not store_cast is refused in both modes."""
     before = spark.conf.get("spark.sql.ansi.enabled")
     spark.conf.set("spark.sql.ansi.enabled", request.param)
     yield
@@ -111,7 +111,7 @@ def fitting(spark: Any, *given: tuple[pa.DataType, str]) -> Any:
     kinds = rows.select(*[F.expr(value) for _, value in given]).schema.fields
     with unwrapped():
         columns = [
-            fit(SET, F.expr(value), field.dataType, spark_type("c", kind), pa.field("c", kind)).alias(f"c{n}")
+            store_cast(SET, F.expr(value), field.dataType, spark_type("c", kind), pa.field("c", kind)).alias(f"c{n}")
             for n, ((kind, value), field) in enumerate(zip(given, kinds, strict=True))
         ]
         return rows.select(*columns).collect()[0]
@@ -141,7 +141,7 @@ def test_a_value_that_does_not_fit_is_refused_with_the_column(spark: Any) -> Non
 def test_a_value_that_is_another_one_each_time_is_looked_at_once(spark: Any) -> None:
     """What is checked is what is written, also of `rand()`."""
     given = F.expr("round(rand() * 10) / (1 + round(rand()))")
-    column = F.when(F.lit(True), fit(SET, F.floor(given * 2).cast("double"), *_double_to_long()))
+    column = F.when(F.lit(True), store_cast(SET, F.floor(given * 2).cast("double"), *_double_to_long()))
     assert all(isinstance(row.c, int) for row in spark.range(500).select(column.alias("c")).collect())
 
 
@@ -172,13 +172,13 @@ def table(spark: Any, shard: Any, url: str) -> ShardTable:
 
 
 SETS: list[tuple[dict[str, Any], str]] = [
-    ({"n": 2.7}, "column 'n' does not fit int64: 2.7 would be truncated"),
-    ({"n": object()}, "column 'n' does not fit int64"),
-    ({"p": Decimal("1.2345")}, "column 'p' does not fit decimal128"),
-    ({"d": dt.datetime(2024, 5, 5, 13)}, "column 'd' does not fit date32"),  # noqa: DTZ001
+    ({"n": 2.7}, "column 'n' does not store_cast int64: 2.7 would be cut short"),
+    ({"n": object()}, "column 'n' does not store_cast int64"),
+    ({"p": Decimal("1.2345")}, "column 'p' does not store_cast decimal128"),
+    ({"d": dt.datetime(2024, 5, 5, 13)}, "column 'd' does not store_cast date32"),  # noqa: DTZ001
     ({"d": "timestamp'2024-05-05 13:00:00'"}, "column 'd' is date, and what is set is timestamp"),
-    ({"f": 1e300}, "column 'f' does not fit float"),
-    ({"s": 7}, "column 's' does not fit string"),
+    ({"f": 1e300}, "column 'f' does not store_cast float"),
+    ({"s": 7}, "column 's' does not store_cast string"),
     ({"n": "'abc'"}, "column 'n' is bigint, and what is set is string"),
     ({"n": "id + 1.5"}, "column 'n' is bigint, and what is set is 2.5: round it or cast it first"),
     ({"p": "n / 3"}, "column 'p' is decimal.10,2., and what is set is 0.33333"),

@@ -177,7 +177,7 @@ def test_a_table_is_read_by_spark_itself_where_that_is_exact(spark: Any, client:
     assert rows_of(found) == Counter((n, f"k{n:05d}") for n in range(5))
     assert not is_native(table.df(native="never"))
     assert not is_native(ShardTable.for_name(spark, "orders", url=url, batchRows=100).df())
-    with pytest.raises(InvalidUsage, match="native is 'yes'; it is 'auto', 'always' or 'never'"):
+    with pytest.raises(InvalidUsage, match="native is 'yes'; it must be 'auto', 'always' or 'never'"):
         table.read(native="yes")
 
 
@@ -259,7 +259,7 @@ def test_a_session_that_has_files_counted_by_spark_is_given_exact_counts(spark: 
         for name, value in said.items():
             spark.conf.set(name, value)
         assert persist.spark.table(spark, "orders", url=url).selectExpr("count(w)").collect() == [(2000,)]
-        with pytest.raises(InvalidUsage, match="leaves out parquet"):
+        with pytest.raises(InvalidUsage, match="excludes parquet"):
             persist.spark.table(spark, "orders", url=url, native="always")
     finally:
         for name, value in before.items():

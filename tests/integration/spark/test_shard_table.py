@@ -260,7 +260,7 @@ def test_a_merge_that_is_overtaken_each_time_is_told_so_and_changes_nothing(
     shard: Any, table: ShardTable, overtaken: Callable[[int], list[int]]
 ) -> None:
     tries = overtaken(9)
-    with pytest.raises(UpperMismatch, match="others wrote to shard 'orders' while each of 2 tries ran; nothing was"):
+    with pytest.raises(UpperMismatch, match="others wrote to shard 'orders' during each of 2 attempts"):
         table.delete("s = 'x'", retries=1)
     assert len(tries) == 2
     assert contents(shard) == Counter([*ROWS, ("other1", 1, "x"), ("other2", 1, "x")])
@@ -292,7 +292,7 @@ BAD: list[tuple[str, Callable[[ShardTable, Any], object], type[PersistError], st
     ("no time", lambda t, _: t.read("x"), InvalidUsage, "as_of is 'x'"),  # type: ignore[arg-type]
     ("no tag", lambda t, _: t.read(tag="nobody"), NotReadable, "has no tag 'nobody'"),
     ("no column", lambda t, _: t.df(columns=["z"]), InvalidUsage, "no column 'z'"),
-    ("a condition", lambda t, _: t.df(where=7), InvalidUsage, "a condition is SQL, or an expression"),  # type: ignore[arg-type]
+    ("a condition", lambda t, _: t.df(where=7), InvalidUsage, "the condition is 7; it must be SQL"),  # type: ignore[arg-type]
     ("no DataFrame", lambda t, _: t.append([1]), InvalidUsage, "must be a DataFrame"),  # type: ignore[arg-type]
     ("txn", lambda t, s: t.append(s, txn=("a", "1")), InvalidUsage, "txn is"),  # type: ignore[arg-type]
     ("info", lambda t, s: t.append(s, info=[1]), InvalidUsage, "info is"),  # type: ignore[arg-type]
@@ -303,12 +303,12 @@ BAD: list[tuple[str, Callable[[ShardTable, Any], object], type[PersistError], st
     ("no delete column", lambda t, s: t.upsert(s, delete_column="d"), InvalidUsage, "names 'd', which is not a column"),
     ("delete all", lambda t, _: t.delete(None), InvalidUsage, "where is None"),  # type: ignore[arg-type]
     ("update a key", lambda t, _: t.update("n = 1", {"k": "'z'"}), InvalidUsage, "'k' is a key column"),
-    ("update nothing", lambda t, _: t.update("n = 1", {}), InvalidUsage, "must be a dict of columns"),
+    ("update nothing", lambda t, _: t.update("n = 1", {}), InvalidUsage, "must be a dict by column"),
     ("update of none", lambda t, _: t.update("n = 1", {"z": "1"}), InvalidUsage, "the shard has no column 'z'"),
     ("retries", lambda t, _: t.delete("n = 1", retries=-1), InvalidUsage, r"retries is -1; it must be in \[0"),
     ("no clause", lambda t, s: t.merge(s).execute(), InvalidUsage, "the merge has no clause"),
     ("source", lambda t, _: t.merge([1]), InvalidUsage, "source is .*; it must be a DataFrame"),  # type: ignore[arg-type]
-    ("on nothing", lambda t, s: t.merge(s, on=[]), InvalidUsage, "on names no column"),
+    ("on nothing", lambda t, s: t.merge(s, on=[]), InvalidUsage, "'on' is empty"),
     ("on none", lambda t, s: t.merge(s, on="z"), InvalidUsage, "has no column 'z' to match by"),
     ("source lacks on", lambda t, s: t.merge(s.drop("k")), InvalidUsage, "the source lacks the column 'k'"),
     ("source twice", lambda t, s: t.merge(s.select("*", "n")), InvalidUsage, "has the column 'n' twice"),

@@ -280,7 +280,7 @@ def test_an_offset_of_a_dropped_shard_is_refused_by_the_next_one(client: Any, ur
             lambda stream=stream: stream.partitions(start, end),
             lambda stream=stream: stream.commit(end),
         ):
-            with pytest.raises(UnknownShard, match=r"an earlier shard 'orders'.* Begin with a new checkpoint"):
+            with pytest.raises(UnknownShard, match=r"an earlier shard 'orders'.* Start with a new checkpoint"):
                 use()
     state = state_of(url, "orders")
     assert not state.critical_readers, "the cursor is not made in the new shard"
@@ -319,7 +319,7 @@ def test_a_query_that_has_written_to_a_dropped_shard_does_not_go_on_in_the_next_
     micro_batch(url, 3, [{"k": "first", "n": 3}], **envelope)  # the earlier ones were empty
     client.shard("orders").drop(force=True)
     client.create_shard("orders", SCHEMA, ["k"])
-    with pytest.raises(UnknownShard, match=r"micro-batch 4 is the first .* Begin with a new checkpoint"):
+    with pytest.raises(UnknownShard, match=r"micro-batch 4 is the first .* Start with a new checkpoint"):
         micro_batch(url, 4, [{"k": "later", "n": 4}], **envelope)
     assert client.shard("orders").upper().element == 0
     micro_batch(url, 0, [], **envelope)

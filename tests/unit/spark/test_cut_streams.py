@@ -279,7 +279,7 @@ def test_an_offset_is_written_as_it_was_read(offset: Offset) -> None:
     ids=str,
 )
 def test_an_offset_of_another_kind_is_refused(offset: Offset) -> None:
-    with pytest.raises(InvalidUsage, match="is not one that this persist writes; use a new checkpoint"):
+    with pytest.raises(InvalidUsage, match="does not know the offset"):
         Position.of(offset)
 
 
@@ -363,7 +363,7 @@ def test_contents_after_the_ending_are_an_error(world: World, monkeypatch: pytes
     for _ in range(4):
         fill(world, 1)
     world.shard.forget(3)
-    with pytest.raises(NotReadable, match=r"nothing is left of what comes before \[2\]"):
+    with pytest.raises(NotReadable, match=r"nothing is left to read before \[2\]"):
         opened(world, monkeypatch, endingOffsets=2).initialOffset()
 
 

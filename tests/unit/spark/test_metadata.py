@@ -126,7 +126,7 @@ def test_readers_and_cursors_are_told_where_the_stores_are(shard: Any, url: str)
 
 @pytest.mark.parametrize("kind", ["readers", "cursors"])
 def test_a_server_does_not_tell_of_readers(server: dict[str, str], kind: str) -> None:
-    with pytest.raises(InvalidUsage, match=f"a server does not tell the {kind} of a shard; .* where the stores are"):
+    with pytest.raises(InvalidUsage, match=f"a server does not return the {kind} of a shard; .* from the stores"):
         read(**server, shard="orders", metadata=kind)
 
 

@@ -113,7 +113,7 @@ class Session:
         ("local", "s3a://bucket/a", False, None),
         ("yarn", "s3a://bucket/a", False, None),
         ("yarn", "file:///a", True, None),
-        ("yarn", "file:///a", False, "is of this machine, and executors may be on others"),
+        ("yarn", "file:///a", False, "is on this machine, and executors may be on others"),
         ("local[2]", "file:///a*", True, "for a pattern"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_session_that_reads_parquet_by_the_newer_sources_is_not_for_native_rea
     session = Session("local")
     assert choice.why_not_sources(session) is None
     session.conf["spark.sql.sources.useV1SourceList"] = "avro,csv"
-    assert "leaves out parquet" in str(choice.why_not_sources(session))
+    assert "excludes parquet" in str(choice.why_not_sources(session))
 
 
 # --- which parts spark's native read takes as they are

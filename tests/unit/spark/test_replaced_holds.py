@@ -108,7 +108,7 @@ def test_a_micro_batch_that_is_given_up_leaves_no_hold_behind(target: Target, sh
 
 @WAYS
 def test_a_micro_batch_of_no_query_leaves_no_hold_behind(target: Target, shard: Shard, overwrite: bool) -> None:
-    with pytest.raises(InvalidUsage, match="which streaming query"):
+    with pytest.raises(InvalidUsage, match="has a streaming query id"):
         committer(target, overwrite).commit([planned(target, overwrite, None)], 0)
     shard.drop()
 
