@@ -194,7 +194,7 @@ def test_spark_shows_the_columns_of_then(shard: Shard, tmp_path: Path) -> None:
     assert read(url, "orders", schemaAsOf="then", asOf=-1) == []
     shard.tag("first", 0)
     assert read(url, "orders", schemaAsOf="THEN", tag="first")[0]["state"] == "new"
-    with pytest.raises(InvalidUsage, match="'schemaAsOf' is .*; it must be one of now, then"):
+    with pytest.raises(InvalidUsage, match=r"'schemaAsOf' is .*; it must be one of now, then"):
         read(url, "orders", schemaAsOf="0")
     with pytest.raises(InvalidUsage, match="'schemaAsOf' does not apply to readChangeFeed"):
         read(url, "orders", schemaAsOf="then", readChangeFeed="true")
