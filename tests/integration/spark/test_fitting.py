@@ -63,45 +63,53 @@ FITS: list[tuple[pa.DataType, str, object]] = [
     (pa.map_(pa.string(), pa.float64()), "map('a', 1.5)", {"a": 1.5}),
 ]
 BY_TYPE: list[tuple[pa.DataType, str, str]] = [
-    (pa.int64(), "'abc'", "bigint, and what is set is string: cast it first"),
-    (pa.int64(), "'7'", "bigint, and what is set is string"),
-    (pa.int64(), "true", "bigint, and what is set is boolean"),
-    (pa.int64(), "date'2024-05-05'", "bigint, and what is set is date"),
-    (pa.bool_(), "1", "boolean, and what is set is int"),
-    (pa.string(), "7", "string, and what is set is int"),
-    (pa.date32(), "timestamp'2024-05-05 00:00:00'", "date, and what is set is timestamp"),
-    (pa.date32(), "'2024-05-05'", "date, and what is set is string"),
-    (pa.timestamp("us"), "timestamp'2024-05-05 13:00:00'", "timestamp_ntz, and what is set is timestamp"),
-    (pa.timestamp("us", "UTC"), "timestamp_ntz'2024-05-05 13:00:00'", "timestamp, and what is set is timestamp_ntz"),
-    (pa.timestamp("us", "UTC"), "0", "timestamp, and what is set is int"),
-    (LISTS, "array(1.5D)", "array<bigint>, and what is set is array<double>"),
-    (LISTS, "7", "array<bigint>, and what is set is int"),
-    (PAIR, "named_struct('b', 'x', 'a', 1)", "struct<a:bigint,b:string>, and what is set is struct<b:string,a:int>"),
-    (PAIR, "named_struct('a', 1)", "and what is set is struct<a:int>"),
+    (pa.int64(), "'abc'", "bigint, and the assigned value is string: cast it first"),
+    (pa.int64(), "'7'", "bigint, and the assigned value is string"),
+    (pa.int64(), "true", "bigint, and the assigned value is boolean"),
+    (pa.int64(), "date'2024-05-05'", "bigint, and the assigned value is date"),
+    (pa.bool_(), "1", "boolean, and the assigned value is int"),
+    (pa.string(), "7", "string, and the assigned value is int"),
+    (pa.date32(), "timestamp'2024-05-05 00:00:00'", "date, and the assigned value is timestamp"),
+    (pa.date32(), "'2024-05-05'", "date, and the assigned value is string"),
+    (pa.timestamp("us"), "timestamp'2024-05-05 13:00:00'", "timestamp_ntz, and the assigned value is timestamp"),
+    (
+        pa.timestamp("us", "UTC"),
+        "timestamp_ntz'2024-05-05 13:00:00'",
+        "timestamp, and the assigned value is timestamp_ntz",
+    ),
+    (pa.timestamp("us", "UTC"), "0", "timestamp, and the assigned value is int"),
+    (LISTS, "array(1.5D)", "array<bigint>, and the assigned value is array<double>"),
+    (LISTS, "7", "array<bigint>, and the assigned value is int"),
+    (
+        PAIR,
+        "named_struct('b', 'x', 'a', 1)",
+        "struct<a:bigint,b:string>, and the assigned value is struct<b:string,a:int>",
+    ),
+    (PAIR, "named_struct('a', 1)", "and the assigned value is struct<a:int>"),
 ]
 BY_VALUE: list[tuple[pa.DataType, str, str]] = [
-    (pa.int64(), "2.7D", "bigint, and what is set is 2.7: round it or cast it first"),
-    (pa.int64(), "2.7", "bigint, and what is set is 2.7"),
-    (pa.int64(), "9223372036854775808D", "bigint, and what is set is 9.22337203685477"),
-    (pa.int64(), "double('NaN')", "bigint, and what is set is NaN"),
-    (pa.int64(), "double('Infinity')", "bigint, and what is set is Infinity"),
-    (pa.int32(), "cast(2147483648 as float)", "int, and what is set is 2.147"),
-    (pa.int32(), "2147483648L", "int, and what is set is 2147483648"),
-    (pa.int8(), "128", "tinyint, and what is set is 128"),
-    (pa.uint8(), "256", "smallint, and what is set is 256"),
-    (pa.uint64(), "-1", "decimal.20,0., and what is set is -1"),
-    (pa.float64(), "9007199254740993L", "double, and what is set is 9007199254740993"),
-    (pa.float64(), "9223372036854775807L", "double, and what is set is 9223372036854775807"),
-    (pa.float64(), "12345678901234567.1", "double, and what is set is 12345678901234567.1"),
-    (pa.float32(), "0.1D", "float, and what is set is 0.1"),
-    (pa.float32(), "1e300D", "float, and what is set is 1.0E300"),
-    (pa.float32(), "16777217", "float, and what is set is 16777217"),
-    (MONEY, "1.2345", "decimal.10,2., and what is set is 1.2345"),
-    (MONEY, "100000000L", "decimal.10,2., and what is set is 100000000"),
-    (MONEY, "9.999D", "decimal.10,2., and what is set is 9.999"),
-    (MONEY, "99999999.999", "decimal.10,2., and what is set is 99999999.999"),
-    (MONEY, "1e-300D", "decimal.10,2., and what is set is 1.0E-300"),
-    (MONEY, "double('NaN')", "decimal.10,2., and what is set is NaN"),
+    (pa.int64(), "2.7D", "bigint, and the assigned value is 2.7: round it or cast it first"),
+    (pa.int64(), "2.7", "bigint, and the assigned value is 2.7"),
+    (pa.int64(), "9223372036854775808D", "bigint, and the assigned value is 9.22337203685477"),
+    (pa.int64(), "double('NaN')", "bigint, and the assigned value is NaN"),
+    (pa.int64(), "double('Infinity')", "bigint, and the assigned value is Infinity"),
+    (pa.int32(), "cast(2147483648 as float)", "int, and the assigned value is 2.147"),
+    (pa.int32(), "2147483648L", "int, and the assigned value is 2147483648"),
+    (pa.int8(), "128", "tinyint, and the assigned value is 128"),
+    (pa.uint8(), "256", "smallint, and the assigned value is 256"),
+    (pa.uint64(), "-1", "decimal.20,0., and the assigned value is -1"),
+    (pa.float64(), "9007199254740993L", "double, and the assigned value is 9007199254740993"),
+    (pa.float64(), "9223372036854775807L", "double, and the assigned value is 9223372036854775807"),
+    (pa.float64(), "12345678901234567.1", "double, and the assigned value is 12345678901234567.1"),
+    (pa.float32(), "0.1D", "float, and the assigned value is 0.1"),
+    (pa.float32(), "1e300D", "float, and the assigned value is 1.0E300"),
+    (pa.float32(), "16777217", "float, and the assigned value is 16777217"),
+    (MONEY, "1.2345", "decimal.10,2., and the assigned value is 1.2345"),
+    (MONEY, "100000000L", "decimal.10,2., and the assigned value is 100000000"),
+    (MONEY, "9.999D", "decimal.10,2., and the assigned value is 9.999"),
+    (MONEY, "99999999.999", "decimal.10,2., and the assigned value is 99999999.999"),
+    (MONEY, "1e-300D", "decimal.10,2., and the assigned value is 1.0E-300"),
+    (MONEY, "double('NaN')", "decimal.10,2., and the assigned value is NaN"),
 ]
 
 
@@ -176,12 +184,12 @@ SETS: list[tuple[dict[str, Any], str]] = [
     ({"n": object()}, "column 'n' does not store_cast int64"),
     ({"p": Decimal("1.2345")}, "column 'p' does not store_cast decimal128"),
     ({"d": dt.datetime(2024, 5, 5, 13)}, "column 'd' does not store_cast date32"),  # noqa: DTZ001
-    ({"d": "timestamp'2024-05-05 13:00:00'"}, "column 'd' is date, and what is set is timestamp"),
+    ({"d": "timestamp'2024-05-05 13:00:00'"}, "column 'd' is date, and the assigned value is timestamp"),
     ({"f": 1e300}, "column 'f' does not store_cast float"),
     ({"s": 7}, "column 's' does not store_cast string"),
-    ({"n": "'abc'"}, "column 'n' is bigint, and what is set is string"),
-    ({"n": "id + 1.5"}, "column 'n' is bigint, and what is set is 2.5: round it or cast it first"),
-    ({"p": "n / 3"}, "column 'p' is decimal.10,2., and what is set is 0.33333"),
+    ({"n": "'abc'"}, "column 'n' is bigint, and the assigned value is string"),
+    ({"n": "id + 1.5"}, "column 'n' is bigint, and the assigned value is 2.5: round it or cast it first"),
+    ({"p": "n / 3"}, "column 'p' is decimal.10,2., and the assigned value is 0.33333"),
 ]
 
 
@@ -230,7 +238,7 @@ def test_a_merge_refuses_keys_that_do_not_fit(spark: Any, shard: Any, table: Sha
 
 def test_a_merge_refuses_values_that_do_not_fit_where_they_are_set(spark: Any, shard: Any, table: ShardTable) -> None:
     source = spark.createDataFrame([(1, 2.7), (2, 3.0)], "id int, n double")
-    with pytest.raises(InvalidUsage, match=r"^column 'n' is bigint, and what is set is 2\.7"):
+    with pytest.raises(InvalidUsage, match=r"^column 'n' is bigint, and the assigned value is 2\.7"):
         table.merge(source).when_matched_update({"n": "source.n"}).execute()
     assert shard.upper().element == 1
     merge = table.merge(source).when_matched_update({"n": "source.n"}, "source.n = round(source.n)")
