@@ -122,7 +122,7 @@ class SnapshotReader(SplitReader):
                 continue
             if first_negative(table) is not None:
                 raise self._negative_multiplicity(split)
-            yield from expanded(table, self._options.batch_rows)
+            yield from expand_rows(table, self._options.batch_rows)
 
     def _negative_multiplicity(self, split: SnapshotSplit) -> InvalidUsage:
         """The error that names the key. Reads the split again, because its columns may lack the key."""
@@ -209,13 +209,13 @@ class DiffReader(SplitReader):
         transport, limits = executors.one_shard(target), (read.wait_s, settings.retry_s)
         columns = tuple(name for name in self._schema.names if name != DIFF)
         request = DiffRequest(read.partitions or planning.partitions_for, columns, read.wait_s, "spark changes")
-        start = Named.of_read("option 'start'", options.start, transport, target.shard, limits)
+        start = NamedTime.of("option 'start'", options.start, transport, target.shard, limits, BEFORE_ALL)
         if options.other in (None, target.shard):
-            end = Named.of_read("option 'end'", options.end, transport, target.shard, limits)
+            end = NamedTime.of("option 'end'", options.end, transport, target.shard, limits, BEFORE_ALL)
             return changes_of(transport, target.shard, start, end, request, settings)
         other = replace(target, shard=check_shard_name(options.other))
         other_transport = executors.one_shard(other)
-        end = Named.of_read("option 'end'", options.end, other_transport, other.shard, limits)
+        end = NamedTime.of("option 'end'", options.end, other_transport, other.shard, limits, BEFORE_ALL)
         sides = (transport, target.shard, start), (other_transport, other.shard, end)
         return changes_between(*sides, request, settings)
 
@@ -307,7 +307,7 @@ def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: s
     executors.check_location_exists(named)
     target = named.at(writes=True)
     limits = (0.0, target.connection.handles.read.retry_s)
-    to = Named.of("as_of", as_of, executors.one_shard(target), shard, limits).time
+    to = NamedTime.of("as_of", as_of, executors.one_shard(target), shard, limits).time
     view = executors.view_of(target)
     upper = check_complete(shard, to, view)
     reads = {name: value for name, value in options.items() if name.lower() not in ("info", "partbytes")}

@@ -163,7 +163,7 @@ class FeedSplit:
             for drop, runs in self.dropped
             for table in retractions(reader, runs, drop, self.key_range, self.columns)
         )
-        for table in kept(chain(self._read_written(reader, self.interval), removed), lease):
+        for table in with_renewal(chain(self._read_written(reader, self.interval), removed), lease):
             yield table if wanted is None else wanted.apply(table)
 
     def read_in_turn(self, transport: Transport, wanted: Filter | None = None) -> Iterator[Iterator[pa.Table]]:
@@ -178,7 +178,7 @@ class FeedSplit:
         for drop, runs in self.dropped:
             if rest.snapshot or rest.lower < drop.at:
                 stretches.append(self._read_written(reader, replace(rest, upper=Antichain(drop.at))))
-            inserted = within(written, drop.at - 1, drop.at)
+            inserted = runs_in_interval(written, drop.at - 1, drop.at)
             stretches.append(changes_at(reader, runs, inserted, drop, self.key_range, self.columns))
             rest = Interval(drop.at + 1, rest.upper, False, rest.keys)
         if Antichain(rest.lower) < rest.upper:
@@ -205,11 +205,11 @@ class FeedSplit:
         )
 
     def dates(self, transport: Transport) -> ClockStretches:
-        """The wall clocks of the times in the interval. Raises what `dates_of` does."""
+        """The wall clocks of the times in the interval. Raises what `load_clock_stretches` does."""
         interval = self.interval
         last = TIME_MAX if interval.upper.element is None else interval.upper.element - 1
         own = OneShard(transport, self.shard_id)
-        return dates_of(own, self.shard, interval.lower, last, self.settings.retry_s)
+        return load_clock_stretches(own, self.shard, interval.lower, last, self.settings.retry_s)
 
 
 def overlapping_batches(batches: Iterable[HollowBatch], interval: Interval) -> list[HollowBatch]:

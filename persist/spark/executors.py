@@ -17,10 +17,10 @@ from pyspark import TaskContext
 
 from blob import without_secrets
 from persist.client.connect import Connection
-from persist.client.contents_diff import Between, ChangesSplit, PairSplit
+from persist.client.contents_diff import ChangesSplit, HeldInterval, PairSplit
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.client.snapshot import Held, SnapshotSplit, check_held, holding, leased_blobs, part_reader
+from persist.client.snapshot import Held, SnapshotSplit, check_held, hold_time, leased_blobs, part_reader
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteHandle
 from persist.commit import location
@@ -217,7 +217,7 @@ def renew_changes_split(target: Target, split: ChangesSplit | PairSplit) -> Chan
     if held.lease.is_point:
         with unreadable_as_expired(target, high):
             check_held(held.view, high)
-    [whole] = Between(held, split.start, split.as_of).splits(1, split.columns)
+    [whole] = HeldInterval(held, split.start, split.as_of).splits(1, split.columns)
     return without_other_parts(replace(whole, key_range=split.key_range))
 
 
@@ -261,7 +261,7 @@ class _SharedHold:
         shard = one_shard(target, self._shard)
         with (
             unreadable_as_expired(target, self._at),
-            holding(shard, target.shard, self._at, "spark read again", WAIT_S, settings) as held,
+            hold_time(shard, target.shard, self._at, "spark read again", WAIT_S, settings) as held,
         ):
             return held
 

@@ -115,10 +115,10 @@ def _history(target: Target, options: MetadataOptions) -> Iterator[list[Row]]:
     """A row for each command that changed the shard, newest first, in pages."""
     transport, left, before = executors.one_shard(target), options.limit, None
     while left:
-        entries = entries_told(transport, target.shard, before, min(left, PAGE_MAX), options.maintenance)
+        entries = read_entries(transport, target.shard, before, min(left, PAGE_MAX), options.maintenance)
         if not entries:
             return
-        yield [_history_row(entry_shown(entry)) for entry in entries]
+        yield [_history_row(to_history_entry(entry)) for entry in entries]
         left, before = left - len(entries), entries[-1].place
 
 

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist.client.contents_diff import retractions, within
-from persist.client.snapshot import ReadLease, kept, part_reader
+from persist.client.contents_diff import retractions, runs_in_interval
+from persist.client.snapshot import ReadLease, part_reader, with_renewal
 from persist.client.transport import OneShard
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
@@ -371,7 +371,7 @@ class Admission:
         interval = Interval(time, Antichain(time + 1), start.is_snapshot, keys)
         runs, dropped = select_runs(OneShard(transport, view.shard_id), reader, view, interval, wanted, lease)
         first = 0 if start.is_snapshot else time
-        return _Slab(interval, start, wanted, schema, reader, within(runs, first - 1, time), tuple(dropped))
+        return _Slab(interval, start, wanted, schema, reader, runs_in_interval(runs, first - 1, time), tuple(dropped))
 
     def _has_to_count(self, slab: _Slab) -> bool:
         """Whether indexes do not suffice: rows may repeat, or most rows of a part may have other times."""

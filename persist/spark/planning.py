@@ -90,9 +90,9 @@ def schema_of_read(target: Target, options: ReadOptions) -> tuple[int, ShardSche
     transport, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
     is_empty = options.as_of is None and view.upper.element == 0
     at = BEFORE_ALL if is_empty else as_of(target, options)
-    with holding(transport, target.shard, at, "spark schema", options.wait_s, settings) as held:
+    with hold_time(transport, target.shard, at, "spark schema", options.wait_s, settings) as held:
         try:
-            schema_id = schema_then(held.view, held.as_of)
+            schema_id = schema_id_at(held.view, held.as_of)
             return schema_id, schema_shown(valid_schemas(held.view.schemas), schema_id)
         finally:
             held.lease.close()
@@ -108,7 +108,7 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     if at is None and view.upper.element == 0:
         return []
     transport, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
-    with holding_for_plans(transport, target.shard, at, "spark snapshot", options.wait_s, settings) as held:
+    with hold_shared(transport, target.shard, at, "spark snapshot", options.wait_s, settings, is_plan=True) as held:
         selection = replace(options.selection, columns=columns)
         splits = list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))
         if held.as_of != BEFORE_ALL:

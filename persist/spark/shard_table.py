@@ -406,7 +406,7 @@ class ShardTable:
     def _time(self, what: str, point: int | datetime | None) -> int | None:
         target = self._near
         limits = (WAIT_S, target.connection.handles.read.retry_s)
-        return Named.of_read(what, point, executors.one_shard(target), self.name, limits).time
+        return NamedTime.of(what, point, executors.one_shard(target), self.name, limits, BEFORE_ALL).time
 
     def _read_fixed(  # noqa: PLR0913 - keyword arguments
         self,
@@ -437,7 +437,7 @@ class ShardTable:
             return FixedRead(empty, BEFORE_ALL), None
         at = self._time("as_of", as_of) if tag is None else Tagged(check_tag_name(tag))
         transport = executors.one_shard(target, view.shard_id)
-        with holding(transport, self.name, at, "spark table", WAIT_S, settings) as held:
+        with hold_time(transport, self.name, at, "spark table", WAIT_S, settings) as held:
             given = Options({**self._options, "path": self.name})
             frame = NativeRead(self._spark, transport, held, given).frame(native, root)
             if frame is not None:

@@ -215,7 +215,7 @@ class Replacement:
             self._publish(runs, claims, left, commit)
         except (Expired, Conflict):
             # If an earlier attempt landed, its hold was released, and rows may have been erased since.
-            if edit_landed(self.handle, commit.operation, commit.token) is None:
+            if find_landed_edit(self.handle, commit.operation, commit.token) is None:
                 raise
 
     def _publish(self, runs: Runs, claims: Runs | None, left: Runs, commit: ReplacementCommit) -> None:
@@ -351,8 +351,10 @@ class Replacement:
         parts = [part for batch in batches for part in batch.parts()]
         updates = reader.read_updates(parts, start, end)
         if drops := drops_within(view.drops, lower, upper):  # the retractions of a drop are not stored
-            updates = chain(updates, retracted(reader, whole_view(transport, self.target.shard, view), drops))
-        pieces = kept(updates, lease)
+            updates = chain(
+                updates, drop_retractions(reader, load_full_view(transport, self.target.shard, view), drops)
+            )
+        pieces = with_renewal(updates, lease)
         negated_rows = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
         return self._retracting.stage_for_one_commit(_batches(negated_rows), None, by_rows=False)
 
