@@ -173,7 +173,7 @@ def test_no_row_is_read_where_indexes_tell_enough(world: World, monkeypatch: pyt
     def counted(*_: Any) -> Any:
         raise AssertionError("rows are counted")
 
-    monkeypatch.setattr(Admission, "_counted", counted)
+    monkeypatch.setattr(Admission, "_count_cut", counted)
     reader = opened(world, monkeypatch, maxRowsPerTrigger=500, **FEED)
     found = sizes(reader, reader.initialOffset())
     assert sum(found) == 4000

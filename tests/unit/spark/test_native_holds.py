@@ -114,7 +114,7 @@ class Session:
         ("yarn", "s3a://bucket/a", False, None),
         ("yarn", "file:///a", True, None),
         ("yarn", "file:///a", False, "is on this machine, and executors may be on others"),
-        ("local[2]", "file:///a*", True, "for a pattern"),
+        ("local[2]", "file:///a*", True, "as a pattern"),
     ],
 )
 def test_files_of_this_machine_are_not_for_executors_on_others(
