@@ -19,7 +19,7 @@ import persist
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
 from compactor.embedded import maintain
-from compactor.loop import Loop
+from compactor.loop import RESCAN_PER_S, RESCAN_S, Loop, NameScan
 from compactor.metering import MaintenanceMetrics
 from compactor.monitor import of_maintenance
 from compactor.scrubber import Scrubber
@@ -304,7 +304,7 @@ def _maintained(
         for _ in range(rounds):
             with suppress(PersistError):
                 loop._attempt("orders")
-        loop._due(loop._turns(pushed=True), 0.0, 1)
+        loop._due(NameScan(loop._list_page, loop._matches, RESCAN_S, RESCAN_PER_S), 0.0, 1)
         server.plan.heal()
         return before, read()
 

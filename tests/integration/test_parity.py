@@ -61,7 +61,7 @@ def test_a_row_of_the_page_runs(client: persist.Client, what: str) -> None:
     assert result is not None or what == "drop"
 
 
-@pytest.mark.parametrize("what", ["append only if nobody wrote since", "only if nobody wrote since a read"])
+@pytest.mark.parametrize("what", ["append unless changed since a read", "delete unless changed since a read"])
 def test_what_somebody_wrote_since_the_read_is_not_overlooked(client: persist.Client, what: str) -> None:
     shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), key=["id"])
     shard.insert([{"id": 1}])
@@ -75,9 +75,9 @@ def test_what_somebody_wrote_since_the_read_is_not_overlooked(client: persist.Cl
 def test_a_job_that_is_run_again_changes_nothing(client: persist.Client) -> None:
     shard = client.create_shard("orders", pa.schema([("id", pa.int64()), ("n", pa.int64())]), key=["id"])
     job = {"persist": persist, "shard": shard, "new": [{"id": 9, "n": 1}]}
-    eval(ROWS["run it again safely"], job)
+    eval(ROWS["idempotent write"], job)
     shard.upsert([{"id": 9, "n": 2}])
-    eval(ROWS["run it again safely"], job)
+    eval(ROWS["idempotent write"], job)
     assert [row["n"] for row in shard.get(9)] == [2]
 
 

@@ -44,7 +44,7 @@ class House:
         self.app = cast("Any", create_app(self.location))
         self.http = typed(TestClient(self.app, base_url="http://127.0.0.1"))
         self.threads = self.routed = 0
-        work, routes = self.app.state.service.work, self.app.edge._app
+        work, routes = self.app.state.service.work, self.app.outermost._app
         run: Callable[..., Any] = work.run
 
         async def counted(*given: Any) -> Any:
@@ -56,7 +56,7 @@ class House:
             await routes(*given)
 
         work.run = counted
-        self.app.edge._app = routing
+        self.app.outermost._app = routing
 
     def post(self, rest: str, body: bytes = ROW, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         """Status and answer, without what is another each time."""

@@ -447,7 +447,7 @@ def test_what_is_no_number_is_told_with_the_usage_text(
 def test_a_store_of_the_old_home_without_a_location_is_told_as_that(place: Place) -> None:
     """It was told as damage: "a blob that the shard names is missing: no blob location-id"."""
     (place.root / "empty").mkdir()
-    with pytest.raises(persist.InvalidUsage, match="empty has no location: give the blob store of the home"):
+    with pytest.raises(persist.InvalidUsage, match="empty has no location: give the blob store of the lost home"):
         place.promote("--home-blob", f"file://{place.root}/empty")
 
 
@@ -497,7 +497,7 @@ def test_an_index_that_is_ahead_is_not_set_to_a_home_of_before(place: Place) -> 
 def test_a_home_that_can_be_reached_is_stopped_first(place: Place) -> None:
     with Server(place.root / "elsewhere") as server:  # it answers, and its store is given
         assert place.promote("--home", server.url, "--home-blob", place.blob) == 0
-    with pytest.raises(persist.ReadOnly, match="read-only"):
+    with pytest.raises(persist.ReadOnly, match="this process only reads"):
         place.insert(7)
 
 

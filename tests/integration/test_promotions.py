@@ -285,7 +285,7 @@ def test_a_promotion_is_killed_anywhere_and_nothing_is_copied_over_it(
     before = {stat.key for stat in us.blob.list("")}
     replicator = us.replicator()
     for _ in range(3):
-        with pytest.raises(InvalidUsage, match="is not a copy"):
+        with pytest.raises(InvalidUsage, match="was not made by"):
             replicator.round(whole=True)
         home.clock.advance_ms(301_000)
     assert before <= {stat.key for stat in us.blob.list("")}

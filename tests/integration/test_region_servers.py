@@ -216,7 +216,7 @@ def test_a_program_reads_a_copy_by_itself(two: Two) -> None:
 
 
 WRONG = [
-    (["serve", "--read-only", "--blob", "file:///x", "--consensus", "sqlite:////y"], "requires only the blob store"),
+    (["serve", "--read-only", "--blob", "file:///x", "--consensus", "sqlite:////y"], "uses the blob store alone"),
     (["serve", "--read-only", "--dir", "x", "--blob", "file:///x"], "give either"),
     (["serve", "--of", "eu"], "of and home are for a read-only server"),
     (["serve", "--region", "EU"], "is not a valid region name"),

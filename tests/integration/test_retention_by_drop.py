@@ -244,6 +244,6 @@ def test_a_policy_that_takes_more_than_half_needs_confirm(mode: str, history: st
     shard.truncate(5, mode=mode)
     shard.insert([{"id": 1_000 + number, "t": NEW} for number in range(8)])
     assert shard.retention().rows in (18, None)
-    with pytest.raises(InvalidUsage, match="take away 10"):
+    with pytest.raises(InvalidUsage, match="would remove 10"):
         shard.retain({"column": "t", "column_age": "30d"})
     assert shard.retain({"column": "t", "column_age": "30d"}, confirm=True).policy is not None

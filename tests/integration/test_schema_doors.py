@@ -136,6 +136,6 @@ def test_a_repeated_write_was_told_to_take_a_new_token_after_a_change(location: 
     with pytest.raises(TokenReused, match="use a new token for each write"):
         getattr(shard, verb)([{"id": 2, "n": 2}], token=token)
     shard.widen_column("n", pa.int64())
-    with pytest.raises(TokenReused, match="look at the shard's history before you write them again"):
+    with pytest.raises(TokenReused, match="check the shard's history before you write them again"):
         getattr(client.shard("s"), verb)(rows, token=token)
     assert client.shard("s").count() == 1

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import pytest
@@ -23,9 +24,11 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.location_identity import ID_KEY, LOOK_EVERY_S, Identity
+from persist.commit.state_loader import Versions
 from persist.copies import recovery
 from persist.copies.recovery import RecoveryRequest
 from persist.core.errors import Conflict, Expired, PersistError, ReadOnly, Unavailable, UnknownShard
+from persist.core.state import State
 from persist.core.transitions import lifecycle
 from persist.regions import divergence, failover, switchover
 from persist.regions.divergence import salvage
@@ -42,6 +45,9 @@ from tests.support.regions import HOME, POLICY, Row
 STEPS = 30
 SEEDS_MAX = 40
 PROOF_SEEDS = seeds(30)
+
+
+BEGIN = Versions.begin
 
 
 class Ending(Walk):
@@ -82,8 +88,8 @@ class Ending(Walk):
         self.regions.copier.step(self.pick.choice((0.3, 0.9, 1.0)))
         is_fenced = self.pick.random() < 0.5
         home = OldHome(blob=self.regions.home.blob) if is_fenced else OldHome(is_lost=True)
-        with suppress(SystemExit):
-            promote(self.new_home(), "us", "eu", home, RecoveryRequest(accept_loss=True), told=self._dies)
+        with suppress(SystemExit), patch.object(Versions, "begin", lambda *given: self._begin_or_die(*given)):
+            promote(self.new_home(), "us", "eu", home, RecoveryRequest(accept_loss=True))
             self.consensus.head("x")
         promote_again = self.new_home()
         with suppress(PersistError):  # it has ended, or goes on where it was killed
@@ -98,9 +104,12 @@ class Ending(Walk):
             self._salvaged(self._second_home(), promotion)
         self._demoted(promotion)
 
-    def _dies(self, done: int, of: int) -> None:
+    def _begin_or_die(self, versions: Versions, state: State, key: str = "") -> bool:
+        """As `Versions.begin`; afterwards the process may be killed."""
+        begun = BEGIN(versions, state, key)
         if self.pick.random() < 0.2:
             raise SystemExit
+        return begun
 
     def _check_promoted(self, promotion: Promotion) -> None:
         location = self.new_home()

@@ -26,8 +26,8 @@ def test_a_time_goes_to_the_least_kept_time_at_or_beyond_it(
     kept = tuple(sorted(point for point in points if point < since))
     moves = Times(advance=since, kept=kept)
     wanted = [t if t >= since else min((p for p in kept if p >= t), default=since) for t in times]
-    assert [moves.moved(time) for time in times] == wanted
-    assert moves.all_moved(np.array(times, np.int64)).tolist() == wanted
+    assert [moves.advanced(time) for time in times] == wanted
+    assert moves.advance_all(np.array(times, np.int64)).tolist() == wanted
     if readable >= since or readable in kept:
         assert [t <= readable for t in times] == [t <= readable for t in wanted]
 

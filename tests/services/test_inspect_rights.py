@@ -92,7 +92,7 @@ def test_no_table_is_made_in_a_postgres_database_without_one(
     url = postgres_server.create_database(f"bare_{free_ports(1)[0]}")
     blob.mkdir()
     assert main(["inspect", "usage", "--blob", blob.as_uri(), "--consensus", url]) == 2
-    assert "has no table consensus_log: nothing of persist is there" in capsys.readouterr().err
+    assert "has no table consensus_log: it is not a location of persist" in capsys.readouterr().err
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT to_regclass('consensus_log')").fetchone() == (None,)
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(params=["true", "false"], ids=["ansi", "no ansi"])
 def ansi(spark: Any, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test runs twice: what does not store_cast is refused in both modes."""
+    """Each test runs twice: what does not fit is refused in both modes."""
     before = spark.conf.get("spark.sql.ansi.enabled")
     spark.conf.set("spark.sql.ansi.enabled", request.param)
     yield
@@ -180,13 +180,13 @@ def table(spark: Any, shard: Any, url: str) -> ShardTable:
 
 
 SETS: list[tuple[dict[str, Any], str]] = [
-    ({"n": 2.7}, "column 'n' does not store_cast int64: 2.7 would be cut short"),
-    ({"n": object()}, "column 'n' does not store_cast int64"),
-    ({"p": Decimal("1.2345")}, "column 'p' does not store_cast decimal128"),
-    ({"d": dt.datetime(2024, 5, 5, 13)}, "column 'd' does not store_cast date32"),  # noqa: DTZ001
+    ({"n": 2.7}, "column 'n' does not fit int64: 2.7 would be truncated"),
+    ({"n": object()}, "column 'n' does not fit int64"),
+    ({"p": Decimal("1.2345")}, "column 'p' does not fit decimal128"),
+    ({"d": dt.datetime(2024, 5, 5, 13)}, "column 'd' does not fit date32"),  # noqa: DTZ001
     ({"d": "timestamp'2024-05-05 13:00:00'"}, "column 'd' is date, and the assigned value is timestamp"),
-    ({"f": 1e300}, "column 'f' does not store_cast float"),
-    ({"s": 7}, "column 's' does not store_cast string"),
+    ({"f": 1e300}, "column 'f' does not fit float"),
+    ({"s": 7}, "column 's' does not fit string"),
     ({"n": "'abc'"}, "column 'n' is bigint, and the assigned value is string"),
     ({"n": "id + 1.5"}, "column 'n' is bigint, and the assigned value is 2.5: round it or cast it first"),
     ({"p": "n / 3"}, "column 'p' is decimal.10,2., and the assigned value is 0.33333"),
