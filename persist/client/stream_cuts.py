@@ -161,7 +161,7 @@ class Cut:
         if not isinstance(read, dict) or "v" not in read:
             raise InvalidUsage(f"this is no cut: {shown(read)}; give what Cut.to_json() returned")
         if type(read["v"]) is int and read["v"] > VERSION:
-            raise UpgradeNeeded(f"the cut has version {read['v']}; this persist knows {VERSION}: upgrade it")
+            raise UpgradeNeeded(f"the cut has version {read['v']}; this persist knows {VERSION}: upgrade persist")
         try:
             cut = _cut(read)
         except (KeyError, TypeError, AttributeError, InvalidUsage) as error:

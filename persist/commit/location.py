@@ -425,7 +425,9 @@ def _mark(root: Path) -> None:
         raise InvalidUsage(f"{marker} is damaged: {error}") from error
     version = found.get("version") if isinstance(found, dict) else None
     if version != MARKER_VERSION:
-        raise UpgradeNeeded(f"{root} has location format {version!r}; this persist knows {MARKER_VERSION}: upgrade it")
+        raise UpgradeNeeded(
+            f"{root} has location format {version!r}; this persist knows {MARKER_VERSION}: upgrade persist"
+        )
 
 
 def read_marker(marker: Path) -> Any:

@@ -430,7 +430,9 @@ def read_format(blob: Blob, build: Build) -> int:
         while blob.stat(_key(version + 1)) is not None:
             version += 1
     if version not in build.formats:
-        raise UpgradeNeeded(f"this location has format version {version}; this persist knows {build.known}: upgrade it")
+        raise UpgradeNeeded(
+            f"this location has format version {version}; this persist knows {build.known}: upgrade persist"
+        )
     return version
 
 

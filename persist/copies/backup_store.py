@@ -345,7 +345,7 @@ def _manifest_key(backup_id: str) -> str:
 def _backup(manifest: Mapping[str, Any], key: str) -> Backup:
     """Decode a manifest. Raises UpgradeNeeded, Corruption."""
     if type(manifest.get("v")) is int and manifest["v"] > VERSION:
-        raise UpgradeNeeded(f"{key} has version {manifest['v']}; this persist supports {VERSION}: upgrade it")
+        raise UpgradeNeeded(f"{key} has version {manifest['v']}; this persist supports {VERSION}: upgrade persist")
     body = {name: value for name, value in manifest.items() if name != "crc"}
     if zlib.crc32(_text(body)) != manifest.get("crc"):
         raise Corruption(f"{key} is damaged: its checksum differs")

@@ -104,7 +104,7 @@ def read_file(data: bytes) -> StateFile:
     if type(fields.get("version")) is not int or fields["version"] < 1:
         raise Corruption("the file is damaged, or was changed: it has no version")
     if fields["version"] > VERSION:
-        raise UpgradeNeeded("the file is of a later version than this persist supports; upgrade it")
+        raise UpgradeNeeded("the file is of a later version than this persist supports: upgrade persist")
     crc = fields.pop("crc32", None)
     if crc != json_crc(fields) or set(fields) != set(_FIELDS) - {"crc32"}:
         raise Corruption("the file is damaged, or was changed: its checksum differs")
@@ -113,7 +113,7 @@ def read_file(data: bytes) -> StateFile:
         raise Corruption("the file was changed: a field has an unexpected type")
     if format_version > THIS_BUILD.newest:
         raise UpgradeNeeded(
-            f"the file has format version {format_version}; this persist supports {THIS_BUILD.known}: upgrade it"
+            f"the file has format version {format_version}; this persist supports {THIS_BUILD.known}: upgrade persist"
         )
     try:
         data = b64decode(fields["bytes"], validate=True)

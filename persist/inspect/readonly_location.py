@@ -235,7 +235,9 @@ def _marker_problem(marker: Path) -> str | None:
         return f"{MARKER} is damaged: it is not JSON"
     version = marker_json.get("version") if isinstance(marker_json, dict) else None
     if type(version) is int and version > MARKER_VERSION:
-        raise UpgradeNeeded(f"the location has format {version}; this persist supports {MARKER_VERSION}: upgrade it")
+        raise UpgradeNeeded(
+            f"the location has format {version}; this persist supports {MARKER_VERSION}: upgrade persist"
+        )
     return None if version == MARKER_VERSION else f"{MARKER} is damaged: it has no format version"
 
 

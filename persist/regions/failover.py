@@ -265,7 +265,7 @@ def _decode(data: bytes, where: str) -> Promotion:
         if document["persist"] != "promotion":
             raise InvalidUsage(f"{where} is not a record of a promotion")
         if document["version"] > VERSION:
-            raise UpgradeNeeded(f"{where} is of a later version than this persist supports: upgrade it")
+            raise UpgradeNeeded(f"{where} is of a later version than this persist supports: upgrade persist")
         body = document["body"]
         if document["crc32"] != json_crc(body):
             raise Corruption(f"{where} fails its checksum")

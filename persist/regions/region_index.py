@@ -137,7 +137,7 @@ def decode_index(data: bytes, where: str) -> RegionIndex:
     if not isinstance(document, dict) or document.get("persist") != "regions":
         raise InvalidUsage(f"{where} is not an index of regions; `persist region set` creates one")
     if type(document.get("version")) is not int or document["version"] > VERSION:
-        raise UpgradeNeeded(f"{where} is of a later version than this persist supports: upgrade it")
+        raise UpgradeNeeded(f"{where} is of a later version than this persist supports: upgrade persist")
     body = document.get("regions")
     if not isinstance(body, dict) or document.get("crc32") != json_crc(body):
         raise Corruption(f"{where} fails its checksum: change it by `persist region`, not manually")

@@ -243,7 +243,7 @@ class HttpTransport:
     def belongs(self) -> tuple[str, int]:
         location = _location(self._calls.call(_LOCATION))
         if not location.epoch:
-            raise UpgradeNeeded("the server does not identify its location, which cuts need: upgrade it")
+            raise UpgradeNeeded("the server does not identify its location, which cuts need: upgrade the server")
         return location.id, location.epoch
 
     def create(

@@ -186,7 +186,7 @@ def test_a_server_that_was_forgotten_refuses_what_it_cannot_read_and_harms_nothi
         new.shard("orders").insert([{"id": 3}])
         assert format_version(directory) == NEW
         for _ in range(2):
-            with pytest.raises(UpgradeNeeded, match="upgrade it"):
+            with pytest.raises(UpgradeNeeded, match="upgrade persist"):
                 old.shard("orders").insert([{"id": 4}])
         assert rows(new) == [1, 2, 3]
         two.replace(0, newer)  # the remedy
