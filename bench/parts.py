@@ -139,7 +139,7 @@ def measured(url: str, count: int) -> tuple[float, float]:
     [run] = shard.open_writer().stage(pa.table({"id": range(20_000)}), None)
     machine, writer = location.machine("big"), mint(WriterId, location.ids)
     runs = many(run.parts[0], machine.state().shard_id, writer, location.ids, count)
-    runs = location.versions.receipts.given(machine.state().shard_id, runs)
+    runs = location.versions.receipts.sign(machine.state().shard_id, runs)
     command = c.Insert(writer, mint(Token, location.ids), runs)
     seconds = timed(lambda: machine.apply(command))
     background.run()
@@ -178,7 +178,7 @@ def grown(folder: str, name: str, count: int, each: int) -> None:
         writer = mint(WriterId, location.ids)
         runs = many(run.parts[0], machine.state().shard_id, writer, location.ids, min(each, count - first))
         runs = tuple(Run((_placed(run.parts[0], schema, first + n),)) for n, run in enumerate(runs))
-        runs = location.versions.receipts.given(machine.state().shard_id, runs)
+        runs = location.versions.receipts.sign(machine.state().shard_id, runs)
         machine.apply(c.Insert(writer, mint(Token, location.ids), runs))
     for _ in range(ROLLUP_EVERY):  # so that a rollup holds it all, as it does sooner or later
         shard.insert([{"id": 0}])

@@ -233,7 +233,7 @@ def maintain(location: Location) -> None:
     published = Published(location, PUBLISH, at_once=True)
     names = list(location.all_names(with_dropped=True))
     for name in names:
-        published.look(name, location.machine(name).refresh())
+        published.visit(name, location.machine(name).refresh())
     published.flush(now=True)
     published.round(dict.fromkeys(names, False))
 

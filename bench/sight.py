@@ -84,7 +84,7 @@ def make_parts(folder: str, count: int) -> None:
             fresh.write_bytes(Path(source).read_bytes())
             source = str(fresh)
         os.link(source, blobs / str(one.key))
-    machine.apply(c.Insert(writer, mint(Token, location.ids), location.versions.receipts.given(shard_id, runs)))
+    machine.apply(c.Insert(writer, mint(Token, location.ids), location.versions.receipts.sign(shard_id, runs)))
     state = machine.refresh()
     assert sum(batch.part_count for batch in state.trace.batches) == count
     machine.apply(c.AddRollup(state.seqno, *location.versions.write_rollup(state)))

@@ -86,7 +86,7 @@ class Schedule:
                 names.append(name)
         return names
 
-    def done(self, name: str) -> None:
+    def end_visit(self, name: str) -> None:
         """End a visit of the shard."""
         with self._lock:
             shard = self._shards[name]
@@ -341,7 +341,7 @@ class Loop:
             if delay_s is not None:
                 self._schedule.want(name, self._location.clock.monotonic() + delay_s)
         finally:
-            self._schedule.done(name)
+            self._schedule.end_visit(name)
 
     def _attempt(self, name: str) -> float | None:
         clock = self._location.clock

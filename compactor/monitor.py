@@ -21,7 +21,7 @@ from persist.client.location_metrics import location_families, location_pools, n
 from persist.client.transport import Transport
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
-from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, one
+from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, single_series
 from persist.telemetry.metrics import of_process, pools
 
 REQUEST_S = 5.0  # the timeout of each read from and write to a client
@@ -140,16 +140,18 @@ def of_maintenance(
         shards = list(metrics.shards.items())[-SHARDS_MAX:]
     for counter in fields(Counters):
         prefix = "persist_" if counter.name.startswith("verify_") else "persist_maintenance_"
-        yield one(f"{prefix}{counter.name}_total", COUNTER, counter.metadata["text"], counters[counter.name])
+        yield single_series(f"{prefix}{counter.name}_total", COUNTER, counter.metadata["text"], counters[counter.name])
     text = "When the last sample was verified, in seconds since 1970 (0: never)"
-    yield one("persist_verify_timestamp_seconds", GAUGE, text, metrics.verified_ms / 1000)
-    yield one("persist_maintenance_failures_total", COUNTER, "Visits of shards that failed", loop.failures)
+    yield single_series("persist_verify_timestamp_seconds", GAUGE, text, metrics.verified_ms / 1000)
+    yield single_series("persist_maintenance_failures_total", COUNTER, "Visits of shards that failed", loop.failures)
     yield loop.looks.family(
         "persist_maintenance_look_seconds", "Durations of visits of shards, in seconds", ("outcome",)
     )
     text = "When the shards were last listed, in seconds since 1970 (0: never)"
-    yield one("persist_maintenance_round_timestamp_seconds", GAUGE, text, loop.round_ms / 1000)
-    yield one("persist_maintenance_shards_waiting", GAUGE, "Shards with an active or scheduled visit", loop.waiting)
+    yield single_series("persist_maintenance_round_timestamp_seconds", GAUGE, text, loop.round_ms / 1000)
+    yield single_series(
+        "persist_maintenance_shards_waiting", GAUGE, "Shards with an active or scheduled visit", loop.waiting
+    )
     yield from pools({**location_pools(location), "maintenance_threads": (loop.running, loop.concurrency)})
     yield from of_process(persist.__version__)
     yield from _of_merges(shards)

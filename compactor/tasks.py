@@ -141,7 +141,7 @@ def publish_task(location: Location, published: Published) -> Task:
     """Publish log entries that the committing processes did not publish."""
 
     def publish(name: str) -> float | None:
-        return published.look(name, location.machine(name).refresh())
+        return published.visit(name, location.machine(name).refresh())
 
     return publish
 

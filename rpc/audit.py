@@ -12,7 +12,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import NAME_CHARS_MAX
 from persist.core.record import Record, asdict
 from persist.core.transitions.context import SOUND, Verdict
-from persist.formats.exposition import COUNTER, Family, one
+from persist.formats.exposition import COUNTER, Family, single_series
 from rpc.route_table import ROUTE, Route
 
 # Each line is written by the logger `persist.audit` after the commit and before the response. It holds names of tags,
@@ -55,8 +55,8 @@ class Audit:
 
     def families(self) -> Iterator[Family]:
         """The metrics of the audit log."""
-        yield one("persist_audit_lines_total", COUNTER, "Lines of the audit that were written", self._written)
-        yield one("persist_audit_failures_total", COUNTER, "Lines of the audit that failed", self._failed)
+        yield single_series("persist_audit_lines_total", COUNTER, "Lines of the audit that were written", self._written)
+        yield single_series("persist_audit_failures_total", COUNTER, "Lines of the audit that failed", self._failed)
 
 
 # Descriptions of requests and commands for the audit log.

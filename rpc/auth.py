@@ -181,7 +181,7 @@ class Tokens:
     def _reload_if_changed(self) -> None:
         if self._file.is_due():
             with self._lock:
-                if self._file.look():
+                if self._file.check():
                     self._reload()
                     self._reload()
 

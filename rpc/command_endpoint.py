@@ -229,7 +229,7 @@ def _command(
     """
     if prepared is not None:
         _count(service, posted, prepared.rows, len(data))
-        return handle.made(prepared.runs, posted.kind.command)
+        return handle.build_command(prepared.runs, posted.kind.command)
     try:
         with service.allowance() as allowed:
             table = _read(service, posted, data, handle.names.schema, allowed)

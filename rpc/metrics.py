@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import persist
 from persist.client.location_metrics import location_families, location_pools, newest, shard_families
 from persist.commit.location import Location
-from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, one
+from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, single_series
 from persist.regions.replica import ReplicaLocation
 from persist.telemetry.metrics import Durations, of_process, pools
 from rpc.auth import ANONYMOUS, Principal, label_of
@@ -141,6 +141,8 @@ def _of_replica(replica: ReplicaLocation) -> Iterator[Family]:
     age_s = max(0.0, (replica.clock.now_ms() - follower.published_ms) / 1000)
     is_up = float(follower.failed is None)
     bad = follower.bad_blobs
-    yield one("persist_region_published_age_seconds", GAUGE, "Seconds since the last publication of the home", age_s)
-    yield one("persist_region_link_up", GAUGE, "Whether the last read of the copy succeeded", is_up)
-    yield one("persist_region_bad_blobs_total", COUNTER, "Blobs of publications that could not be read", bad)
+    yield single_series(
+        "persist_region_published_age_seconds", GAUGE, "Seconds since the last publication of the home", age_s
+    )
+    yield single_series("persist_region_link_up", GAUGE, "Whether the last read of the copy succeeded", is_up)
+    yield single_series("persist_region_bad_blobs_total", COUNTER, "Blobs of publications that could not be read", bad)

@@ -21,7 +21,7 @@ from persist.core.batch import Part
 from persist.core.errors import Forbidden, Indeterminate, InvalidUsage, Overloaded, PersistError
 from persist.core.state import State
 from persist.core.transitions.writers import parts_of
-from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
+from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, single_series
 from persist.formats.http_messages import named_once
 from rpc.auth import ANONYMOUS, MAINTENANCE, Principal
 from rpc.prefix_usage import PrefixUsage, prefixes_of
@@ -120,7 +120,7 @@ class QuotaFile:
 
     def reload(self) -> bool:
         """Reload the file if it has changed; returns whether its rules changed."""
-        if not self._file.look():
+        if not self._file.check():
             return False
         before = self.rules
         try:
@@ -433,9 +433,9 @@ class Quotas:
         names = ("kind", "of", "quota")
         yield Family("persist_quota_used", GAUGE, "The usage of a quota, as far as it is known here", names, used)
         yield Family("persist_quota_most", GAUGE, "The limit of a quota", names, most)
-        yield one("persist_quota_refusals_total", COUNTER, "Requests refused by a quota", self._refused)
+        yield single_series("persist_quota_refusals_total", COUNTER, "Requests refused by a quota", self._refused)
         unreadable = float(self._file is not None and bool(self._file.unreadable))
-        yield one(
+        yield single_series(
             "persist_quota_file_unreadable", GAUGE, "Whether older quotas apply, as the file is invalid", unreadable
         )
 

@@ -32,7 +32,7 @@ class ChangedFiles:
         """Whether the last check is at least LOOK_AGAIN_S old."""
         return abs(self._now_s() - self._looked_s) >= LOOK_AGAIN_S
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Whether a file's identity, content or mode changed since the last check. False: the check is not due."""
         if not self.is_due():
             return False
@@ -104,7 +104,7 @@ class TlsContext(ssl.SSLContext):
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
         """Called by asyncio and uvloop for each connection, on the event loop only."""
-        if self._changed.look():
+        if self._changed.check():
             self._reload()
         return self._current.wrap_bio(*arguments, **named)
 

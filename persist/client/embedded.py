@@ -163,7 +163,7 @@ class EmbeddedTransport:
         return self._patience.ask("the list of shards", lambda: self.location.names(prefix, after, limit))
 
     def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        return self.location.versions.receipts.given(shard, runs)
+        return self.location.versions.receipts.sign(shard, runs)
 
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return self._patience.ask(_about(name), lambda: self.location.machine(name).receipted(runs))

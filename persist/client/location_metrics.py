@@ -9,7 +9,7 @@ from persist.commit.machine import Machine
 from persist.commit.system import ThreadBackground
 from persist.core.frontier import Antichain
 from persist.core.state import State, held_since
-from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
+from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, single_series
 from persist.telemetry.metrics import retried, stores
 
 COUNTED = {
@@ -54,18 +54,20 @@ def location_families(location: Location) -> Iterator[Family]:
     yield from stores(location.store_calls)
     counted = location.counted()
     for name, text in COUNTED.items():
-        yield one(f"persist_{name}_total", COUNTER, text, getattr(counted, name))
-    yield one("persist_group_commands_max", GAUGE, "Most commands in one commit", counted.group_max)
+        yield single_series(f"persist_{name}_total", COUNTER, text, getattr(counted, name))
+    yield single_series("persist_group_commands_max", GAUGE, "Most commands in one commit", counted.group_max)
     sight = location.sight
     yield sight.commits.family("persist_commit_seconds", "Seconds that commits of a group took", ("outcome",))
     yield sight.queues.family("persist_queue_seconds", "Seconds that commands waited for their commit to begin", ())
     yield sight.upkeep.family("persist_upkeep_seconds", "Seconds that duties of upkeep took", ("kind",))
     yield from retried(sight.storms)
-    yield one("persist_machines", GAUGE, "Shards with a cached State", len(location.machines()))
+    yield single_series("persist_machines", GAUGE, "Shards with a cached State", len(location.machines()))
     yield from _caches(location)
     if isinstance(location.background, ThreadBackground):
         dropped = location.background.dropped
-        yield one("persist_background_dropped_total", COUNTER, "Pieces of upkeep dropped: too many waited", dropped)
+        yield single_series(
+            "persist_background_dropped_total", COUNTER, "Pieces of upkeep dropped: too many waited", dropped
+        )
 
 
 def location_pools(location: Location) -> dict[str, tuple[int, int]]:

@@ -99,9 +99,9 @@ class ThinWriter(CheckedWriter):
         runs = stage_inline(rows, sink, default_time=default_time, inline_bytes_max=self._inline_bytes_max)
         if runs is None:
             return None
-        return self.made(runs, command, token)
+        return self.build_command(runs, command, token)
 
-    def made(self, runs: tuple[Run, ...], command: Making, token: Token | None = None) -> Append:
+    def build_command(self, runs: tuple[Run, ...], command: Making, token: Token | None = None) -> Append:
         """The `command` for staged rows, to be sent by the caller."""
         if token is None:
             built = self._by_writer(lambda w, t: command(w, t, runs), mint(Token, self._transport.ids))

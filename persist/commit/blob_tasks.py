@@ -142,7 +142,7 @@ class BlobWorker:
         self._bundler = Bundler(versions, ids, policy)
         self._metrics = metrics
 
-    def done(self, task: WorkTask, newest: State, refresh: Callable[[], State] | None = None) -> c.Command | None:
+    def finish(self, task: WorkTask, newest: State, refresh: Callable[[], State] | None = None) -> c.Command | None:
         """The command that results from the task; None if there is nothing left to do.
 
         `newest` is the newest State that this process knows. `refresh` reads the current State: another process may

@@ -100,7 +100,7 @@ Outcome = c.Result | BaseException  # what a command came to
 Supply = c.Command | Exception | None  # the result of a task; None: there was nothing to do
 
 
-class Given(Struct, frozen=True):
+class PlanInput(Struct, frozen=True):
     """The inputs of a plan besides the State and the commands.
 
     `indexed` has what was read from the attribute index for these commands, `remembered` the outcomes of their tokens
@@ -145,7 +145,7 @@ Task = AppendCount | BatchMerge
 Planning = Generator[Task, Supply, Commit]
 
 
-def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planning:
+def plan_commit(base: State, group: Sequence[c.Command], given: PlanInput) -> Planning:
     """The commit of these commands on `base`, each applied to the State that the one before it left.
 
     Yields tasks for the blob store, is sent their results, and returns the Commit. Most plans have no task. If the
@@ -233,7 +233,7 @@ def supplied(planning: Planning, supply: Callable[[Task], Supply]) -> Commit:
 
 
 def _stepped(
-    base: State, commands: list[c.Command], given: Given, context: Context
+    base: State, commands: list[c.Command], given: PlanInput, context: Context
 ) -> Generator[AppendCount, Supply, tuple[State, list[Outcome], list[CommandEntry]]]:
     """The State after all commands, their outcomes, and their entries in the commit history.
 

@@ -273,7 +273,7 @@ class Identity:
         self._elsewhere, self._fence_after_s = look, fence_after_s
         self._looks.forget()
 
-    def look(self) -> None:
+    def check_home(self) -> None:
         """Check whether another home has taken over. Raises Unavailable (not known now), InvalidUsage."""
         self._looks.now()
 
@@ -292,7 +292,7 @@ class Identity:
         """
         self.binding()
         if self._looks.silent_s >= CONFIRM_EVERY_S:
-            self.look()
+            self.check_home()
         self.check_writable()
 
     def _compare(self, number: int) -> LocationBinding:

@@ -22,8 +22,8 @@ from persist.commit.commit_plan import (
     BatchMerge,
     Collect,
     Commit,
-    Given,
     Outcome,
+    PlanInput,
     Retain,
     Supply,
     Task,
@@ -420,7 +420,7 @@ class Machine(CachedState):
         """
         base, read = self._known(base, commands)
         now_ms = self._system.clock.now_ms()
-        given = Given(
+        given = PlanInput(
             now_ms,
             commit_id,
             self.policy,
@@ -480,7 +480,7 @@ class Machine(CachedState):
     def _supply(self, task: Task) -> Supply:
         self.metrics.spills += isinstance(task, BatchMerge)
         try:
-            return self._blobs.done(task, task.state)
+            return self._blobs.finish(task, task.state)
         except PersistError as error:
             return error
         except Exception as error:
@@ -541,7 +541,7 @@ class Machine(CachedState):
             if work is not None:
                 work(self.name)
             return
-        command = self._blobs.done(duty.task, self.state(), self.refresh)
+        command = self._blobs.finish(duty.task, self.state(), self.refresh)
         self._upkeep.written(duty)
         if command is not None:
             result = self._applied(command, SOUND)  # this process has just written its parts

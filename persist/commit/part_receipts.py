@@ -35,7 +35,7 @@ class Receipts:
         self._lock = threading.Lock()
         self._secret: bytes | None = None
 
-    def given(self, shard: ShardId, runs: Iterable[Run]) -> tuple[Run, ...]:
+    def sign(self, shard: ShardId, runs: Iterable[Run]) -> tuple[Run, ...]:
         """The runs with a receipt for each part. Only for callers that have validated the parts."""
         held, key = tuple(runs), self._key()
         if key is None or not held:

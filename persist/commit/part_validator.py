@@ -109,7 +109,7 @@ class Inspector:
             self._look([part for run in held for part in run.parts], state)
         except BlobError as error:
             raise translate(error) from error
-        return self._receipts.given(state.shard_id, held)
+        return self._receipts.sign(state.shard_id, held)
 
     def _check_rollup(self, command: c.AddRollup, state: State) -> None:
         """Raise InvalidUsage unless the rollup exists. The plan checks the form of its key."""

@@ -298,7 +298,7 @@ class Versions:
         cannot be determined now; ReadOnly: a home has taken over, and the new shard exists only here.
         """
         try:
-            self._identity.look()
+            self._identity.check_home()
         except ReadOnly:
             raise
         except PersistError as error:  # never a definite failure: a caller would take its loans back

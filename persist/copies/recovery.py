@@ -149,7 +149,7 @@ class _Unbound(Identity):
     def confirm(self) -> None:
         return
 
-    def look(self) -> None:
+    def check_home(self) -> None:
         return
 
 

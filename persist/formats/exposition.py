@@ -42,7 +42,7 @@ class Family:
     samples: Sequence[Labelled] = field(default_factory=list)
 
 
-def one(name: str, kind: str, text: str, value: float) -> Family:
+def single_series(name: str, kind: str, text: str, value: float) -> Family:
     """A family of one series without labels."""
     return Family(name, kind, text, (), [((), value)])
 

@@ -82,7 +82,7 @@ class Published:
         self._round_s: float | None = None
         self.bad_journals = 0
 
-    def look(self, name: str, state: State) -> float | None:
+    def visit(self, name: str, state: State) -> float | None:
         """Publish the missing entries of this shard. Returns the seconds until the next visit; None: all is published.
 
         Raises the errors of the stores; a retry is safe.

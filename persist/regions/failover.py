@@ -337,7 +337,7 @@ class HomeWatch:
 
     def _look(self) -> None:
         try:
-            self._identity.look()
+            self._identity.check_home()
         except PersistError as error:
             log.warning("cannot check whether another home has taken over: %s", error)
         except Exception:  # a bug; the next check may succeed

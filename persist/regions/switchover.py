@@ -223,7 +223,7 @@ def _raise_to(home: Location, binding: LocationBinding) -> None:
         entry = home.consensus.head(LOG_KEY)
         assert entry is not None
         home.consensus.compare_and_set(LOG_KEY, entry.seqno + 1, encode_binding(binding))
-    home.identity.look()
+    home.identity.check_home()
     if home.identity.check() != binding:
         raise Conflict(f"another process raises the epoch of {home.blob.url} too; check, then retry")
 

@@ -219,7 +219,7 @@ class Holds:
         if starts:
             threading.Thread(target=self._watch, name="persist-native-holds", daemon=True).start()
 
-    def look(self) -> float | None:
+    def renew_due(self) -> float | None:
         """Renew the leases in use and drop the others. Returns the seconds until the next renewal; None: no lease.
 
         The next call retries a lease that could not be renewed. A lease that has expired is logged and dropped.
@@ -249,7 +249,7 @@ class Holds:
         return True
 
     def _watch(self) -> None:
-        while (pause_s := self.look()) is not None:
+        while (pause_s := self.renew_due()) is not None:
             time.sleep(pause_s)
 
 

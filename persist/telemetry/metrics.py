@@ -20,7 +20,7 @@ from typing import Protocol
 from blob.metrics import Observe
 from persist.core import commands as c
 from persist.core.errors import Corruption, PersistError
-from persist.formats.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Labelled, Spread, one
+from persist.formats.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Labelled, Spread, single_series
 from persist.telemetry.tracing import Place, Tracer, TraceSpan, request_id
 
 
@@ -345,8 +345,8 @@ def retried(storms: Storms) -> Iterator[Family]:
     samples: list[Labelled] = [((who,), count) for who, count in storms.retries.items()]
     text = "Operations that were retried more than 5 times in a row"
     yield Family("persist_tries_again_total", COUNTER, "Retries by who retried", ("who",), samples)
-    yield one("persist_retry_storms_total", COUNTER, text, storms.storms)
-    yield one("persist_corruption_total", COUNTER, "Times that corruption was found", storms.corruptions)
+    yield single_series("persist_retry_storms_total", COUNTER, text, storms.storms)
+    yield single_series("persist_corruption_total", COUNTER, "Times that corruption was found", storms.corruptions)
 
 
 def pools(pairs: dict[str, tuple[int, int]]) -> Iterator[Family]:
@@ -367,7 +367,11 @@ def of_process(version: str) -> Iterator[Family]:
     except OSError:
         return
     cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    yield one("process_cpu_seconds_total", COUNTER, "Seconds of CPU", cpu_s)
-    yield one("process_resident_memory_bytes", GAUGE, "Resident bytes", int(fields[21]) * os.sysconf("SC_PAGE_SIZE"))
-    yield one("process_open_fds", GAUGE, "Open files and sockets", files)
-    yield one("process_max_fds", GAUGE, "The limit of open files", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield single_series("process_cpu_seconds_total", COUNTER, "Seconds of CPU", cpu_s)
+    yield single_series(
+        "process_resident_memory_bytes", GAUGE, "Resident bytes", int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+    )
+    yield single_series("process_open_fds", GAUGE, "Open files and sockets", files)
+    yield single_series(
+        "process_max_fds", GAUGE, "The limit of open files", resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    )

@@ -167,7 +167,7 @@ async def tags(request: Request) -> Response:
 
 
 @router.on("GET", "/{name}/tags/{tag}", (READ,), summary="One tag")
-async def one(request: Request, tag: str) -> Response:
+async def show_tag(request: Request, tag: str) -> Response:
     """410 if there is no such tag."""
     name = shard_of(request)
     named = (await service_of(request).state(name)).tags.get(check_tag_name(tag))

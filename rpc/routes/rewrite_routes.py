@@ -206,7 +206,7 @@ async def erasures(
 
 
 @router.on("GET", "/{name}/erasures/{erasure}", (ADMIN,), summary="The progress of an erasure, or its certificate")
-async def one(request: Request, erasure: str) -> Response:
+async def show_erasure(request: Request, erasure: str) -> Response:
     status = await run_on_shard(request, lambda shard: shard.erased(erasure))
     return json_response(status.to_json())
 

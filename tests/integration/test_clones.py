@@ -83,7 +83,7 @@ def test_a_clone_keeps_its_loan_where_nobody_can_tell_after_its_first_commit_whe
         raise error("a binding of 76 bytes fails its checksum or is cut short")
 
     with monkeypatch.context() as patched:
-        patched.setattr(shards.here.identity, "look", look)
+        patched.setattr(shards.here.identity, "check_home", look)
         with pytest.raises(Indeterminate):
             Cloning(shards.here).clone("a", "b")
     assert shards.state("a").loans
@@ -550,7 +550,7 @@ def publish(shards: Shards) -> None:
     published = Published(location, SETTINGS, at_once=True)
     names = dict.fromkeys(shards.names(), False)
     for name in names:
-        published.look(name, location.machine(name).refresh())
+        published.visit(name, location.machine(name).refresh())
     published.round(names)
     published.close()
 

@@ -226,7 +226,7 @@ def one_command(location: Location, shard: Shard, parts: int) -> c.Insert:
     names = [mint(PartId, location.ids) for _ in range(parts)]
     life = machine.state().shard_id
     copies = [replace(run.parts[0], id=name, key=part_key(life, writer, name), receipt=b"") for name in names]
-    runs = location.versions.receipts.given(life, [Run((copy,)) for copy in copies])
+    runs = location.versions.receipts.sign(life, [Run((copy,)) for copy in copies])
     return c.Insert(writer, mint(Token, location.ids), runs)
 
 

@@ -113,7 +113,7 @@ class World:
         published = Published(found, PublishSettings(every_s=5.0), at_once=True)
         states = {name: found.machine(name).refresh() for name in found.all_names(with_dropped=True)}
         for name, state in states.items():
-            published.look(name, state)
+            published.visit(name, state)
         published.round({name: state.is_closed for name, state in states.items()})
         published.close()
 
@@ -546,7 +546,7 @@ def test_a_running_home_whose_store_becomes_a_copy_says_so(world: World, has_loo
         replicator.round(whole=True)
         home.clock.advance_ms(6_000)
     if has_looked:  # in the background
-        server.identity.look()
+        server.identity.check_home()
     for read in (opened.snapshot, lambda: client.shard("b").snapshot(), lambda: next(iter(opened.listen(None)))):
         with pytest.raises(Unavailable, match=r"^this store is a copy now: .* serve it by `persist serve --read-only"):
             read()
@@ -574,7 +574,7 @@ def test_a_receipt_is_given_anew_by_the_home_that_was_a_copy(monkeypatch: pytest
         world.pass_ms(6_000)
         location = world.machine().location
         published = Published(location, PublishSettings(every_s=5.0), at_once=True)
-        published.look(test_erasure.NAME, location.machine(test_erasure.NAME).refresh())
+        published.visit(test_erasure.NAME, location.machine(test_erasure.NAME).refresh())
         published.round({test_erasure.NAME: False})
         published.close()
 

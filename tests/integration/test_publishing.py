@@ -140,7 +140,7 @@ def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
 
 
 def looked(world: World, maintenance: Published) -> float | None:
-    return maintenance.look(NAME, world.state())
+    return maintenance.visit(NAME, world.state())
 
 
 def test_what_a_killed_process_did_not_publish_is_there_within_two_intervals(world: World) -> None:

@@ -56,7 +56,7 @@ def publish(world: World) -> None:
     location = world.process()
     published = Published(location, SETTINGS, at_once=True)
     for name in location.all_names(with_dropped=True):
-        published.look(name, location.machine(name).refresh())
+        published.visit(name, location.machine(name).refresh())
     published.round(dict.fromkeys(location.all_names(with_dropped=True), False))
     published.close()
 

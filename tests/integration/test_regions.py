@@ -99,7 +99,7 @@ class Place:
         published = Published(location, PublishSettings(), at_once=True)
         names = {name: location.machine(name).refresh() for name in location.all_names(with_dropped=True)}
         for name, state in names.items():
-            published.look(name, state)
+            published.visit(name, state)
         published.round({name: state.is_closed for name, state in names.items()})
         published.close()
 

@@ -59,7 +59,7 @@ def announcer(host: Host) -> None:
     while not host.run.over:
         with maintaining(host):
             name = some_shard(host)
-            published.look(name, host.location.machine(name).refresh())
+            published.visit(name, host.location.machine(name).refresh())
             if published.is_time():
                 published.round(names_dropped(host.location))
                 host.run.path("publications tidied up")
@@ -122,7 +122,7 @@ def check_recovered(host: Host) -> None:
     oracle, published = host.run.oracle, Published(host.location, SETTINGS)
     for _ in range(LOOKS):
         for name in sorted(oracle.shards):
-            published.look(name, host.location.machine(name).refresh())
+            published.visit(name, host.location.machine(name).refresh())
         host.run.world.scheduler.sleep(SETTINGS.every_s / 2)
     copy = whole_copy(host)
     told = check_copy(oracle, copy)

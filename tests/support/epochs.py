@@ -16,5 +16,5 @@ def raise_epoch(location: Location) -> int:
     entry = location.consensus.head(LOG_KEY)
     assert entry is not None
     assert location.consensus.compare_and_set(LOG_KEY, entry.seqno + 1, encode_binding(binding))
-    location.identity.look()
+    location.identity.check_home()
     return binding.epoch

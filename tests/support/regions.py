@@ -131,7 +131,7 @@ class Regions:
         published = Published(location, PUBLISH, at_once=True)
         states = {name: location.machine(name).refresh() for name in names or location.all_names(with_dropped=True)}
         for name, state in states.items():
-            published.look(name, state)
+            published.visit(name, state)
         if not names:
             published.round({name: state.is_closed for name, state in states.items()})
         published.close()

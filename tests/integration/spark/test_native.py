@@ -220,7 +220,7 @@ def collected(spark: Any, kept: int) -> bool:
     for _ in range(20):
         gc.collect()
         spark._jvm.System.gc()
-        holds().look()
+        holds().renew_due()
         if len(holds()._held) <= kept:
             return True
     return False

@@ -35,7 +35,7 @@ def test_those_that_waited_longest_come_first_and_only_when_they_are_due() -> No
     assert schedule.take(3.0, 5, 1) == ["b"]
     assert schedule.idle_s(3.0) == 6.0
     for name in ("a", "b"):
-        schedule.done(name)
+        schedule.end_visit(name)
     assert len(schedule) == 1
 
 
@@ -46,7 +46,7 @@ def test_one_at_which_enough_are_at_work_comes_when_one_of_them_has_ended() -> N
     schedule.want("a", 1.0)
     assert schedule.take(2.0, 5, 1) == []
     assert schedule.idle_s(2.0) is None
-    schedule.done("a")
+    schedule.end_visit("a")
     assert schedule.take(2.0, 5, 1) == ["a"]
     schedule.want("a", 3.0)
     assert schedule.take(3.0, 5, 2) == ["a"]
@@ -58,7 +58,7 @@ def test_an_earlier_time_replaces_a_later_one_and_the_heap_stays_small() -> None
         schedule.want("a", float(at_s))
     assert len(schedule._heap) <= STALE_MIN + 2
     assert schedule.take(1.0, 5, 1) == ["a"]
-    schedule.done("a")
+    schedule.end_visit("a")
     assert schedule.take(1e9, 5, 1) == []
 
 
@@ -124,7 +124,7 @@ def test_shards_that_move_all_the_time_keep_none_at_rest_from_being_looked_at(ro
         assert len(looked) == room
         found += looked
         for name in looked:
-            loop._schedule.done(name)
+            loop._schedule.end_visit(name)
     assert set(names_of(20)) <= set(found)
     assert sum(name.startswith("busy") for name in found) > len(found) / 2
     location.close()

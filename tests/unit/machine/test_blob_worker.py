@@ -61,13 +61,13 @@ def test_what_another_process_has_merged_and_deleted_is_no_damage(location: Loca
         shard.insert([{"id": random.randbytes(100).hex(), "amount": 1} for _ in range(2_000)])
     machine = location.machine("big")
     task = BatchMerge(machine.state(), [batch for batch in machine.state().trace.batches if batch.runs])
-    command = machine._blobs.done(task, machine.state())
+    command = machine._blobs.finish(task, machine.state())
     assert command is not None
     for part in [part for batch in task.batches for part in batch.parts()]:
         assert part.key is not None
         assert not part.is_inline
         location.blob.delete([part.key])
     with pytest.raises(Corruption):
-        machine._blobs.done(task, task.state, machine.refresh)
+        machine._blobs.finish(task, task.state, machine.refresh)
     assert machine.apply(command) == c.MergeApplied(True)
-    assert machine._blobs.done(task, task.state, machine.refresh) is None
+    assert machine._blobs.finish(task, task.state, machine.refresh) is None

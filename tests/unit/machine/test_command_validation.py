@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.command_queue import CommandQueue
-from persist.commit.commit_plan import Given, plan_commit, supplied
+from persist.commit.commit_plan import PlanInput, plan_commit, supplied
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import Caller
@@ -269,7 +269,7 @@ def test_what_a_command_that_passes_puts_into_the_log_can_be_read(
     state = data.draw(st.sampled_from(found))
     command = data.draw(near_one_of([command for command in tried if type(command) is kind]))
     now_ms = data.draw(st.sampled_from([0, state.walltime_ms, 2**48 - 1]))
-    facts = Given(
+    facts = PlanInput(
         now_ms,
         "commit",
         Policy(),

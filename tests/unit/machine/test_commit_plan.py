@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from persist.commit.commit_plan import BatchMerge, Commit, Given, Supply, Task, plan_commit, supplied
+from persist.commit.commit_plan import BatchMerge, Commit, PlanInput, Supply, Task, plan_commit, supplied
 from persist.core import commands as c
 from persist.core import state_diff
 from persist.core.audit_log import NOBODY, Caller
@@ -33,12 +33,12 @@ def insert(number: int, *, inline: int | None = 100) -> c.Insert:
     return c.Insert(WRITER, Token(numbered("i", number)), (make_run(make_part(number, inline=inline)),))
 
 
-def given(now_ms: int = 5, policy: Policy = POLICY) -> Given:
-    return Given(now_ms, "commit", policy, NOTHING_INDEXED, True, [SOUND] * 1_000)
+def given(now_ms: int = 5, policy: Policy = POLICY) -> PlanInput:
+    return PlanInput(now_ms, "commit", policy, NOTHING_INDEXED, True, [SOUND] * 1_000)
 
 
 def planned(
-    base: State, *commands: c.Command, told: Given | None = None, supplies: list[Supply] | None = None
+    base: State, *commands: c.Command, told: PlanInput | None = None, supplies: list[Supply] | None = None
 ) -> tuple[Commit, Tasks]:
     """The commit, and the tasks that were done for it: with these supplies, then as the worker of blobs does them."""
     tasks: Tasks = []

@@ -292,7 +292,7 @@ class Stalled:
             blob=home.blob, consensus=self.log, clock=home.clock, ids=AscendingIds(7), retry_s=2 * SELF_FENCE_S
         )
         HomeWatch(location.identity, "eu", IndexFile(str(home.index)), SELF_FENCE_S)
-        location.identity.look()
+        location.identity.check_home()
         self.token = mint(Token, location.ids)
         self.machine = location.machine("eu/orders")
         self.machine.refresh()

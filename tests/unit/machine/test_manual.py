@@ -12,7 +12,7 @@ from persist.commit.background_duties import Upkeep
 from persist.commit.blob_tasks import BlobWorker, WorkerFiles
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending
-from persist.commit.commit_plan import Given, Outcome, plan_commit, supplied
+from persist.commit.commit_plan import Outcome, PlanInput, plan_commit, supplied
 from persist.commit.log_writer import LogWriter
 from persist.commit.spill_files import SpillWriter
 from persist.commit.system import System
@@ -31,7 +31,7 @@ POLICY = Policy(rollup_every=3)
 def manual_lead() -> Any:
     [source] = re.findall(r"```python\n(.*?)```", MANUAL.read_text(encoding="utf-8"), re.DOTALL)
     assert source.count("\n") <= 30
-    names = {"Given": Given, "NOTHING_INDEXED": NOTHING_INDEXED, "Pending": Pending, "SOUND": SOUND}
+    names = {"PlanInput": PlanInput, "NOTHING_INDEXED": NOTHING_INDEXED, "Pending": Pending, "SOUND": SOUND}
     names |= {"plan_commit": plan_commit, "supplied": supplied}
     exec(source, names)
     return names["lead"]

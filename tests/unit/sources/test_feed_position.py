@@ -277,7 +277,7 @@ class Story:
         published = Published(location, PublishSettings(every_s=5.0), at_once=True)
         names = location.all_names(with_dropped=True)
         for name in names:
-            published.look(name, location.machine(name).refresh())
+            published.visit(name, location.machine(name).refresh())
         published.round(dict.fromkeys(names, False))
         published.close()
 

@@ -61,29 +61,29 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_a_hold_is_renewed_until_all_its_plans_are_gone(world: World) -> None:
     lease = world.kept(plans=2)
-    assert world.holds.look() == 150.0, "twice in the time after which a lease is renewed"
+    assert world.holds.renew_due() == 150.0, "twice in the time after which a lease is renewed"
     world.gone[0] = True
-    assert world.holds.look() is not None
+    assert world.holds.renew_due() is not None
     assert (lease.renewed, lease.closed) == (2, False)
     world.gone[1] = True
-    assert world.holds.look() is None
+    assert world.holds.renew_due() is None
     assert (lease.renewed, lease.closed) == (2, False), "it lapses: an RDD may read on"
 
 
 def test_a_hold_ends_after_a_day_whatever_the_jvm_says(world: World) -> None:
     lease = world.kept()
     world.now = HELD_MAX_S
-    assert world.holds.look() is None
+    assert world.holds.renew_due() is None
     assert (lease.renewed, lease.closed) == (0, False)
 
 
 def test_a_hold_that_cannot_be_renewed_is_tried_again_and_one_that_lapsed_is_left(world: World) -> None:
     tried, lapsed = world.kept(fails=Unavailable("no answer")), world.kept(fails=Expired("it lapsed"))
-    assert world.holds.look() is not None
-    assert world.holds.look() is not None
+    assert world.holds.renew_due() is not None
+    assert world.holds.renew_due() is not None
     assert (tried.renewed, lapsed.renewed) == (1, 0)
     world.gone[0] = True
-    assert world.holds.look() is None
+    assert world.holds.renew_due() is None
 
 
 def test_beyond_the_most_a_hold_is_left_to_lapse(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_beyond_the_most_a_hold_is_left_to_lapse(world: World, monkeypatch: pyte
     assert world.holds.is_full
     assert not world.kept().closed
     world.gone[0] = True
-    assert world.holds.look() is None
+    assert world.holds.renew_due() is None
 
 
 class Session:
