@@ -154,5 +154,5 @@ wheel: $(DEV) ## build the wheel; its top level holds our six packages, each mar
 
 clean: ## remove what the other targets made, but not .venv
 	@rm -rf dist build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	@rm -rf demo-out soak-out spark-warehouse metastore_db derby.log
+	@rm -rf soak-out spark-warehouse metastore_db derby.log
 	@find . -name '.?*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

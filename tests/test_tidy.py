@@ -50,7 +50,7 @@ def python_files(*tops: str) -> Iterator[Path]:
 def text_files() -> Iterator[Path]:
     """Every text file of the project: what lies in a directory that tools made is not ours."""
     for entry in sorted(ROOT.iterdir()):
-        made = entry.name in {"dist", "build", "demo-out", "soak-out", "spark-warehouse", "metastore_db", "derby.log"}
+        made = entry.name in {"dist", "build", "soak-out", "spark-warehouse", "metastore_db", "derby.log"}
         if made or (entry.name.startswith(".") and entry.name not in {".ci", ".gitignore"}):
             continue
         for path in sorted(entry.rglob("*")) if entry.is_dir() else [entry]:
