@@ -61,7 +61,9 @@ def from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pc.any(is_counted).as_py():
         return iso
     counts = pc.if_else(is_counted, pc.utf8_slice_codeunits(text, 1), None)
-    return pc.coalesce(iso, counts.cast(_counts(iso).type).view(kind))
+    values = pc.coalesce(iso, counts.cast(_counts(iso).type).view(kind))
+    values.validate(full=True)  # not every count is a value: a time of day lies within the day
+    return values
 
 
 def _from_iso(text: pa.Array, kind: pa.DataType) -> pa.Array:

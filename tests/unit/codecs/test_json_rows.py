@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from persist.client.listen import ListenEvent
 from persist.codecs import rows
 from persist.codecs.json_rows import BLOCK_BYTES, ndjson
+from persist.codecs.text_values import is_textual
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, ShardId
@@ -199,6 +200,10 @@ def test_zero_keeps_its_sign(text: str) -> None:
         (pa.timestamp("us", "UTC"), '"2024-01-31T12:00:00"'),
         (pa.timestamp("ms"), '"2024-01-31T12:00:00.0001"'),
         (pa.time32("s"), '"24:00:00"'),
+        (pa.time32("ms"), '"@86400000"'),
+        (pa.time64("us"), '"@-1"'),
+        (pa.list_(pa.time64("ns")), '["@86400000000000"]'),
+        (pa.date64(), '"@1"'),
         (pa.duration("ms"), '"PT1.0005S"'),
         (pa.duration("s"), '"P1D"'),
         (pa.duration("ns"), '"PT9223372037S"'),
@@ -219,6 +224,21 @@ def test_zero_keeps_its_sign(text: str) -> None:
 def test_a_value_that_would_lose_something_or_is_none_is_refused(kind: pa.DataType, text: str) -> None:
     with pytest.raises(InvalidUsage, match="nothing was written"):
         read(f'{{"n": 0, "v": {text}}}\n', kind)
+
+
+COUNTED = [kind for kind in ALL if is_textual(kind) and pa.types.is_temporal(kind)]
+
+
+@given(st.sampled_from(COUNTED), st.one_of(st.integers(-(2**63), 2**63), st.integers(-2, 90_000_000)), st.booleans())
+def test_a_count_is_read_as_its_value_or_is_refused(kind: pa.DataType, count: int, in_list: bool) -> None:
+    text = f'["@{count}"]' if in_list else f'"@{count}"'
+    try:
+        column = read(f'{{"n": 0, "v": {text}}}\n', pa.list_(kind) if in_list else kind)
+    except InvalidUsage:
+        return
+    column.validate(full=True)
+    values = column.flatten() if in_list else column
+    assert values.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_pylist() == [count]
 
 
 @pytest.mark.parametrize(
