@@ -35,7 +35,7 @@ from persist.client.write import Updates, as_updates
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token
 from persist.parts import DIFF, TIME, ShardSchema, negated
-from persist.parts.column_types import conform_column, to_plain, wide_type, without_empty_chunks
+from persist.parts.column_types import check_nesting, conform_column, to_plain, wide_type, without_empty_chunks
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import ABSENT, distinct_keys, key_groups, key_schema, match_keys
 from persist.parts.predicate import CompareColumns, columns_of, leaves, parse
@@ -282,6 +282,7 @@ def _plain(table: pa.Table) -> pa.Table:
     for field, column in zip(table.schema, table.columns, strict=True):
         if field.name in columns:
             raise InvalidUsage(f"the source has the column {field.name!r} twice; rename one of them")
+        check_nesting(field.name, field.type)
         try:
             columns[field.name] = to_plain(without_empty_chunks(column))
         except (pa.ArrowException, TypeError, ValueError) as error:

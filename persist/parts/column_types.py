@@ -133,6 +133,18 @@ def _check_input_type(name: str, kind: Any, levels: int) -> None:
         stored_type(name, kind)
 
 
+def check_nesting(name: str, kind: Any) -> None:
+    """Raise InvalidUsage if a type is nested more than NESTING_MAX levels deep, whatever it consists of."""
+    level = [kind]
+    for _ in range(NESTING_MAX + 1):
+        within = [k.value_type for k in level if pa.types.is_dictionary(k)]
+        within += [k.storage_type for k in level if isinstance(k, pa.BaseExtensionType)]
+        level = within + [child.type for k in level for child in _children(k)]
+        if not level:
+            return
+    raise InvalidUsage(f"column {name!r} is nested more than {NESTING_MAX} levels deep; flatten it")
+
+
 @lru_cache(TYPES_MAX)
 def plain_type(kind: Any) -> Any:
     """The type of the same values without dictionaries, run ends, views and extension types.
