@@ -28,7 +28,7 @@ import pyarrow.parquet
 from persist.cli.inference import JsonValues, Texts
 from persist.cli.schema import storable
 from persist.codecs.csv_rows import BadQuote, CsvScan, check_quotes, csv_options, values_of_cells
-from persist.codecs.json_rows import BOM, UNREADABLE, names_of_lines, read_ndjson
+from persist.codecs.json_rows import BOM, UNREADABLE, Absence, names_of_lines, read_ndjson
 from persist.codecs.parquet_files import check_single_file, open_parquet
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema
@@ -460,11 +460,11 @@ def _line_blocks(source: RowSource, report: Report) -> Iterator[tuple[int, bytes
 
 def _lines(block: bytes, schema: ShardSchema, first: int) -> pa.Table:
     """The rows of a block of lines whose first line has number `first`."""
-    most = block.count(b"\n") + 1
+    most, absence = block.count(b"\n") + 1, Absence(schema.defaults, schema.required)
     try:
-        table = read_ndjson(block, schema.updates_schema, most, defaults=schema.defaults)
+        table = read_ndjson(block, schema.updates_schema, most, absence=absence)
     except UNREADABLE as error:
-        place = _bad_line(block, first, lambda lines: read_ndjson(lines, schema.updates_schema, most))
+        place = _bad_line(block, first, lambda lines: read_ndjson(lines, schema.updates_schema, most, absence=absence))
         raise BadRow(place, _error_text(error)) from error
     for name in (TIME, DIFF):
         if table.column(name).null_count == len(table):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -450,7 +450,9 @@ def names_of(updates: Updates) -> Iterable[Any]:
     if isinstance(updates, list):
         return {name for row in updates for name in (row if isinstance(row, dict) else names_of(row))}
     names = getattr(getattr(updates, "schema", None), "names", None)
-    return names if isinstance(names, list) else getattr(updates, "columns", ())
+    if isinstance(names, list):
+        return names
+    return list(_with_index(updates).columns) if _is_pandas(updates) else getattr(updates, "columns", ())
 
 
 def as_updates(updates: Updates, schema: ShardSchema) -> Any:
@@ -462,9 +464,10 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
         return as_updates(updates.rows, schema)
     if isinstance(updates, (pa.Table, pa.RecordBatch)):
         return updates
+    _check_lazy(updates)
     if isinstance(updates, list) and all(isinstance(row, dict) for row in updates):
         return _whole(_from_rows(updates, schema), len(updates))
-    if type(updates).__module__.split(".")[0] == "pandas" and hasattr(updates, "columns"):
+    if _is_pandas(updates):
         return _whole(_from_frame(updates), len(updates))
     if (reader := _reader_of(updates)) is not None:
         return _readable(reader)
@@ -474,8 +477,22 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
     raise _no_rows(updates)
 
 
+def _is_pandas(rows: object) -> bool:
+    """Whether this is a frame of pandas, which is not imported here."""
+    return type(rows).__module__.split(".")[0] == "pandas" and hasattr(rows, "columns")
+
+
+def _check_lazy(updates: object) -> None:
+    """Raise InvalidUsage for a lazy frame of Polars, which warns or fails as soon as its columns are asked for."""
+    if type(updates).__name__ == "LazyFrame":
+        raise InvalidUsage("a LazyFrame has no rows yet; call collect() first")
+
+
 def gather_dicts(updates: Updates) -> Updates:
     """The rows as they are, but dicts from a tuple, a generator or another iterable as a list."""
+    _check_lazy(updates)
+    if _is_pandas(updates):
+        return cast("Updates", _with_index(updates))
     is_frame = hasattr(updates, "columns") or any(
         hasattr(updates, name) for name in ("__arrow_c_stream__", "__arrow_c_array__")
     )
@@ -493,7 +510,9 @@ def to_rereadable(rows: Updates) -> Updates:
     """Rows that can be read repeatedly: one-time sources are read into memory. Raises as `as_updates`."""
     if isinstance(rows, PinnedRows):
         return PinnedRows(to_rereadable(rows.rows), rows.schema_id, rows.schema)
-    if isinstance(rows, (pa.Table, pa.RecordBatch, list)) or hasattr(rows, "iloc"):
+    if _is_pandas(rows):
+        return cast("Updates", _with_index(rows))
+    if isinstance(rows, (pa.Table, pa.RecordBatch, list)):
         return rows
     if (reader := _reader_of(rows)) is not None:
         return pa.Table.from_batches(_readable(reader), reader.schema)
@@ -522,30 +541,53 @@ def _reader_of(rows: Updates) -> pa.RecordBatchReader | None:
         if isinstance(rows, pa.RecordBatchReader):
             return rows
         if hasattr(rows, "__arrow_c_stream__"):
+            _check_objects(rows)
             return pa.RecordBatchReader.from_stream(rows)
         if hasattr(rows, "__arrow_c_array__"):
             batch = pa.record_batch(rows)
             return pa.RecordBatchReader.from_batches(batch.schema, [batch])
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InvalidUsage(f"the rows cannot be read as Arrow: {error}") from error
+        raise _unreadable(error) from error
     return None
+
+
+def _check_objects(rows: Any) -> None:
+    """Raise InvalidUsage for a Polars frame with Python objects: it gives their addresses as values."""
+    is_frame = type(rows).__module__.split(".")[0] == "polars" and hasattr(rows, "columns")
+    if odd := next((name for name, kind in rows.schema.items() if kind.is_object()), None) if is_frame else None:
+        raise InvalidUsage(f"column {odd!r} has Python objects, which a shard cannot store; convert them first")
 
 
 def _readable(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     try:
         yield from reader
     except pa.ArrowException as error:
-        raise InvalidUsage(f"the rows cannot be read as Arrow: {error}") from error
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> InvalidUsage:
+    """Arrow's reason in one line: of an error in a stream of Python's it has the traceback."""
+    reason = str(error).partition(". Detail: Python exception")[0].splitlines()
+    return InvalidUsage(f"the rows cannot be read as Arrow: {reason[0] if reason else type(error).__name__}")
+
+
+def _with_index(frame: Any) -> Any:
+    """A pandas frame with the named levels of its index as columns, as Arrow reads it by default."""
+    levels = [name for name in frame.index.names if name is not None and name not in frame.columns]
+    return frame.reset_index(level=levels) if levels else frame
 
 
 def _from_frame(frame: Any) -> pa.Table:
     """The rows of a pandas frame."""
+    frame = _with_index(frame)
+    if len(frame) and not len(frame.columns):
+        raise InvalidUsage("the frame has rows but no columns")
     try:
         table = pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise InvalidUsage(f"the frame cannot be read as Arrow: {error}") from error
     for number, field in enumerate(table.schema):
-        if pa.types.is_date(field.type):  # Arrow converts datetimes among dates to dates
+        if pa.types.is_date(field.type) or pa.types.is_time(field.type):  # of datetimes among dates, and zones of times
             column_of(field.name, frame.iloc[:, number].dropna().tolist(), field.type)
     return table
 
@@ -555,6 +597,9 @@ def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
     unknown = sorted(names - set(schema.updates_schema.names))
     if unknown:
         raise schema.no_column(unknown[0])
+    for name in schema.required:
+        if (lacking := next((number for number, row in enumerate(rows) if name not in row), None)) is not None:
+            raise InvalidUsage(f"row {lacking} has no column {name!r}, which is of the key; every row names it")
     if DIFF in names:
         rows = [{DIFF: 1, **row} for row in rows]
     fields = [field for field in schema.updates_schema if field.name in names or field.name in schema.arrow.names]

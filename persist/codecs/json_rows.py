@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate, chain, islice
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -51,6 +51,7 @@ _SURROGATE = "surrogate pair"
 _ESCAPE = re.compile(  # of JSON; the group is an unpaired surrogate
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
 )
+_NOT_ZERO = re.compile(r"Expected `float` <= 0\.0(.*)", re.DOTALL)  # of an integer that may be -0.0
 _FRACTION = re.compile(r"Expected `int \| (?:float \| )?str[^`]*`, got `float`(.*)", re.DOTALL)
 _GAP = re.compile(r"\s*")
 _ZEROS = b"0" * 200  # with fewer zeros and an exponent of two digits no number underflows
@@ -140,6 +141,8 @@ def clear_errors(text: bytes = b"") -> Iterator[None]:
             raise ValueError("the JSON is not complete: a text, list or object is not closed") from error
         if (fraction := _FRACTION.match(message)) is not None:
             raise ValueError(f'a decimal with a point is written as text, as in "12.50"{fraction[1]}') from error
+        if (not_whole := _NOT_ZERO.match(message)) is not None:
+            raise ValueError(f"Expected `int`, got `float`{not_whole[1]}") from error
         raise
 
 
@@ -162,16 +165,23 @@ def _keep_zero(match: re.Match[bytes]) -> bytes:
     return token
 
 
+class Absence(NamedTuple):
+    """What happens to a column that a row omits: it has its default, or is null, unless it is `required`."""
+
+    defaults: Mapping[str, pa.Scalar] = {}
+    required: tuple[str, ...] = ()
+
+
 def read_ndjson(
     data: bytes,
     schema: pa.Schema,
     rows_max: int,
     spend: Spend | None = None,
-    defaults: Mapping[str, pa.Scalar] | None = None,
+    absence: Absence = Absence(),  # noqa: B008
     *,
     has_minus_zero: bool = False,
 ) -> pa.Table:
-    """Lines of JSON objects as a table of `schema`. Columns that a line omits have their default, or are null.
+    """Lines of JSON objects as a table of `schema`.
 
     `has_minus_zero`: accept `-0.0` as an integer, as in the output of `keep_zeros`.
 
@@ -181,13 +191,15 @@ def read_ndjson(
     batches, count = [], 0
     for raw in _blocks(data, _widest(schema), spend):
         block, columns = keep_zeros(raw), _Columns(spend)
-        decoder = _decoder(schema, has_minus_zero or block is not raw)
+        decoder = _decoder(schema, has_minus_zero or block is not raw, absence.required)
         with clear_errors(block):
             rows = decoder.decode_lines(block)
         count += len(rows)
         if count > rows_max:
             raise InvalidUsage(f"the body holds more than {rows_max} rows; send at most {rows_max} at once")
-        batches.append(pa.RecordBatch.from_arrays(columns.children(rows, list(schema), defaults), schema=schema))
+        batches.append(
+            pa.RecordBatch.from_arrays(columns.children(rows, list(schema), absence.defaults), schema=schema)
+        )
         check_names(block, columns.names)
     return pa.Table.from_batches(batches, schema)
 
@@ -197,7 +209,7 @@ def read_each(
     schema: pa.Schema,
     rows_max: int,
     spend: Spend,
-    defaults: Mapping[str, pa.Scalar],
+    absence: Absence,
 ) -> tuple[list[pa.Array], list[int], list[int | None]]:
     """NDJSON of several writers: the user's columns of `schema`, the multiplicities, and the row count of each text.
 
@@ -205,15 +217,15 @@ def read_each(
     left out, because they are invalid or too many, contain a time, or contain a null where none is allowed. Raises as
     `read_ndjson` if an error cannot be attributed to one text.
     """
-    bodies = [_cells(text, schema, rows_max) for text in texts]
+    bodies = [_cells(text, schema, rows_max, absence.required) for text in texts]
     columns = _transpose(bodies, len(schema))
-    if refused := _refused_rows(columns, schema, defaults):
+    if refused := _refused_rows(columns, schema, absence.defaults):
         ends = list(accumulate(len(cells or ()) for cells in bodies))
         for number in {bisect_right(ends, row) for row in refused}:
             bodies[number] = None
         columns = _transpose(bodies, len(schema))
     *values, _, diffs = columns
-    arrays = _Columns(spend).of_values(values, list(schema)[:-2], defaults)
+    arrays = _Columns(spend).of_values(values, list(schema)[:-2], absence.defaults)
     filled = [1] * len(diffs) if _are_absent(diffs) else [1 if diff in (UNSET, None) else diff for diff in diffs]
     return arrays, filled, [None if cells is None else len(cells) for cells in bodies]
 
@@ -243,11 +255,11 @@ def _refused_rows(columns: Sequence[_Values], schema: pa.Schema, defaults: Mappi
     return refused
 
 
-def _cells(text: bytes, schema: pa.Schema, rows_max: int) -> list[_Values] | None:
+def _cells(text: bytes, schema: pa.Schema, rows_max: int, required: tuple[str, ...]) -> list[_Values] | None:
     """The values of each line of a text; None if it is invalid or has more lines."""
     try:
         block = keep_zeros(text)
-        cells = list(map(astuple, _decoder(schema, block is not text).decode_lines(block)))
+        cells = list(map(astuple, _decoder(schema, block is not text, required).decode_lines(block)))
         values = list(chain.from_iterable(cells))
         check_names(block, len(values) - values.count(UNSET))
     except (InvalidUsage, *UNREADABLE):
@@ -360,17 +372,17 @@ def _widest(fields: pa.Schema | Sequence[pa.Field]) -> int:
 
 
 @lru_cache(DECODERS_MAX)
-def _decoder(schema: pa.Schema, has_minus_zero: bool) -> msgspec.json.Decoder[Any]:
+def _decoder(schema: pa.Schema, has_minus_zero: bool, required: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
     """A decoder of rows of the schema."""
-    return msgspec.json.Decoder(_struct([field.with_nullable(True) for field in schema], has_minus_zero))
+    return msgspec.json.Decoder(_struct([field.with_nullable(True) for field in schema], has_minus_zero, required))
 
 
-def _struct(fields: Sequence[pa.Field], has_minus_zero: bool) -> Any:
-    """The type of objects that have these fields and no others. Nullable fields may be omitted."""
+def _struct(fields: Sequence[pa.Field], has_minus_zero: bool, required: tuple[str, ...] = ()) -> Any:
+    """The type of objects that have these fields and no others. Nullable fields may be omitted, but for `required`."""
     names = {f"f{number}": field.name for number, field in enumerate(fields)}
     kinds = [
         (name, _type(field, has_minus_zero) | UnsetType, UNSET)
-        if field.nullable
+        if field.nullable and field.name not in required
         else (name, _type(field, has_minus_zero))
         for name, field in zip(names, fields, strict=True)
     ]

@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from persist.codecs.allowance import SMALL_BYTES, Allowance
 from persist.codecs.csv_rows import csv_options, read_header, scan_csv, values_of_cells, write_csv
-from persist.codecs.json_rows import BOM, UNREADABLE, names_given, ndjson, read_ndjson
+from persist.codecs.json_rows import BOM, UNREADABLE, Absence, names_given, ndjson, read_ndjson
 from persist.codecs.json_rows import read_each as read_json_each
 from persist.codecs.parquet_files import read_bounded
 from persist.core.errors import InvalidUsage
@@ -106,9 +106,12 @@ def read_each(
     wanted = schema.updates_schema
     try:
         allowed.spend(sum(map(len, texts)))
-        columns, diffs, counts = read_json_each(texts, wanted, rows_max, allowed.spend, schema.defaults)
+        columns, diffs, counts = read_json_each(
+            texts, wanted, rows_max, allowed.spend, Absence(schema.defaults, schema.required)
+        )
         times = pa.repeat(_NO_TIME, len(diffs))
         table = pa.Table.from_arrays([*columns, times, pa.array(diffs, pa.int64())], schema=wanted)
+        table.validate(full=True)
         if not is_surely_within(table, schema.row_bytes, SMALL_BYTES):
             allowed.reach(working_bytes(table, wanted))
     except UNREADABLE as error:
@@ -184,7 +187,8 @@ def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     """The multiplicity defaults to 1. The column of times is dropped if no row has a time."""
     data = data.removeprefix(BOM)
     bound.allowed.spend(len(data))  # for the texts that are copied from it
-    table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend, schema.defaults)
+    absence = Absence(schema.defaults, schema.required)
+    table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend, absence)
     if table.column(TIME).null_count == table.num_rows:
         table = table.drop_columns([TIME])
     index = table.schema.get_field_index(DIFF)

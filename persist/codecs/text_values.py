@@ -84,7 +84,7 @@ def _zone_error(error: Exception, kind: pa.DataType) -> Exception:
     if match is None:
         return error
     text = match["text"][:100]
-    if match["no"] is None and not re.match(_ISO, text):
+    if match["no"] is None and (not re.match(_ISO, text) or re.search(r"(Z|[+-]\d\d:?\d\d)$", text)):
         return ValueError(f"{text!r} is not a value of {kind}: write it as 2024-01-31T12:00:00Z")
     if match["no"] is None:
         return ValueError(f"{text!r} has no zone, and {kind} needs one: write an offset, as in 2024-01-31T12:00:00Z")

@@ -274,7 +274,7 @@ def conform_column(column: Any, field: pa.Field) -> Any:
             raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}; cast it first")
         try:
             column = to_plain(column)
-            cast = column.cast(field.type)
+            cast = _rescaled(column, field.type).cast(field.type)
             exact = _round_trips(column, cast)
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise InvalidUsage(f"column {field.name!r} does not fit {field.type}: {error}") from error
@@ -287,6 +287,12 @@ def conform_column(column: Any, field: pa.Field) -> Any:
     check_nested_nulls(column, field)
     check_storable(column, field)
     return column
+
+
+def _rescaled(column: Any, kind: Any) -> Any:
+    """A column of decimals with the scale of `kind`, which Arrow computes within the bits of `kind` otherwise."""
+    narrows = pa.types.is_decimal(column.type) and pa.types.is_decimal(kind) and column.type.bit_width > kind.bit_width
+    return column.cast(pa.decimal256(76, kind.scale)) if narrows else column
 
 
 def check_nested_nulls(column: Any, field: pa.Field) -> None:
@@ -415,6 +421,8 @@ def _castable(source: Any, target: Any) -> bool:
         )
     if types.is_decimal(source) and types.is_integer(target):
         return bool(source.scale == 0)  # integers, such as unsigned 64-bit ones in Spark
+    if types.is_fixed_size_binary(source) and family(target) == "string":
+        return False  # numbers such as UUIDs, of which Parquet files do not always say so
     pair = (family(source), family(target))
     return (pair[0] is not None and pair[0] == pair[1]) or pair in _WIDENINGS
 

@@ -150,6 +150,8 @@ def _check(values: Sequence[Any], kind: Any) -> None:
         pairs = pa.list_(pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)]))
         _check([tuple(value.items()) if isinstance(value, dict) else value for value in values], pairs)
     elif types.is_nested(kind):
+        if odd := next((value for value in values if isinstance(value, (str, bytes))), None):
+            raise ValueError(f"{odd!r:.100} is no list")  # Arrow would make one of its characters
         _check(list(chain.from_iterable(value for value in values if value is not None)), kind.value_type)
     elif types.is_floating(kind):
         if kind.bit_width < 64:
@@ -159,7 +161,7 @@ def _check(values: Sequence[Any], kind: Any) -> None:
             for value in values:
                 _check_unusual(value, kind, what)
             values = [None if isinstance(value, _EXACT) else value for value in values]
-        if types.is_timestamp(kind):
+        if what in ("timestamp", "instant", "time"):
             _check_zones(values, kind)
         if what != "integer" and getattr(kind, "unit", None) in ("s", "ms"):
             fine = pa.time64("us") if what == "time" else pa.duration("us")
@@ -179,9 +181,10 @@ def _check_structs(values: Sequence[Any], kind: pa.StructType) -> None:
 
 def _check_zones(values: Sequence[Any], kind: pa.DataType) -> None:
     """Refuse naive datetimes for a column of instants, which Arrow reads as UTC, and aware ones for other columns."""
+    zone = getattr(kind, "tz", None)
     for value in values:
-        if isinstance(value, dt.datetime) and (value.tzinfo is None) != (kind.tz is None):
-            has, remedy = ("no zone", "give one") if kind.tz else ("a zone", "leave it out")
+        if isinstance(value, (dt.datetime, dt.time)) and (value.tzinfo is None) != (zone is None):
+            has, remedy = ("no zone", "give one") if zone else ("a zone", "leave it out")
             raise ValueError(f"{value!r} has {has}: {remedy}")
 
 

@@ -294,6 +294,11 @@ class ShardSchema:
             raise InvalidUsage(f"column {name!r} is absent from the rows")
         return self.defaulted(name, count)
 
+    @cached_property
+    def required(self) -> tuple[str, ...]:
+        """The key columns without a default: each row must name them, if only as null."""
+        return tuple(name for name in self.key if name not in self.defaults)
+
     def defaulted(self, name: str, count: int) -> pa.Array:
         """The default of a column `count` times; null if it has none."""
         default = self.defaults.get(name)

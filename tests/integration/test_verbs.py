@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -283,6 +284,40 @@ def test_frames_that_arrow_cannot_read_are_refused(shard: Shard) -> None:
         for write in (shard.insert, shard.upsert, lambda rows: shard.merge(rows).when_matched_delete().execute()):
             with pytest.raises(InvalidUsage):
                 write(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        polars.DataFrame({"id": [1]}).lazy(),
+        polars.DataFrame({"id": [1]}).lazy().select("nope"),
+        polars.DataFrame({"id": [1], "state": polars.Series([object()], dtype=polars.Object)}),
+        pd.DataFrame(index=[1, 2]),
+        [{"id": 1, "n": 1}, {"n": 2}],
+        [{}],
+    ],
+    ids=["lazy", "lazy and wrong", "objects", "no columns", "no key", "nothing"],
+)
+def test_rows_without_values_or_keys_are_refused(shard: Shard, frame: Any) -> None:
+    before = rows(shard)
+    for write in (shard.insert, shard.overwrite, shard.upsert):
+        with warnings.catch_warnings(action="error"), pytest.raises(InvalidUsage):
+            write(frame)
+    assert rows(shard) == before
+
+
+def test_a_stream_that_fails_is_told_in_one_line(shard: Shard) -> None:
+    class Failing:
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            def batches() -> Iterator[pa.RecordBatch]:
+                yield pa.record_batch({"id": [9]})
+                raise ValueError("boom")
+
+            schema = pa.schema([("id", pa.int64())])
+            return pa.RecordBatchReader.from_batches(schema, batches()).__arrow_c_stream__(requested_schema)
+
+    with pytest.raises(InvalidUsage, match=r"boom$"):
+        shard.insert(Failing())
 
 
 def test_two_who_read_add_and_upsert_do_not_lose_an_update(shard: Shard) -> None:

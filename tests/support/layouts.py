@@ -65,7 +65,7 @@ Types = Literal["any", "posted", "common"]
 """`any`: all that Arrow has; `posted`: what the HTTP server takes; `common`: what every engine knows."""
 CONTAINERS = (
     "table", "batch", "batches", "tables", "generator", "reader", "stream", "array", "pandas", "pandas of arrow",
-    "polars", "polars, rechunked", "polars, categorical", "duckdb", "duckdb union", "dicts",
+    "pandas, indexed", "polars", "polars, rechunked", "polars, categorical", "duckdb", "duckdb union", "dicts",
 )  # fmt: skip
 OF_ARROW = CONTAINERS[:8]
 
@@ -211,12 +211,13 @@ def containers(draw: st.DrawFn, given: list[dict[str, Any]]) -> Any:
         return iter(pieces)
     if name == "reader":
         return table.to_reader(max_chunksize=layout.pick.randint(1, 3))
-    return Stream(table) if name == "stream" else _frame(name, table, pieces)
+    return Stream(table) if name == "stream" else _frame(name, table, pieces, layout)
 
 
-def _frame(name: str, table: pa.Table, pieces: list[pa.Table]) -> Any:
+def _frame(name: str, table: pa.Table, pieces: list[pa.Table], layout: _Layout) -> Any:
     if name.startswith("pandas"):
-        return pd.concat([_to_pandas(piece, name) for piece in pieces])
+        frame = pd.concat([_to_pandas(piece, name) for piece in pieces])
+        return frame.set_index(layout.pick.choice(["id", "name", ["at", "id"]])) if name.endswith("indexed") else frame
     if name.startswith("polars"):
         frame = pl.concat(
             [pl.from_arrow(piece, rechunk=False) for piece in pieces], rechunk=name == "polars, rechunked"
@@ -233,7 +234,7 @@ def _frame(name: str, table: pa.Table, pieces: list[pa.Table]) -> Any:
 
 def _to_pandas(piece: pa.Table, name: str) -> pd.DataFrame:
     """Nested columns stay Arrow's: what pandas makes of them has no types."""
-    if name == "pandas":
+    if name != "pandas of arrow":
         flat = piece.drop_columns(["tags", "deep", "flag", "day"])
         nested = piece.select(["tags", "deep", "flag", "day"]).to_pandas(types_mapper=pd.ArrowDtype)
         return pd.concat([flat.to_pandas(), nested], axis=1)

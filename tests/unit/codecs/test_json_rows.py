@@ -133,7 +133,7 @@ def test_events_and_lines_have_one_form() -> None:
     ],
 )
 def test_other_spellings_of_a_value(kind: pa.DataType, text: str, same: str) -> None:
-    body = '{{"v": {}}}\n'
+    body = '{{"n": 0, "v": {}}}\n'
     assert read(body.format(text), kind).equals(read(body.format(same), kind))
 
 
@@ -224,6 +224,12 @@ def test_zero_keeps_its_sign(text: str) -> None:
 def test_a_value_that_would_lose_something_or_is_none_is_refused(kind: pa.DataType, text: str) -> None:
     with pytest.raises(InvalidUsage, match="nothing was written"):
         read(f'{{"n": 0, "v": {text}}}\n', kind)
+
+
+@pytest.mark.parametrize("line", ["{}", '{"v": 1}', '{"v": null, "__diff": 1}'])
+def test_a_row_that_does_not_name_its_key_is_refused(line: str) -> None:
+    with pytest.raises(InvalidUsage, match="required field `n`"):
+        read(f'{{"n": null, "v": 2}}\n{line}\n', pa.int64())
 
 
 COUNTED = [kind for kind in ALL if is_textual(kind) and pa.types.is_temporal(kind)]

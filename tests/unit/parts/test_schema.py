@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -195,6 +196,9 @@ LATE = pa.array([2**60]).cast(pa.timestamp("s"))
         (pa.date64(), FAR, "32 bits"),
         (pa.date64(), pa.array([-86_400_000 * (2**31 + 1)]).view(pa.date64()), "32 bits"),
         (pa.string(), pa.array([b"\xff"]), "does not fit"),
+        (pa.string(), pa.array([b"a UUID, 16 bytes"], pa.binary(16)), "cast it first"),
+        (pa.decimal32(7, 2), pa.array([Decimal("1.005")], pa.decimal128(30, 5)), "does not fit"),
+        (pa.decimal32(7, 2), pa.array([Decimal("100000")], pa.decimal128(30, 5)), "does not fit"),
     ],
 )
 def test_losses_are_refused(kind: Any, column: pa.Array, says: str) -> None:
@@ -225,6 +229,8 @@ def test_losses_within_nested_columns_are_refused(kind: Any, column: pa.Array, s
         (pa.float64(), pa.array([7]), 7.0),
         (pa.timestamp("us"), pa.array([5], pa.timestamp("s")), datetime.datetime(1970, 1, 1, 0, 0, 5)),  # noqa: DTZ001
         (pa.large_string(), pa.array(["x"]), "x"),
+        (pa.decimal32(7, 2), pa.array([Decimal("-99999.99")], pa.decimal128(30, 5)), Decimal("-99999.99")),
+        (pa.decimal32(7, 2), pa.array([Decimal("-99999.99")], pa.decimal256(76, 10)), Decimal("-99999.99")),
         (pa.int8(), pa.nulls(1), None),
     ],
 )
