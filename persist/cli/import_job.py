@@ -149,7 +149,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--upsert", action="store_true", help="insert rows, and replace those with the same keys")
     how.add_argument("--overwrite", action="store_true", help="replace all rows of the shard")
-    parser.add_argument("--one-commit", action="store_true", help="all files in one commit; default: one for each file")
+    parser.add_argument(
+        "--one-commit",
+        action="store_true",
+        help="all files in one commit, recognised only as a whole; default: one for each file",
+    )
     parser.add_argument("--create", action="store_true", help="create a missing shard with the columns of the file")
     parser.add_argument("--key", metavar="A,B", help="with --create: the key columns, by which rows are ordered")
     parser.add_argument("--null", metavar="TEXT", action="append", default=[], help="CSV: this unquoted cell is null")

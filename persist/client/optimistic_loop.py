@@ -379,9 +379,11 @@ def check_readable(name: str, view: ShardView) -> None:
     """Raise NotReadable if the contents as of the latest complete time were forgotten: no edit can read them."""
     last = (view.upper.element or 0) - 1
     if last >= 0 and not view.since.less_equal(last):
+        closed, later = "it is closed to reads for ever", "it can be read again after the next write"
+        rest = closed if view.since.is_empty else later
         raise NotReadable(
             f"shard {name!r} has forgotten the contents as of {last}, its latest complete time: its since is "
-            f"{view.since}; nothing was changed: it can be read again after the next write",
+            f"{view.since}; nothing was changed: {rest}",
             as_of=last,
             since=view.since.to_json(),
         )

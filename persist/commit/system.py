@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -186,6 +185,10 @@ class Stamps(Protocol):
         """Whether the caller has to call `compare` now."""
         ...
 
+    def is_first_under_way(self) -> bool:
+        """Whether the first comparison of this process has begun and not ended: others may `compare` as well."""
+        ...
+
     def compare(self) -> None:
         """Compare the clocks. Calls the blob store."""
         ...
@@ -263,7 +266,7 @@ def checked_ms(stamps: Stamps | None, now_ms: int) -> int | None:
         return None
     if stamps.agrees(now_ms):
         return now_ms
-    if stamps.begins():
+    if stamps.begins() or stamps.is_first_under_way():
         stamps.compare()
     return now_ms if stamps.agrees(now_ms) else None
 
@@ -303,6 +306,7 @@ class CheckedClock:
         self._lock = threading.Lock()
         self._compared: _Compared | None = None
         self._tried_s: float | None = None
+        self._ended = False
 
     def agrees(self, now_ms: int) -> bool:
         """Whether `now_ms`, which this process has just read, may be trusted."""
@@ -337,6 +341,10 @@ class CheckedClock:
             self._tried_s = now_s
             return True
 
+    def is_first_under_way(self) -> bool:
+        """Whether the first comparison of this process has begun and not ended: others may `compare` as well."""
+        return self._tried_s is not None and not self._ended
+
     def compare(self) -> None:
         """Compare the two clocks now. If the store is unavailable, the last comparison stays valid for its time.
 
@@ -345,10 +353,14 @@ class CheckedClock:
         a wrong clock that was corrected meanwhile would count as it was before.
         """
         before_ms, at_s = self._clock.now_ms(), self._clock.monotonic()
-        with suppress(PersistError):
+        try:
             store_ms = probed(self._blob, self._ids)
             agreed = all(abs(store_ms - own_ms) <= OFFSET_MS_MAX for own_ms in (before_ms, self._clock.now_ms()))
             self._compared = _Compared(before_ms, at_s, agreed)
+        except PersistError:
+            pass
+        finally:
+            self._ended = True
 
     def _is_steady(self, compared: _Compared) -> bool:
         return not compared.agreed or self.agrees(self._clock.now_ms())

@@ -187,7 +187,7 @@ def table_by(schema: ShardSchema, updates: Updates, who: str) -> pa.Table:
     """The rows with the columns of a schema and `__diff`, without times. Raises as `pin_rows`."""
     rows: Any = as_updates(updates, schema)
     if not isinstance(rows, (pa.Table, pa.RecordBatch)):
-        raise InvalidUsage(f"{who} takes the rows of a write as one table, not as an iterator")
+        raise InvalidUsage(f"{who} takes the rows of a write as one table, not as an iterator of batches")
     if TIME in rows.schema.names:
         raise InvalidUsage(f"{who} takes no {TIME}: it chooses the time")
     return schema.conform(rows, 0).drop_columns([TIME])

@@ -90,6 +90,8 @@ class Options:
         allowed = {name.lower() for allowed_use in (use, *others) for name in ALLOWED[allowed_use]}
         for name in self._values:
             if name not in allowed:
+                if use == APPEND and name in ("txnappid", "txnversion"):
+                    raise InvalidUsage(f"option {_KNOWN[name]!r} is not needed with appendLower: leave it out")
                 uses = ", ".join(known_use for known_use, names in ALLOWED.items() if _KNOWN[name] in names)
                 raise InvalidUsage(f"option {_KNOWN[name]!r} does not apply to {use}; it applies to {uses}")
 

@@ -147,7 +147,7 @@ def check_names(
     """Raise InvalidUsage if a column name of a DataFrame refers to another column than when it was loaded."""
     if known is not None and planned.shard_id == known.shard:
         use = f"which this DataFrame of shard {target.shard!r} has or selects by"
-        remedy = "call load() again; a select() after load() does not exclude a column from this check"
+        remedy = "call load() again (a select() after load() does not exclude a column from this check)"
         check_means(names, known.number, planned.schemas, use, remedy)
 
 

@@ -82,7 +82,8 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
         return (with_answer(state, command, result, context) if is_alone(command) else state), result
     if state.upper < lower:
         raise UpperMismatch(
-            f"shard {state.name!r} has upper {state.upper}: an append from {lower} on would leave a gap",
+            f"shard {state.name!r} has upper {state.upper}: an append from {lower} on would leave a gap; "
+            "append the times before it first",
             expected=lower.to_json(),
             actual=state.upper.to_json(),
         )

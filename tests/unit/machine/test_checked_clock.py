@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from blob.errors import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
-from persist.commit.system import COMPARED_EVERY_S, OFFSET_MS_MAX, CheckedClock
+from persist.commit.system import COMPARED_EVERY_S, OFFSET_MS_MAX, CheckedClock, checked_ms
 from tests.support.clocks import HOUR_MS, Clock, Ids, World
 
 
@@ -32,6 +33,18 @@ class SlowBlob(MemoryBlob):
         self._world.pass_ms(self._before_ms)
         super().put(key, data)
         self._world.pass_ms(self._after_ms)
+
+
+class FailingBlob(MemoryBlob):
+    """Nothing can be put."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__("mem:", now_ms=lambda: world.true_ms)
+        self.puts = 0
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.puts += 1
+        raise BlobUnavailable("down")
 
 
 def agrees(world: World, off_ms: int, blob: SlowBlob) -> bool:
@@ -87,3 +100,20 @@ def test_a_clock_that_was_set_does_not_count_until_it_is_compared_again() -> Non
     assert checked.agrees(clock.now_ms())
     world.pass_ms(int(COMPARED_EVERY_S * 1000))
     assert checked.begins()
+
+
+def test_the_first_commits_of_two_shards_both_wait_for_a_comparison() -> None:
+    world = World()
+    clock = Clock(world, 0)
+    checked = CheckedClock(SlowBlob(world), clock, Ids(clock, 1))
+    assert checked.begins()  # a commit of another shard, which is about to compare
+    assert checked_ms(checked, now_ms := clock.now_ms()) == now_ms
+
+
+def test_a_failed_comparison_is_not_repeated_by_each_commit() -> None:
+    world = World()
+    clock, blob = Clock(world, 0), FailingBlob(world)
+    checked = CheckedClock(blob, clock, Ids(clock, 1))
+    for _ in range(5):
+        assert checked_ms(checked, clock.now_ms()) is None
+    assert blob.puts == 1
