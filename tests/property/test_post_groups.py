@@ -42,8 +42,32 @@ VALUES: dict[Any, list[Any]] = {
     pa.decimal128(10, 2): ["1.50", "-2.25", 3],
     pa.date32(): ["2024-02-29", "1969-12-31"],
     pa.timestamp("us"): ["2030-01-02T03:04:05", "1969-12-31T23:59:59"],
+    pa.timestamp("ns", "UTC"): ["2030-01-02T03:04:05Z", "@-1"],
+    pa.time32("s"): ["03:04:05", "@0"],
+    pa.time64("us"): ["03:04:05.5", "@86399999999"],
+    pa.date64(): ["2024-02-29", "@-86400000"],
+    pa.duration("ms"): ["PT1.5S", "@-1"],
+    pa.float16(): [0.5, "NaN", 2048],
+    pa.decimal256(60, 2): ["1.50", -3],
+    pa.binary(2): ["AQI="],
 }
-ODD = [2**70, -(2**63) - 1, 300, -1, 1.5, "no number", [], {}, True, 1e300, None]
+ODD = [
+    "@-1",
+    "@1",
+    "@86400000",
+    "@86400000000",
+    2**70,
+    -(2**63) - 1,
+    300,
+    -1,
+    1.5,
+    "no number",
+    [],
+    {},
+    True,
+    1e300,
+    None,
+]
 ODD_LINES = [
     b"", b"  ", b"{}", b"[]", b"{", b'{"k": 1', b"null", b'{"k": 1, "k": 2}', b'{"k": -0}', b'{"k": 1e-400}',
     b'{"nowhere": 1}', b'\xff{"k": 1}', b"\xef\xbb\xbf", b'{"k": "\\ud800"}',
@@ -62,7 +86,7 @@ def stories(draw: st.DrawFn) -> Story:
     pick = random.Random(draw(st.integers(0, 2**32 - 1)))
     key = pick.choice([pa.int64(), pa.string(), pa.float64(), pa.decimal128(10, 2), pa.timestamp("us"), pa.binary()])
     kinds = {"k": key, **{f"c{number}": pick.choice(list(VALUES)) for number in range(pick.randrange(4))}}
-    fields = [pa.field(name, kind, nullable=name != "k" and pick.random() < 0.7) for name, kind in kinds.items()]
+    fields = [pa.field(n, kind, nullable=pick.random() < (0.7 if n != "k" else 0.2)) for n, kind in kinds.items()]
     schema = ShardSchema(pa.schema(fields), ("k",))
     if "c0" in kinds and pick.random() < 0.2:
         schema = schema.with_details(not_null=(2,))
@@ -86,7 +110,7 @@ def _line(pick: random.Random, schema: ShardSchema) -> bytes:
             if pick.random() < 0.5:
                 row[field.name] = None
         else:
-            row[field.name] = pick.choice(ODD) if pick.random() < 0.01 else pick.choice(VALUES[field.type])
+            row[field.name] = pick.choice(ODD) if pick.random() < 0.02 else pick.choice(VALUES[field.type])
     if pick.random() < 0.2:
         row["__diff"] = pick.choice([1, 2, -1, None, 0, 2**62])
     if pick.random() < 0.02:
