@@ -257,6 +257,9 @@ class NamedTime:
 def _check_point(what: str, point: object, least: int) -> None:
     if isinstance(point, Antichain):
         checked(what, point, int)
+    if type(point) is int and point == BEFORE_ALL < least:
+        remedy = "give a later one (to remove all rows, truncate at the upper)"
+        raise InvalidUsage(f"{what} is -1, before all times: {remedy}")
     if point is not None and (type(point) is not int or not least <= point <= TIME_MAX):
         raise InvalidUsage(
             f"{what} is {point!r:.100}; it must be a time in [{least}, {TIME_MAX}], or a wall clock with its zone"
