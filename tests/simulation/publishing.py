@@ -194,7 +194,7 @@ def missing_blobs_overlooked() -> Broken:
 
 def lost_entries_stay_lost() -> Broken:
     """What a process did not publish before it was killed nobody publishes."""
-    return every(patch.object(Published, "look", lambda self, name, state: None), _lossy())
+    return every(patch.object(Published, "visit", lambda self, name, state: None), _lossy())
 
 
 def _lossy() -> Broken:
