@@ -598,8 +598,8 @@ def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
     if unknown:
         raise schema.no_column(unknown[0])
     for name in schema.required:
-        if (lacking := next((number for number, row in enumerate(rows) if name not in row), None)) is not None:
-            raise InvalidUsage(f"row {lacking} has no column {name!r}, which is of the key; every row names it")
+        if lacking := [number for number, row in enumerate(rows) if name not in row]:
+            raise InvalidUsage(f"row {lacking[0]} has no column {name!r}, which is of the key; every row names it")
     if DIFF in names:
         rows = [{DIFF: 1, **row} for row in rows]
     fields = [field for field in schema.updates_schema if field.name in names or field.name in schema.arrow.names]
