@@ -77,7 +77,7 @@ def ingest(spark: Any, url: str, directory: str, checkpoint: str) -> None:
         query.trigger(availableNow=True).start().awaitTermination()
 
 
-def told(url: str) -> list[tuple[str, int, str, int]]:
+def read_lines(url: str) -> list[tuple[str, int, str, int]]:
     """Every line that was ever written, with its time: read from the beginning."""
     with persist.connect(url) as client:
         words = client.shard("words")
@@ -121,10 +121,10 @@ def run(url: str, directory: str, kills: int = KILLS, seed: int = 7) -> list[tup
             process.wait()
     feed(directory, 2 * kills + 1)
     to_the_end(url, directory, "a")
-    found = told(url)
+    lines = read_lines(url)
     to_the_end(url, directory, "b")
-    assert told(url) == found, "a re-read shows the same lines at the same times"
-    return found
+    assert read_lines(url) == lines, "a re-read shows the same lines at the same times"
+    return lines
 
 
 if __name__ == "__main__":
@@ -133,8 +133,8 @@ if __name__ == "__main__":
 
         ingest(local_session("bindings"), *sys.argv[1:])
     else:
-        found = run(*sys.argv[1:3])
-        times = {line[3] for line in found}
-        print(f"{len(found)} lines, each once, at {len(times)} times; the first and the last:")
-        for line in (found[0], found[-1]):
+        lines = run(*sys.argv[1:3])
+        times = {line[3] for line in lines}
+        print(f"{len(lines)} lines, each once, at {len(times)} times; the first and the last:")
+        for line in (lines[0], lines[-1]):
             print(*line)

@@ -25,8 +25,8 @@ def run(spark: Any, url: str) -> tuple[list[tuple[str, str]], list[tuple[str, st
 
     people = spark.read.format("persist").options(url=url).load("people")
     feed = spark.read.format("persist").options(url=url, readChangeFeed="true", startingVersion="1").load("people")
-    told = feed.select("name", "town", "_change_type", "_commit_version")
-    return sorted(map(tuple, people.collect())), sorted(map(tuple, told.collect()))
+    changes_read = feed.select("name", "town", "_change_type", "_commit_version")
+    return sorted(map(tuple, people.collect())), sorted(map(tuple, changes_read.collect()))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def replicate(url: str, upper: int) -> None:
 
 def run(spark: Any, url: str, days: int = 2) -> list[tuple[int, int, int]]:
     """The customers, what they spent, and as of when: of the table at the end of each day."""
-    found: list[tuple[int, int, int]] = []
+    spendings: list[tuple[int, int, int]] = []
     for day in range(days):
         write_a_day(spark, url, day)
         upper = (day + 1) * STEPS
@@ -64,8 +64,8 @@ def run(spark: Any, url: str, days: int = 2) -> list[tuple[int, int, int]]:
         read = spark.read.format("persist").options(url=url, asOf=upper - 1)
         assert sorted(read.load("spending").collect()) == sorted(read.load("spending-log").collect())
         spent = read.load("spending").orderBy("customer")
-        found += [(row.customer, row.spent, upper - 1) for row in spent.collect()]
-    return found
+        spendings += [(row.customer, row.spent, upper - 1) for row in spent.collect()]
+    return spendings
 
 
 if __name__ == "__main__":

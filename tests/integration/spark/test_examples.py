@@ -119,10 +119,10 @@ def test_rival_queries_ingest_each_line_once_at_one_time(spark: Any, url: str, t
     for number, name in enumerate("aba", 1):
         bindings.feed(files, number)
         patiently(lambda name=name: bindings.ingest(spark, url, files, str(tmp_path / name)))  # type: ignore[misc]
-        assert [line[:3] for line in bindings.told(url)] == words(number)
-    before = bindings.told(url)
+        assert [line[:3] for line in bindings.read_lines(url)] == words(number)
+    before = bindings.read_lines(url)
     patiently(lambda: bindings.ingest(spark, url, files, str(tmp_path / "without what it knew")))
-    assert bindings.told(url) == before
+    assert bindings.read_lines(url) == before
     assert {line[3] for line in before} == {0, 1, 2}
 
 
