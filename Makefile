@@ -26,7 +26,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock demo test gate proof figures check format format-check lint types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
+.PHONY: help venv lock demo test gate proof figures check format format-check lint spelling types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,7 +121,7 @@ fuzz: $(DEV) ## send bytes to every door of a server for SECONDS=600, and go on 
 	@$(PY) -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 # --- checks
-check: format-check lint types imports wheel ## everything CI checks before the tests
+check: format-check lint spelling types imports wheel ## everything CI checks before the tests
 
 format: $(DEV) ## format the sources
 	@$(VENV)/bin/ruff format .
@@ -132,6 +132,12 @@ format-check: $(DEV) ## are the sources formatted?
 
 lint: $(DEV) ## ruff's rules
 	@$(VENV)/bin/ruff check .
+
+PAGES := docs README.md SECURITY.md CONTRIBUTING.md CHANGELOG.md
+SPELLED := $(PAGES) persist blob consensus rpc compactor pyspark_persist examples deploy
+spelling: $(DEV) ## the spelling of pages and sources, and words that pages avoid (docs/style-words.txt)
+	@$(VENV)/bin/codespell $(SPELLED)
+	@$(VENV)/bin/codespell --dictionary docs/style-words.txt $(PAGES)
 
 types: $(DEV) ## mypy, strict
 	@$(VENV)/bin/mypy
