@@ -268,7 +268,7 @@ def test_commands_erase_and_no_file_has_a_byte_of_it(
         (["erase", "start", NAME, "--gone", "--where", "id = 'a'"], "give one of --keys"),
         (
             ["erase", "start", NAME, "--keys", "nothing.json"],
-            "--keys cannot be read as a JSON list: FileNotFoundError",
+            "--keys cannot be read: No such file or directory",
         ),
         (["erase", "status", NAME, "--id", "e1"], "has no erasure 'e1'"),
         (
