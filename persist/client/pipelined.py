@@ -37,6 +37,7 @@ from persist.core.errors import (
     InvalidUsage,
     Overloaded,
     PersistError,
+    SchemaMismatch,
     Unavailable,
 )
 from persist.core.transitions.part_admission import DIFF_MAX
@@ -277,6 +278,10 @@ class PipelinedWriter(Timeable):
                 if self._landed(error, number):
                     break
                 raise self._fenced(error) from error
+            except SchemaMismatch:  # the constraints are stricter by now: the rows are staged again under them
+                if not self._writer.learn():
+                    raise
+                runs = None
             except (Unavailable, Overloaded, Indeterminate, Expired):
                 if self._closing or self._clock.monotonic() > deadline:
                     raise

@@ -338,7 +338,10 @@ def test_a_bad_row_far_into_a_file_is_told_by_its_line_and_nothing_is_written(
     lines = [json.dumps({"id": number, "day": day}) for number, day in good]
     lines[2_000] = '{"day": "2030-01-01"}'
     Path("bad.ndjson").write_text("\n".join(lines))
-    assert "bad.ndjson, line 2001: Object missing required field `id`" in place.type(capsys, "import", "days", "bad.ndjson").err
+    assert (
+        "bad.ndjson, line 2001: Object missing required field `id`"
+        in place.type(capsys, "import", "days", "bad.ndjson").err
+    )
     ids = pa.array([*range(500), None])
     pq.write_table(pa.table({"id": ids, "day": pa.nulls(501, pa.date32())}), "bad.parquet")
     assert "bad.parquet, row 501: column 'id' holds 1 nulls" in place.type(capsys, "import", "days", "bad.parquet").err

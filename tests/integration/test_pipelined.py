@@ -22,7 +22,7 @@ from persist.client.shard import Shard
 from persist.client.write import WriteHandle
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.core.attribute import EVENT_COUNT, AttributeUpdate
-from persist.core.errors import AttributeMismatch, InvalidUsage, PersistError
+from persist.core.errors import AttributeMismatch, ConstraintViolated, InvalidUsage, PersistError
 from persist.core.state import Policy
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.consensus_faults import FaultyConsensus
@@ -283,6 +283,24 @@ def test_a_shard_that_is_closed_stops_the_writer(shard: Shard) -> None:
     with pytest.raises(PersistError, match="closed"):
         writer.flush()
     writer.abandon()
+
+
+def test_constraints_that_become_stricter_stop_only_rows_that_break_them(shard: Shard) -> None:
+    writer = shard.pipelined_writer("w")
+    writer.append(event("w", 1))
+    writer.flush()
+    shard.set_constraints(checks={"few": "number < 100"})
+    writer.append(event("w", 2))
+    writer.flush()
+    shard.set_constraints(checks={"few": "number < 90"})
+    with pytest.raises(ConstraintViolated):
+        writer.append(event("w", 95))
+        writer.flush()
+    writer.abandon()
+    with shard.pipelined_writer("w") as again:  # by the handle from before
+        assert again.acknowledged == 2
+        again.append(event("w", 3))
+    assert len(landed(shard)["w"]) == 3
 
 
 def test_the_window_is_bounded(shard: Shard) -> None:
