@@ -81,9 +81,10 @@ class Listeners:
     ) -> AsyncGenerator[bytes]:
         """The frames of the selected updates from the frontier `start` until `until` or the end of shard or server.
 
-        The first frame is sent at once; it contains the id by which to resume.
+        The selection has the column names of the schema `selection.known`, or of the current one. The first frame is
+        sent at once; it contains the id by which to resume.
         """
-        frontier, is_first, known = start, True, None
+        frontier, is_first, known = start, True, selection.known
         with self._watcher.watch(name) as watch:
             while frontier.element is not None and frontier < until and not self._watcher.stopping.is_set():
                 state = watch.machine.cached
@@ -93,7 +94,7 @@ class Listeners:
                 known = current_schema(state.schemas)[0] if known is None else known
                 if not is_past(state, frontier.element):
                     if is_first or not await watch.wait(HEARTBEAT_S):
-                        yield heartbeat(frontier, form, _source(state))
+                        yield heartbeat(frontier, form, _source(state, (form, selection, known)))
                     is_first = False
                     continue
                 with hold.reading(state.seqno):
@@ -158,7 +159,7 @@ class Listeners:
         self, state: State, frontier: Antichain, until: Antichain, form: _Form
     ) -> Iterator[tuple[Antichain, bytes]]:
         """Blocking: what the State in memory, which may be newer by now, holds in `[frontier, until)`, as frames."""
-        encode: _Encode = partial(sse if form[0] == EVENTS else frame, source=_source(state))
+        encode: _Encode = partial(sse if form[0] == EVENTS else frame, source=_source(state, form))
         element = frontier.element
         assert element is not None
         as_of = None if element == 0 else element - 1
@@ -185,8 +186,9 @@ def check_incarnation(state: State, name: str, shard: ShardId) -> None:
         raise UnknownShard(dropped(name))
 
 
-def _source(state: State) -> FrameSource:
-    return FrameSource(SeenVersion(state.seqno, state.commit_id), state.shard_id)
+def _source(state: State, form: _Form) -> FrameSource:
+    is_named = form[0] == EVENTS and form[1] != EVERYTHING  # other clients keep the names themselves
+    return FrameSource(SeenVersion(state.seqno, state.commit_id), state.shard_id, form[2] if is_named else 0)
 
 
 def _bounded(events: Iterator[tuple[Antichain, bytes]]) -> _Step | None:

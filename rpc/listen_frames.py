@@ -39,15 +39,20 @@ ID_LENGTH_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class FrameSource:
-    """The origin of an event: the version that was read, and the incarnation of the shard."""
+    """The origin of an event: the version that was read, and the incarnation of the shard.
+
+    `names` is the id of the schema whose column names select the updates of a stream of server-sent events; 0: none do.
+    """
 
     seen: SeenVersion
     shard: ShardId
+    names: int = 0
 
     def id_at(self, frontier: Antichain) -> str:
         """The id by which a listener that has everything before `frontier` resumes, at any server."""
         time = "closed" if frontier.element is None else frontier.element
-        return f"{time}.{int(self.seen.seqno)}.{self.seen.commit_id}.{self.shard}"
+        names = f".{self.names}" if self.names else ""
+        return f"{time}.{int(self.seen.seqno)}.{self.seen.commit_id}.{self.shard}{names}"
 
 
 @dataclass(frozen=True, slots=True)

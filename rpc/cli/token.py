@@ -58,7 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     with _locked(path):
         tokens = _tokens(path)
         if mints:
-            print(_mint(arguments, path, tokens))
+            token = _mint(arguments, path, tokens)
+            try:
+                print(token, flush=True)
+            except OSError:  # it was not shown, and cannot be shown again
+                _replace(path, tokens)
+                raise
         else:
             left = [entry for entry in tokens if entry.get("id") != arguments.name]
             if len(left) == len(tokens):

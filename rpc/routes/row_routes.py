@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -241,12 +241,14 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 class _Place:
     """Where a stream begins: a frontier, and for a resumed stream what was read until then.
 
-    `shard` is its incarnation; None: a new stream, of the current incarnation.
+    `shard` is its incarnation; None: a new stream, of the current incarnation. `names` is the id of the schema whose
+    column names select its updates; None: the current one.
     """
 
     frontier: Antichain
     seen: SeenVersion | None = None
     shard: ShardId | None = None
+    names: int | None = None
 
 
 @listen_router.on(
@@ -289,6 +291,7 @@ async def listen(
         return Response(status_code=204)  # a browser's EventSource then stops reconnecting
     if selection != EVERYTHING:
         selection = await service.work.run(partial(_selected, service, name, selection))
+        selection = replace(selection, known=start.names)
     async with AsyncExitStack() as held:
         held.enter_context(service.listeners)
         hold = await held.enter_async_context(service.listening.leases.hold(name, start.frontier, moves))
@@ -368,7 +371,10 @@ def _start(request: Request, name: str, after: int | None) -> _Place:
     resumed = request.headers.get("last-event-id")
     if resumed is None:
         return _Place(antichain.frontier(0 if after is None else after + 1))
-    time, *rest = resumed[: ID_LENGTH_MAX + 1].split(".", 3)
+    time, *rest = resumed[: ID_LENGTH_MAX + 1].split(".", 4)
     seen = read_seen(".".join(rest[:2]), "Last-Event-ID") if rest else None
-    shard = parse(ShardId, rest[2]) if len(rest) == 3 else shard_id_of(name)
-    return _Place(frontier(time[:50], "Last-Event-ID"), seen, shard)
+    shard = parse(ShardId, rest[2]) if len(rest) >= 3 else shard_id_of(name)
+    names = rest[3] if len(rest) == 4 else "0"
+    if not (names.isascii() and names.isdecimal()):
+        raise InvalidUsage(f"the header Last-Event-ID is {resumed!r:.100}, which no stream of this server sent")
+    return _Place(frontier(time[:50], "Last-Event-ID"), seen, shard, int(names) or None)

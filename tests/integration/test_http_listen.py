@@ -21,6 +21,7 @@ from persist.commit.location import open_location
 from persist.core.errors import UnknownShard
 from persist.core.frontier import Antichain
 from persist.maintenance.collector import Collector
+from persist.parts.schema_changes import RenameColumn
 from rpc.client.http_transport import HttpTransport
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
@@ -110,6 +111,31 @@ def test_server_sent_events(server: Server, shard: Shard) -> None:
     assert number.startswith("id: 4."), "the time, and then the version that was read"
     told: dict[str, Any] = json.loads(data.removeprefix("data: "))
     assert told == {"lower": [3], "upper": [4], "rows": [{"id": "b", "__time": 3, "__diff": 1}]}
+
+
+def events(server: Server, shard: Shard, query: str, last: str | None = None) -> str:
+    headers = {"accept": "text/event-stream", **({} if last is None else {"last-event-id": last})}
+    request = urllib.request.Request(f"{server.url}/v1/shards/{shard.name}/listen?{query}", headers=headers)
+    with urllib.request.urlopen(request) as stream:
+        text: str = stream.read().decode()
+    return text
+
+
+def test_a_stream_that_is_resumed_keeps_the_columns_by_which_it_selects(server: Server, client: Client) -> None:
+    schema = pa.schema([("id", pa.string()), ("a", pa.string()), ("b", pa.string())])
+    for name, query in (("by-where", "where=a%3D'x'"), ("by-columns", "columns=a")):
+        swapped = client.create_shard(name, schema, ["id"])
+        swapped.insert([{"id": "r1", "a": "x", "b": "n"}])
+        first = events(server, swapped, f"{query}&until=1")
+        last = next(line.removeprefix("id: ") for line in first.splitlines() if line.startswith("id: "))
+        swapped.insert([{"id": "r2", "a": "x", "b": "x"}])
+        assert '"__time":1' in events(server, swapped, f"{query}&until=2", last)
+        swapped.alter(RenameColumn("a", "t"), RenameColumn("b", "a"), RenameColumn("t", "b"))
+        swapped.insert([{"id": "r3", "a": "x", "b": "x"}])
+        refused = events(server, swapped, f"{query}&until=3", last)
+        assert "event: error" in refused
+        assert '"__time":2' not in refused
+        assert '"__time":2' in events(server, swapped, f"{query}&until=3&after=1"), "a new stream has the names of now"
 
 
 def test_commits_of_another_process_are_pushed_too(client: Client, shard: Shard, directory: Path) -> None:

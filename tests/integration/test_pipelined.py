@@ -293,8 +293,8 @@ def test_constraints_that_become_stricter_stop_only_rows_that_break_them(shard: 
     writer.append(event("w", 2))
     writer.flush()
     shard.set_constraints(checks={"few": "number < 90"})
+    writer.append(event("w", 95))
     with pytest.raises(ConstraintViolated):
-        writer.append(event("w", 95))
         writer.flush()
     writer.abandon()
     with shard.pipelined_writer("w") as again:  # by the handle from before
