@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,14 @@ def test_output_that_could_not_be_written_ended_in_a_trace(words: str, end: str)
     name = "persist" if words.startswith("-") else f"persist {words.split()[0]}"
     assert found.stderr == f"{name}: standard output cannot be written: {said}\n"
     assert found.returncode == 1
+
+
+def test_a_token_that_could_not_be_shown_was_stored() -> None:
+    command = f'"{sys.executable}" -m rpc.cli token ops --file tokens.json --scope admin'
+    shown = partial(subprocess.run, shell=True, capture_output=True, text=True, env=environment(), check=False)
+    assert shown(f"{command} > /dev/full").returncode == 1
+    assert shown(f'"{sys.executable}" -m rpc.cli token --list --file tokens.json').stdout == ""
+    assert shown(command).returncode == 0
 
 
 @pytest.mark.parametrize(
