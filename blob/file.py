@@ -105,7 +105,7 @@ class FileBlob(Blob):
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(check_key(key))
-        with _translate_errors(key), _translate_clashes(key):
+        with _translate_absence(key), _translate_errors(key), _translate_clashes(key):
             temp = self._write_temp(key, data)
             directory = os.path.dirname(path)
             try:
@@ -368,6 +368,15 @@ def _translate_clashes(key: str) -> Iterator[None]:
         yield
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
         raise BlobMisconfigured(f"blob key {key} needs a file where a directory is, or the reverse") from error
+
+
+@contextlib.contextmanager
+def _translate_absence(key: str) -> Iterator[None]:
+    """A put finds no directory: the store was moved or unmounted."""
+    try:
+        yield
+    except BlobNotFound as error:
+        raise BlobUnavailable(f"blob {key} was not written: the directory of the store is gone") from error
 
 
 @contextlib.contextmanager

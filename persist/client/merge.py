@@ -416,6 +416,8 @@ def _condition_columns(condition: str, both: pa.Table) -> pa.Table:
     A column without any known value has the type of the column that it is compared with, or is text.
     """
     parsed = parse(condition, SIDES)
+    if unknown := sorted(set(columns_of(parsed)) - set(both.schema.names)):
+        raise InvalidUsage(f"the condition names {unknown[0]!r}; known here are {', '.join(both.schema.names)}")
     kinds = {name: both.schema.field(name).type for name in columns_of(parsed) if name in both.schema.names}
     pairs = [(leaf.column, leaf.other) for leaf in leaves(parsed) if isinstance(leaf, CompareColumns)]
     partners = dict([*pairs, *((right, left) for left, right in pairs)])

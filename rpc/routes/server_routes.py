@@ -87,7 +87,7 @@ async def readyz(request: Request) -> dict[str, Any]:
         raise
     except PersistError as error:
         if sees_stores:
-            raise
+            raise error if isinstance(error, Unavailable) else Unavailable(error.message) from error
         _log.warning("a store does not answer", extra={"why": error.message})
         raise Unavailable("a store does not answer; see the server's log") from None
     status = {"status": "read-only" if unwritable else "ok"}

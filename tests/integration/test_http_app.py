@@ -14,7 +14,7 @@ import pytest
 from msgspec.msgpack import encode as packb
 from starlette.testclient import TestClient
 
-from blob import BlobNotFound
+from blob import BlobMisconfigured, BlobNotFound
 from blob.memory_blobs import MemoryBlob
 from compactor.embedded import maintain
 from consensus import ConsensusUnavailable
@@ -89,6 +89,14 @@ def test_not_ready_without_its_stores(http: TestClient, location: Location, monk
     monkeypatch.setattr(location.consensus, "check", away)
     problem(http.get("/readyz"), 503, "unavailable")
     assert http.get("/healthz").status_code == 200
+
+
+def test_a_store_that_was_taken_away_is_not_ready(http: TestClient, location: Location, monkeypatch: Any) -> None:
+    def away() -> None:
+        raise BlobMisconfigured("the directory does not work")
+
+    monkeypatch.setattr(location.blob, "check", away)
+    problem(http.get("/readyz"), 503, "unavailable")
 
 
 def test_creating_twice_is_fine_and_creating_another_is_not(http: TestClient) -> None:

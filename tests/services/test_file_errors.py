@@ -29,6 +29,17 @@ def test_the_disk_is_full(tiny_disk: Path) -> None:
     blob.put("small2", b"fits again")
 
 
+def test_a_put_into_a_directory_that_is_gone_is_no_missing_blob(tmp_path: Path) -> None:
+    blob = FileBlob(tmp_path / "blobs")
+    blob.put("s/before", b"x")
+    (tmp_path / "blobs").rename(tmp_path / "elsewhere")
+    with pytest.raises(BlobUnavailable, match="gone"):
+        blob.put("s/a", b"x")
+    (tmp_path / "elsewhere").rename(tmp_path / "blobs")
+    blob.put("s/a", b"x")
+    assert blob.get("s/a") == b"x"
+
+
 class Recorder:
     """Keeps the order in which files and directories are synced and linked, by their names below `root`."""
 
