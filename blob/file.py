@@ -211,6 +211,8 @@ class FileBlob(Blob):
         try:
             fd = os.open(temp, _WRITE_FLAGS, self._file_mode)
         except FileNotFoundError:
+            if not os.path.isdir(self._root):  # moved or unmounted: do not begin another store in its place
+                raise
             self._make_dirs(self._temp_dir)
             fd = os.open(temp, _WRITE_FLAGS, self._file_mode)
         try:
