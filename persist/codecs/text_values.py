@@ -62,7 +62,7 @@ def from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
         return iso
     counts = pc.if_else(is_counted, pc.utf8_slice_codeunits(text, 1), None)
     values = pc.coalesce(iso, counts.cast(_counts(iso).type).view(kind))
-    values.validate(full=True)  # not every count is a value: a time of day lies within the day
+    values.validate(full=True)  # not every count is a value: a time of day is within the day
     return values
 
 
