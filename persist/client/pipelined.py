@@ -268,10 +268,11 @@ class PipelinedWriter(Timeable):
         )
         deadline = self._clock.monotonic() + self._settings.retry_s
         runs: tuple[Run, ...] | None = None
+        rows = pa.concat_tables(batch).combine_chunks()
         while True:
             try:
                 if runs is None:
-                    runs = self._writer.stage_for_one_commit(pa.concat_tables(batch).combine_chunks(), None)
+                    runs = self._writer.stage_for_one_commit(rows, None)
                 self._writer.commit_insert(runs, attributes=conditions)
                 break
             except AttributeMismatch as error:
@@ -279,7 +280,9 @@ class PipelinedWriter(Timeable):
                     break
                 raise self._fenced(error) from error
             except SchemaMismatch:  # the constraints are stricter by now: the rows are staged again under them
-                if not self._writer.learn():
+                known = self._writer.schema_of(rows)[0]
+                self._writer.check(rows)
+                if self._writer.schema_of(rows)[0] == known:
                     raise
                 runs = None
             except (Unavailable, Overloaded, Indeterminate, Expired):

@@ -138,14 +138,6 @@ class CheckedWriter(WriteHandle):
             retracts = _retract(rows)
             self._look_until(lambda view: self._check_unique(rows, schema_id, schema, view, retracts=retracts))
 
-    def learn(self) -> bool:
-        """Use the current schema of the shard from here on. Returns whether it is another one.
-
-        Raises InvalidUsage: a name means another column by now.
-        """
-        before = self._newest()[0]
-        return self._learn()[0] != before
-
     def judged(self, updates: Updates, act: Callable[[Updates], _T]) -> _T:
         """The result of `act` on rows; if it refuses them by the known schema, by the current schema of the shard.
 
