@@ -102,7 +102,7 @@ async def upsert(
         names = given_columns or rows.read_names(data, format_name, delete_column, allowed) or known.arrow.names
         fields = [known.arrow.field(name) for name in known.columns(names)]
         extra = [] if delete_column is None else [pa.field(delete_column, pa.bool_())]
-        key = [field.name for field in fields if field.name in known.key] or [fields[0].name]  # without one: refused
+        key = [field.name for field in fields if field.name in known.key] or [field.name for field in fields[:1]]
         return ShardSchema(pa.schema([*fields, *extra]), tuple(key))
 
     return await _with_rows(request, form, (read_time, token), write, schema)
