@@ -105,7 +105,7 @@ class FileBlob(Blob):
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(check_key(key))
-        with _translate_absence(key), _translate_errors(key), _translate_clashes(key):
+        with _translate_errors(key), _translate_clashes(key):
             temp = self._write_temp(key, data)
             directory = os.path.dirname(path)
             try:
@@ -210,9 +210,9 @@ class FileBlob(Blob):
         temp = f"{self._temp_dir}/{temp_name(key, f'{self._unique}-{os.getpid()}-{next(self._counter)}')}"
         try:
             fd = os.open(temp, _WRITE_FLAGS, self._file_mode)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             if not os.path.isdir(self._root):  # moved or unmounted: do not begin another store in its place
-                raise
+                raise BlobUnavailable(f"blob {key} was not written: the directory of the store is gone") from error
             self._make_dirs(self._temp_dir)
             fd = os.open(temp, _WRITE_FLAGS, self._file_mode)
         try:
@@ -370,15 +370,6 @@ def _translate_clashes(key: str) -> Iterator[None]:
         yield
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
         raise BlobMisconfigured(f"blob key {key} needs a file where a directory is, or the reverse") from error
-
-
-@contextlib.contextmanager
-def _translate_absence(key: str) -> Iterator[None]:
-    """A put finds no directory: the store was moved or unmounted."""
-    try:
-        yield
-    except BlobNotFound as error:
-        raise BlobUnavailable(f"blob {key} was not written: the directory of the store is gone") from error
 
 
 @contextlib.contextmanager
