@@ -464,7 +464,6 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
         return as_updates(updates.rows, schema)
     if isinstance(updates, (pa.Table, pa.RecordBatch)):
         return updates
-    _check_lazy(updates)
     if isinstance(updates, list) and all(isinstance(row, dict) for row in updates):
         return _whole(_from_rows(updates, schema), len(updates))
     if _is_pandas(updates):
@@ -537,6 +536,7 @@ def _no_rows(rows: object) -> InvalidUsage:
 
 def _reader_of(rows: Updates) -> pa.RecordBatchReader | None:
     """A reader for objects with Arrow's C interface, such as a Polars frame or a DuckDB relation; None for others."""
+    _check_lazy(rows)
     try:
         if isinstance(rows, pa.RecordBatchReader):
             return rows
