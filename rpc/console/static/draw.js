@@ -16,11 +16,11 @@ function drawing(width, height, label, ...parts) {
   );
 }
 
-export function text(x, y, words, anchor = "start", kind = null) {
+function text(x, y, words, anchor = "start", kind = null) {
   return s("text", { x, y, "text-anchor": anchor, class: kind }, words);
 }
 
-export function line(kind, x1, y1, x2, y2) {
+function line(kind, x1, y1, x2, y2) {
   return s("line", { class: kind, x1, y1, x2, y2 });
 }
 
