@@ -69,8 +69,8 @@ class AsyncListen(AsyncHandle[Listen], below=Listen):
 
     iterators_wait: ClassVar[bool] = True
 
-    def __init__(self, threads: Threads, opener: Callable[[], Any]) -> None:
-        super().__init__(threads, opener)
+    def __init__(self, threads: Threads, opener: Callable[[], Any], *, is_view: bool = False) -> None:
+        super().__init__(threads, opener, is_view=is_view)
         self._step: Future[ListenEvent | None] | None = None
         self._events: Any = None  # the events of the `Listen.next_events` call under way
 

@@ -41,9 +41,10 @@ class AsyncHandle(Generic[_T]):
             if getattr(cls, name, None) is None:
                 setattr(cls, name, _async_member(name, member))
 
-    def __init__(self, threads: Threads, opener: Callable[[], Awaitable[_T]]) -> None:
+    def __init__(self, threads: Threads, opener: Callable[[], Awaitable[_T]], *, is_view: bool = False) -> None:
         self._threads = threads
         self._opener = opener
+        self._is_view = is_view  # of another handle, which closes what is wrapped
         self._handle: Any = _NOT_OPEN
         self._opening: asyncio.Future[_T] | None = None
         self._waiting = 0
@@ -86,23 +87,18 @@ class AsyncHandle(Generic[_T]):
             await self._threads.run(close)
 
     async def _ready(self) -> _T:
-        """The wrapped handle, opened once for all tasks that wait for it."""
+        """The wrapped handle, opened once for all tasks that wait for it. It is closed if all of them are cancelled."""
         if self._handle is _NOT_OPEN:
-            opening = self._opening or asyncio.ensure_future(self._open())
-            self._opening = opening
+            opening = self._opening = self._opening or asyncio.ensure_future(self._opener())
             self._waiting += 1
             try:
-                await asyncio.shield(opening)
+                self._handle = await asyncio.shield(opening)
             finally:
                 self._waiting -= 1
-                if self._opening is opening and (opening.done() or not self._waiting):
+                if not self._waiting and self._opening is opening:
                     self._opening = None  # a later call opens it anew if it did not open
-                    opening.cancel()
-        handle: _T = self._handle
-        return handle
-
-    async def _open(self) -> _T:
-        self._handle = await self._opener()
+                    if not opening.cancel() and self._handle is _NOT_OPEN and not self._is_view:
+                        self._threads.close_result(opening)  # the last task was cancelled before it could take it
         handle: _T = self._handle
         return handle
 
@@ -120,7 +116,7 @@ class AsyncHandle(Generic[_T]):
                 return call(handle)
             return await self._threads.open(partial(call, handle))
 
-        return kind(self._threads, opener)
+        return kind(self._threads, opener, is_view=kind is type(self))
 
     def _iterate(self, call: Callable[[Any], Iterator[Any]]) -> Steps[Any]:
         """The iterator that the call returns; each step is awaited."""

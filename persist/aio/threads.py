@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
@@ -117,13 +118,18 @@ class Threads:
         finally:
             self._under_way -= 1
 
+    def close_result(self, future: asyncio.Future[Any]) -> None:
+        """Close the resource that nobody took of a future that is done, on a thread. Raises nothing."""
+        with suppress(InvalidUsage, Overloaded):
+            self.submit(partial(_close_result, future))
+
     def close(self) -> None:
         """End: results of calls under way are dropped, and waiting calls never start. Raises nothing."""
         self._calls.close()
         self._waits.close()
 
 
-def _close_result(future: Future[Any]) -> None:
+def _close_result(future: Future[Any] | asyncio.Future[Any]) -> None:
     if future.cancelled() or future.exception() is not None:
         return
     close = getattr(future.result(), "close", None)

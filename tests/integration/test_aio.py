@@ -6,7 +6,8 @@ import asyncio
 import gc
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 import persist
 import persist.aio
-from persist.aio.client import AsyncClient, AsyncListen, AsyncShard
+from persist.aio.client import AsyncClient, AsyncListen, AsyncShard, AsyncSnapshot
 from persist.aio.handles import AsyncHandle
 from persist.aio.threads import CALLS_MAX, Threads
 from persist.client.shard import Shard
@@ -25,6 +26,7 @@ from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
 TASKS = 60
+Opening = Callable[[AsyncHandle[Any]], Coroutine[Any, Any, Any]]
 
 
 @pytest.fixture
@@ -187,22 +189,48 @@ def test_a_write_that_is_cancelled_is_repeated_with_its_token_and_lands_once(url
 def test_a_snapshot_whose_task_is_cancelled_while_it_opens_leaves_no_hold(url: str) -> None:
     async def work(client: AsyncClient, shard: AsyncShard) -> None:
         await shard.insert([{"id": 1}])
+        readings = []  # a task keeps the error that cancelled it, and with it what it had opened
         for tries in range(20):
-            reading = asyncio.create_task(shard.snapshot().__aenter__())
+            readings.append(reading := asyncio.create_task(shard.snapshot().__aenter__()))
             for _ in range(tries):
                 await asyncio.sleep(0)
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             if not reading.cancelled():
                 await reading.result().close()
-        while True:  # what came after its task was cancelled is closed on its thread
-            try:
-                await shard.drop()
-                return
-            except persist.Conflict:
-                await asyncio.sleep(0.01)
+        await dropped(shard)
 
     on(url, work)
+
+
+@pytest.mark.parametrize("opens", [AsyncHandle.__aenter__, AsyncHandle._ready, AsyncSnapshot.to_arrow])
+def test_a_snapshot_whose_task_is_cancelled_once_it_is_open_leaves_no_hold(url: str, opens: Opening) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        await shard.insert([{"id": 1}])
+        snapshot = shard.snapshot()
+        reading = asyncio.create_task(opens(snapshot))
+        while snapshot._opening is None or not snapshot._opening.done():
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert reading.cancelled()
+        await dropped(shard)  # while the task and the handle are still referred to
+        with pytest.raises(persist.UnknownShard):
+            await snapshot.to_arrow()  # which opens it anew
+
+    on(url, work)
+
+
+async def dropped(shard: AsyncShard) -> None:
+    """Drop a shard as soon as the threads have released the holds of reads that were left."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return await shard.drop()
+        except persist.Conflict:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.01)
 
 
 def test_waiting_listeners_keep_nobody_from_writing(url: str) -> None:
@@ -231,11 +259,7 @@ def test_a_read_whose_loop_is_left_holds_nothing(url: str) -> None:
             break
         await shard.snapshot()  # which is forgotten
         gc.collect()
-        while True:  # until the threads have let go of the calls before
-            try:
-                return await shard.drop()
-            except persist.Conflict:
-                await asyncio.sleep(0.05)
+        await dropped(shard)
 
     on(url, work)
 
