@@ -46,13 +46,18 @@ from consensus.notify import Notifier
 
 GRPC_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.max_receive_message_length", -1),
 )
 """etcd requires at least 5 s between keepalives. The length of replies is bounded by the paging of the reads."""
+
+CONNECTS_PER_TIMEOUT = 2
+"""A connection may take this part of a call's timeout, so that a write to a silent endpoint is known not to be sent.
+
+gRPC calls this bound the minimal backoff: "grpc.min_reconnect_backoff_ms".
+"""
 
 ROUNDS_MAX = 2
 """How often a call that may be repeated tries all endpoints before it gives up."""
@@ -89,6 +94,7 @@ class Endpoints:
         self._addresses = tuple(addresses)
         self._security = security
         self._timeout_s = timeout_s
+        self._connect_ms = max(1, int(timeout_s * 1000 / CONNECTS_PER_TIMEOUT))
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._clients: dict[int, Any] = {}
@@ -160,7 +166,7 @@ class Endpoints:
                 ca_cert=security.ca,
                 cert_cert=security.cert,
                 cert_key=security.key,
-                grpc_options=GRPC_OPTIONS,
+                grpc_options=(*GRPC_OPTIONS, ("grpc.min_reconnect_backoff_ms", self._connect_ms)),
             )
         except grpc.RpcError as error:
             # Only the login contacts the server here; the caller's request was not sent.

@@ -5,7 +5,7 @@
     reset     connections are accepted and reset at once; open ones are reset
     hang      nothing moves any more, nothing is closed
     swallow   requests reach the server, its replies are thrown away
-    delay     every piece arrives DELAY_S later
+    delay     every piece arrives `delay_s` later
 
 `half_close` ends one direction of every open connection; the other goes on. `hang` and then `cut` is a connection
 reset before the server saw the request; `swallow` and then `cut` is one reset after the server carried it out.
@@ -57,6 +57,7 @@ class FaultProxy:
         self._watch = watch
         self.port = free_ports(1)[0]
         self.upload_limit: int | None = None
+        self.delay_s = DELAY_S
         self.held = False  # whether something came since it hangs, and was not passed on
         self.rewrite: Callable[[bytes], bytes] | None = None
         self._mode = "pass"
@@ -173,7 +174,7 @@ class FaultProxy:
                 if not data:
                     return True
                 if self._mode == "delay":
-                    self._pause(DELAY_S)
+                    self._pause(self.delay_s)
                 if watch is not None:
                     (watch.sent if source is client else watch.received)(data)
                 if source is client:

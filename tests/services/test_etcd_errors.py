@@ -108,6 +108,20 @@ def test_a_dead_endpoint_is_passed_over(etcd_server: EtcdCluster) -> None:
         assert store.head("k") is not None
 
 
+def test_a_connection_may_take_half_of_the_timeout(etcd_server: EtcdCluster, proxy: FaultProxy) -> None:
+    proxy.delay_s = 1.5
+    proxy.mode("delay")
+    with closing(EtcdConsensus([f"127.0.0.1:{proxy.port}"], f"slow-{proxy.port}", timeout_s=240.0)) as store:
+        assert store.compare_and_set("k", 1, b"over a connection that took long")
+
+
+def test_an_endpoint_that_accepts_and_says_nothing_is_passed_over(etcd_server: EtcdCluster, proxy: FaultProxy) -> None:
+    proxy.mode("hang")
+    addresses = [f"127.0.0.1:{port}" for port in (proxy.port, etcd_server.ports[0])]
+    with closing(EtcdConsensus(addresses, f"silent-{proxy.port}", timeout_s=2.0)) as store:
+        assert store.compare_and_set("k", 1, b"nothing was sent to the silent one, so this is safe")
+
+
 def test_a_reply_that_never_comes_after_the_commit(behind: Consensus, direct: Consensus, proxy: FaultProxy) -> None:
     proxy.mode("swallow")
     with pytest.raises(ConsensusIndeterminate, match="DEADLINE"):
