@@ -32,8 +32,8 @@ from persist.commit.location import Location, LocationSettings, open_location, o
 from persist.commit.system import SystemClock
 from persist.copies.recovery import RecoveryRequest
 from persist.core.state import Policy
-from persist.maintenance.publication_keeper import Published
-from persist.maintenance.publication_writer import Publisher, PublishSettings
+from persist.maintenance.journal_keeper import Published
+from persist.maintenance.journal_writer import Publisher, PublishSettings
 from persist.regions.failover import OldHome, promote
 from persist.regions.replica import ReplicaLocation, open_replica
 from persist.regions.replication import ReplicateSettings, Replicator

@@ -21,12 +21,12 @@ from persist.core.erasure_progress import erased_at, is_rewritten, lent_before, 
 from persist.core.errors import PersistError
 from persist.core.frontier import Antichain
 from persist.core.state import State
-from persist.core.transitions.history_control import CLAIM_KEPT_LEASES
+from persist.core.transitions.lease_expiry import CLAIM_KEPT_LEASES
 from persist.formats.store_errors import translated
 from persist.maintenance.collector import Collector
 from persist.maintenance.erasure_scan import remove_entries_before, scan_shard
 from persist.maintenance.expiry import forget_outlived, is_aging, step_s, tags_in_s
-from persist.maintenance.publication_keeper import Published
+from persist.maintenance.journal_keeper import Published
 
 log = logging.getLogger("persist.publications")
 erasure_log = logging.getLogger("persist.erasures")

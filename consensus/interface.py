@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from consensus.turns import Turn
+from consensus.advisory_locks import Turn
 
 KEY_LENGTH_MAX = 256
 """Longest key in characters (all ASCII, so also bytes)."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from blob.metrics import Meter, Observe
+from consensus.advisory_locks import Turn
 from consensus.interface import Consensus, Entry, Wanted
-from consensus.turns import Turn
 
 
 class ForwardingConsensus(Consensus):

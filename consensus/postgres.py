@@ -24,6 +24,7 @@ from zlib import crc32
 import psycopg
 import sqlalchemy as sa
 
+from consensus.advisory_locks import Watchdog
 from consensus.interface import (
     ConsensusDamaged,
     ConsensusIndeterminate,
@@ -33,7 +34,6 @@ from consensus.interface import (
 )
 from consensus.notify import Notifier, Once
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Compiled, Kind, SqlConsensus, bind
-from consensus.turns import Watchdog
 
 CHANNELS = 256
 """A process that follows ten keys is notified of one in 26 of all other keys. PostgreSQL scans a list of channels."""

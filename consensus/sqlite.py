@@ -24,6 +24,7 @@ import sqlalchemy as sa
 
 from blob.interface import check_process
 from blob.private_files import make_file
+from consensus.advisory_locks import FileTurns, Turn
 from consensus.interface import (
     Consensus,
     ConsensusDamaged,
@@ -37,7 +38,6 @@ from consensus.interface import (
 )
 from consensus.notify import Notifier, Once
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Compiled, Kind, SqlConsensus, bind
-from consensus.turns import FileTurns, Turn
 
 BUSY_TIMEOUT_MS = 30_000
 """How long a statement waits for the write lock of another process before it is Unavailable."""

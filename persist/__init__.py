@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persist.attributes import Attributes
+    from persist.client.column_retention import ColumnRun
     from persist.client.connect import Client, Connection, connect
     from persist.client.contents_diff import Changes, ChangesSplit
     from persist.client.erasure_api import ErasureStatus
     from persist.client.history_api import ShardTag
-    from persist.client.listen import Listen, ListenEvent
-    from persist.client.maintaining import Optimized, Vacuumed
+    from persist.client.listen import Listen, ListenEvent, Subscription
+    from persist.client.maintenance_api import Optimized, Vacuumed
     from persist.client.merge import Merge, source, target
     from persist.client.optimistic_edit import Edited
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
-    from persist.client.read_api import Subscription
     from persist.client.read_leases import CriticalReaderHandle
-    from persist.client.retention_kinds import ColumnRun
-    from persist.client.rewrites import Restored, Truncated
+    from persist.client.restore_truncation import Restored, Truncated
     from persist.client.row_retention import RetentionRun, RowRetention
     from persist.client.scan import Scan
     from persist.client.shard import HandleSettings, Shard
@@ -71,8 +70,8 @@ __all__ += ["__version__"]
 _MODULES = (
     "core.errors", "core.frontier", "core.attribute", "core.ids", "core.commands", "client.connect",
     "client.pipelined", "client.listen", "client.write", "client.history_api", "client.snapshot",
-    "client.contents_diff", "client.rewrites", "client.stream_cuts", "client.row_retention",
-    "client.erasure_api", "client.retention_kinds", "client.shard_listing", "client.maintaining",
+    "client.contents_diff", "client.restore_truncation", "client.stream_cuts", "client.row_retention",
+    "client.erasure_api", "client.column_retention", "client.shard_listing", "client.maintenance_api",
     "client.read_api", "client.optimistic_edit", "client.merge", "client.shard", "attributes", "client.scan",
 )  # fmt: skip
 

@@ -31,7 +31,7 @@ from rpc.app_state import Service
 from rpc.connection_limits import ConnectionBounds
 from rpc.http_protocol import JoiningProtocol
 from rpc.middleware import RequestMiddleware
-from rpc.route_table import declare_path_parameters
+from rpc.route import declare_path_parameters
 from rpc.routes import server_routes
 from rpc.routes.parameters import check_allowed, check_query
 from rpc.routes.table import ROUTERS

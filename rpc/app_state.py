@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client.embedded import EmbeddedTransport
 from persist.client.lease_pool import LeasePool
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.transport import waits_for_holds
 from persist.client.write import WriteSettings
-from persist.codecs.allowance import Allowance
+from persist.codecs.decode_limits import Allowance
 from persist.codecs.json_rows import decode_body
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Forbidden, ReadOnly, UnknownShard
 from persist.core.ids import check_shard_name, family_of, shard_id_of
-from persist.core.phases import dropped
+from persist.core.shard_phases import dropped
 from persist.core.shard_view import ViewRequest
 from persist.core.state import State
 from persist.formats.exposition import Family
@@ -38,7 +38,7 @@ from rpc.change_streams import Listeners
 from rpc.concurrency_limits import CommandTurns, Slots, TokenLeases, Work, share
 from rpc.connection_limits import ConnectionBounds
 from rpc.metrics import ServerMetrics
-from rpc.post_groups import PostGroups, ThinWriters
+from rpc.post_batching import PostGroups, ThinWriters
 from rpc.prefix_usage import PrefixUsage
 from rpc.quotas import Quotas, quota_file_of
 from rpc.request_body import Body, check_declared

@@ -13,7 +13,7 @@ from persist.core.ids import NAME_CHARS_MAX
 from persist.core.record import Record, asdict
 from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.exposition import COUNTER, Family, single_series
-from rpc.route_table import ROUTE, Route
+from rpc.route import ROUTE, Route
 
 # Each line is written by the logger `persist.audit` after the commit and before the response. It holds names of tags,
 # cursors and shards, policies and schemas, but no row values and no keys. Leases are not audited. The table of routes

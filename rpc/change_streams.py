@@ -24,7 +24,7 @@ from persist.core.blob_keys import is_of_maintenance
 from persist.core.errors import Expired, Indeterminate, PersistError, Unavailable, UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
-from persist.core.phases import dropped, outlived
+from persist.core.shard_phases import dropped, outlived
 from persist.core.shard_view import SeenVersion
 from persist.core.state import State
 from persist.parts import EVERYTHING, Selection, current_schema

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from persist.client.optimistic_edit import unless_landed
 from persist.client.server_writer import Making, Names, ThinWriter
 from persist.codecs import rows
-from persist.codecs.allowance import Allowance, BodyTooLarge
+from persist.codecs.decode_limits import Allowance, BodyTooLarge
 from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.audit_log import Caller
@@ -37,7 +37,7 @@ from rpc.app_state import Service
 from rpc.audit import ACTION_KEY, describe_command, upper_of
 from rpc.auth import Principal, label_of
 from rpc.concurrency_limits import LEASE_COMMANDS
-from rpc.post_groups import PreparedPost
+from rpc.post_batching import PreparedPost
 from rpc.quotas import admit, check_only_deletes, check_rows, settle
 from rpc.request_body import decode_record
 

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from persist.codecs.allowance import BodyTooLarge
+from persist.codecs.decode_limits import BodyTooLarge
 from persist.core import errors as e
 from persist.formats.http_messages import PROBLEM_JSON, BlobMissing, error_to_json
 from rpc.csrf import FormRefused

@@ -27,7 +27,7 @@ from rpc.connection_limits import network_of
 from rpc.errors import CLIENT_GONE, ERROR_KEY, from_bug, problem
 from rpc.http_protocol import CONNECTION, REFUSED, peer_of_request
 from rpc.quotas import REFUNDS, QuotaFull
-from rpc.route_table import ROUTE, SHARD, Route
+from rpc.route import ROUTE, SHARD, Route
 from rpc.routes import server_routes, table
 from rpc.routes.parameters import check_scopes
 from rpc.routes.table import TABLE

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from persist.codecs.allowance import Allowance, BodyTooLarge
+from persist.codecs.decode_limits import Allowance, BodyTooLarge
 from persist.core.errors import Unavailable
 
 if TYPE_CHECKING:

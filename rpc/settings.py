@@ -14,7 +14,7 @@ from persist.core import record
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy
-from persist.maintenance.publication_writer import EVERY_S_MAX
+from persist.maintenance.journal_writer import EVERY_S_MAX
 from persist.regions.failover import FENCE_S_MAX, check_fence
 from persist.regions.region_index import IndexFile, IndexUrl, check_region, open_index
 from rpc.tls import TlsFiles, context_of

@@ -284,7 +284,7 @@ def _part(shard: ShardId, number: int, rows: int, size: int) -> Part:
 
 
 def _bundle(shard: ShardId, number: int) -> Part:
-    """As `persist.core.manifests.bundle_of` makes it of so many parts."""
+    """As `persist.core.bundles.bundle_of` makes it of so many parts."""
     part = _part(shard, number, BUNDLE_PARTS * LARGE_ROWS, BUNDLE_PARTS * LARGE_BYTES)
     key = bundle_key(shard, WriterId(_id("w", 0)), part.id)
     bundle = Bundle(BUNDLE_PARTS, 1, BUNDLE_PARTS * LARGE_ROWS, BUNDLE_PARTS * 300)

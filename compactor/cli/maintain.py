@@ -47,8 +47,8 @@ from persist.core.errors import InvalidUsage
 from persist.core.merge_plan import MergePolicy
 from persist.formats.exposition import Family, exposition
 from persist.maintenance.collector import Collector, GcSettings
-from persist.maintenance.publication_keeper import Published
-from persist.maintenance.publication_writer import PublishSettings
+from persist.maintenance.journal_keeper import Published
+from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.failover import HomeWatch
 from persist.regions.region_index import check_region, open_index
 
@@ -70,7 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sweeping = add_subcommand(commands, "sweep", "delete orphaned blobs once, then exit", _sweep)
     _add_common(sweeping)
     sweeping.add_argument("--age", default="24h", metavar="AGE", help="the least age of orphans (default 24h)")
-    sweeping.add_argument("--concurrency", type=int, default=4, metavar="N", help="shards at a time (default 4)")
+    sweeping.add_argument(
+        "--concurrency", type=int, default=4, metavar="N", help="visits to shards at a time (default 4)"
+    )
     sweeping.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
 
 
@@ -100,7 +102,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def _add_loop(parser: argparse.ArgumentParser, concurrency: int) -> None:
     parser.add_argument("--once", action="store_true", help="do what is due now, then exit")
     parser.add_argument(
-        "--concurrency", type=int, default=concurrency, metavar="N", help=f"shards at a time (default {concurrency})"
+        "--concurrency",
+        type=int,
+        default=concurrency,
+        metavar="N",
+        help=f"visits to shards at a time (default {concurrency})",
     )
 
 
@@ -120,7 +126,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         metavar="URL",
-        help="commit through this server of the same shards; its admin token goes in PERSIST_TOKEN",
+        help="commit through this server of the same shards; a token of the scope maintain goes in PERSIST_TOKEN",
     )
     parser.add_argument("--ca-file", metavar="FILE", help="PEM file of trusted CAs, for --url https://…")
     parser.add_argument(

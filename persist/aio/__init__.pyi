@@ -13,14 +13,14 @@ from persist.client.connect import Client
 from persist.client.contents_diff import Changes
 from persist.client.erasure_api import ErasureStatus
 from persist.client.history_api import HistoryMethods, ShardTag
-from persist.client.listen import Listen, ListenEvent
-from persist.client.maintaining import Optimized, Vacuumed
+from persist.client.listen import Listen, ListenEvent, Subscription
+from persist.client.maintenance_api import Optimized, Vacuumed
 from persist.client.merge import Condition, Merge
 from persist.client.optimistic_edit import Edited
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
-from persist.client.read_api import Key, Subscription
+from persist.client.read_api import Key
 from persist.client.read_leases import CriticalReaderHandle, ReadLease
-from persist.client.rewrites import Restored, Truncated
+from persist.client.restore_truncation import Restored, Truncated
 from persist.client.row_retention import RetentionRun, RowRetention
 from persist.client.scan import Scan
 from persist.client.schema_api import BrokenConstraint

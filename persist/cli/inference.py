@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.json_rows import check_names, clear_errors, keep_zeros
-from persist.parts.sort_words import one_chunk
+from persist.parts.value_order import one_chunk
 
 _PROBED = 16  # cells
 _EXACT_MAX = 2**53  # up to which every integer is a double

@@ -32,7 +32,7 @@ from persist.codecs.json_rows import BOM, UNREADABLE, Absence, names_of_lines, r
 from persist.codecs.parquet_files import check_single_file, open_parquet
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema
-from persist.parts.sort_words import one_chunk
+from persist.parts.value_order import one_chunk
 
 # Nesting depth of JSON by its brackets: Arrow's parser has no bound, and a deep value crashes the process.
 

@@ -20,7 +20,7 @@ from persist.client.commit_info import Info
 from persist.client.contents_diff import NamedTime
 from persist.client.deadlines import Timeable, checked_timeout
 from persist.client.optimistic_loop import check_complete
-from persist.client.rewrites import RestoreOperation
+from persist.client.restore_truncation import RestoreOperation
 from persist.client.server_address import ClientTls
 from persist.client.shard import HandleSettings, Shard
 from persist.client.shard_listing import PAGE_MAX, DropRequest, ShardsDropped, ShardSummary, drop_shards, summary_page
@@ -39,7 +39,7 @@ from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location, LocationSettings, all_names, open_location, open_stores
 from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
 from persist.core.ids import Token, check_shard_name, mint
-from persist.core.phases import dropped
+from persist.core.shard_phases import dropped
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults, ShardSettings
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.formats.exposition import figures
@@ -103,7 +103,7 @@ COPY = "copy"  # an internal scheme: a blob store alone, which is only read
 # The modules of transports. They are imported on demand, since they depend on this package and not vice versa.
 EMBEDDED = "persist"
 _TRANSPORTS = {
-    EMBEDDED: "compactor.embedded",
+    EMBEDDED: "compactor.on_demand",
     "http": "rpc.client.http_transport",
     "https": "rpc.client.http_transport",
     COPY: "persist.regions.replica",

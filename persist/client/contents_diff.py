@@ -13,7 +13,7 @@ import pyarrow as pa
 from persist.client.arguments import checked, html_table
 from persist.client.read_leases import Hold
 from persist.client.row_reader import Rows, Split
-from persist.client.small_reads import hold_shared
+from persist.client.shared_lease_reads import hold_shared
 from persist.client.snapshot import (
     Held,
     ReadLease,

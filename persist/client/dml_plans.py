@@ -504,8 +504,8 @@ class _Replace(BoundVerb):
 class Upsert:
     """Each key of `rows` has afterwards the given row and no other.
 
-    If `rows` lack columns, an existing key keeps its values in them, and a new key has null. Rows whose
-    `delete_column` is true only delete their key.
+    If `rows` lack columns, an existing key keeps its values in them, and a new key has their defaults,
+    or null. Rows whose `delete_column` is true only delete their key.
     """
 
     rows: Updates

@@ -12,7 +12,7 @@ from persist.client.deadlines import Patience
 from persist.client.erasure_api import wait_json
 from persist.client.lease_pool import LeasePool
 from persist.client.location_metrics import location_families, location_pools
-from persist.client.maintaining import Maintain
+from persist.client.maintenance_api import Maintain
 from persist.client.timestamps import instant_text
 from persist.commit.location import Location
 from persist.core import commands as c

@@ -11,22 +11,24 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import pyarrow as pa
 
+from persist.client.arguments import checked
 from persist.client.idempotency import after_commit, send, send_for
 from persist.client.optimistic_edit import unless_landed
 from persist.client.optimistic_loop import Count, RewriteOperation, check_complete, latest_of
+from persist.client.shard_base import ShardBase
 from persist.client.snapshot import Held, part_reader, with_renewal
 from persist.client.timestamps import datetime_text, instant_text, period_ms, to_datetime
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.ids import Token, mint
+from persist.core.ids import Token, mint, parse
 from persist.core.shard_view import ShardView
 from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated, valid_schemas
 from persist.parts.filter_eval import Filter
@@ -319,3 +321,89 @@ def _values(key: Any) -> tuple[Any, ...]:
     if isinstance(key, (list, tuple)):
         return tuple(key)
     return (key,)
+
+
+class ErasureMethods(ShardBase):
+    """The methods of `Shard` for erasure."""
+
+    def erase(  # noqa: PLR0913 - each argument by its name
+        self,
+        *,
+        keys: Sequence[Any] | None = None,
+        where: str | None = None,
+        deadline: timedelta | str | None = None,
+        reason: str = "",
+        tags: bool = False,
+        token: Token | None = None,
+        force: bool = False,
+    ) -> ErasureStatus:
+        """Remove rows for good: by one commit at the next time, and then from every byte of both stores.
+
+        The latest contents are without them at once. The shard forgets the history before that commit, including its
+        commit history; it waits for readers and tags that hold it. Maintenance (`persist maintain run`) rewrites and
+        deletes what showed the rows, and proves it: `erased` returns the progress and the receipt. With neither `keys`
+        nor `where` no row is removed: what was retracted or truncated before is erased. Scope `admin`. A shard that is
+        fed by `append` has no time for that commit: there the erasure is `pending` until the next commit of the
+        writer, which also retracts the rows. `erased` reports for how long it has been.
+
+        Args:
+            keys: up to 1,000 keys: tuples in key order, or the values themselves if there is one key column.
+            where: a predicate, as the Spark option `where` says.
+            deadline: when it should have ended, such as `30d`; it is only reported.
+            reason: the reason for the receipt, up to 256 characters. It must not identify the rows.
+            tags: also remove all tags of earlier times; otherwise it waits for them.
+            token: as `insert` says; it stands for this erasure, and determines its id.
+            force: take a time at once, even if the shard is fed by `append`. What its writer appends there is refused,
+                and it has to continue after that time.
+        Returns: the progress: see `ErasureStatus`.
+        Raises: UpperMismatch (others wrote all the time, or the shard is closed, or no time is left: nothing was
+            changed), InvalidUsage (no such key or column, nothing was written yet, or a row has a multiplicity beyond
+            2**32), TokenReused, OutcomeForgotten, Unavailable or Overloaded (it did not happen), Indeterminate (it may
+            have happened: repeat it with the token).
+        """
+        checked("tags", tags, bool)
+        checked("force", force, bool)
+        question = Question.of(keys, where)
+        if token is not None:
+            parse(Token, token)
+        return EraseOperation.of(
+            self._transport,
+            self.name,
+            self._settings,
+            question=question,
+            known=self._current_schema()[0],
+            deadline_ms=checked_deadline(deadline),
+            reason=checked_reason(reason),
+            tags=tags,
+            force=force,
+        ).run(token)
+
+    @overload
+    def erased(self, erasure: str) -> ErasureStatus: ...
+
+    @overload
+    def erased(self, *, before: int) -> dict[str, Any]: ...
+
+    def erased(self, erasure: str | None = None, *, before: int | None = None) -> ErasureStatus | dict[str, Any]:
+        """The progress of an erasure, what it waits for, and, once nothing is left, the receipt. Scope `admin`.
+
+        With `before`: what still shows rows that were retracted before that time, or by a truncation before it, by a
+        scan of both stores that changes nothing. Either call may be repeated.
+
+        Args:
+            erasure: the id of an erasure.
+            before: a time in `[0, upper]`.
+        Returns: with `before` the answer of `GET .../erasures?before=`: its `phase` is "erased" once nothing is left.
+        Raises: InvalidUsage (the shard has no erasure of this id, or has forgotten it: it keeps the last 100; or
+            `before` is no such time), Unavailable (a store does not answer).
+        """
+        if (erasure is None) == (before is None):
+            raise InvalidUsage("give either the id of an erasure, or before")
+        if erasure is None:
+            checked("before", before, int)
+            return self._transport.erased_before(self.name, before or 0)
+        return status_of(self._transport, self.name, erasure, self._settings.read.retry_s)
+
+    def erasures(self) -> dict[str, ErasureStatus]:
+        """The shard's erasures by id, the oldest first. Scope `admin`. Raises what every call may."""
+        return read_erasures(self._transport, self.name, self._settings.read.retry_s)

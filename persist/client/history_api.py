@@ -1,28 +1,26 @@
-"""The methods of `Shard` for its history: differences, restore, truncation, erasure and tags."""
+"""The methods of `Shard` for its history: commits, wall clocks, differences, restore, truncation and tags."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import check_int, check_splits, checked, checked_wait, names
-from persist.client.commit_info import Info, info_bytes
-from persist.client.contents_diff import Changes, DiffRequest, NamedTime, changes_between, changes_of
-from persist.client.erasure_api import (
-    EraseOperation,
-    ErasureStatus,
-    Question,
-    checked_deadline,
-    checked_reason,
-    read_erasures,
-    status_of,
+from persist.client.commit_info import (
+    HistoryEntry,
+    Info,
+    checked_limit,
+    info_bytes,
+    read_entries,
+    read_place,
+    to_history_entry,
 )
-from persist.client.maintaining import Optimized, Vacuumed, optimize, vacuum
+from persist.client.contents_diff import Changes, DiffRequest, NamedTime, changes_between, changes_of
 from persist.client.optimistic_loop import RETRIES_MAX
-from persist.client.rewrites import (
+from persist.client.restore_truncation import (
     DROP,
     DropOperation,
     Restored,
@@ -34,11 +32,19 @@ from persist.client.rewrites import (
 )
 from persist.client.shard_base import ShardBase
 from persist.client.snapshot import at_latest
-from persist.client.timestamps import BEFORE_ALL, as_of_at, datetime_text, resolve_time, retention_ms, to_datetime
+from persist.client.timestamps import (
+    BEFORE_ALL,
+    as_of_at,
+    datetime_text,
+    instant_of,
+    resolve_time,
+    retention_ms,
+    to_datetime,
+)
 from persist.core import commands as c
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import InvalidUsage
-from persist.core.frontier import frontier
+from persist.core.frontier import Antichain, frontier
 from persist.core.ids import Token, parse
 from persist.core.named_holds import Tag, check_tag_name
 from persist.core.shard_settings import ShardSettings, history_text
@@ -75,7 +81,63 @@ def settings_json(settings: ShardSettings) -> dict[str, Any]:
 
 
 class HistoryMethods(ShardBase):
-    """The methods of `Shard` for its history and its maintenance."""
+    """The methods of `Shard` for its history."""
+
+    def forget(self, before: int) -> Antichain:
+        """Forget history before a time now, as far as readers allow. Repeating it is safe. Scope `manage`.
+
+        Args:
+            before: the earliest time to keep; not beyond the latest complete one.
+        Returns: the shard's since afterwards.
+        Raises: InvalidUsage (no such time).
+        """
+        return self._send_for(c.HistoryMoved, c.ForgetHistory(frontier(before))).since
+
+    def history(
+        self, limit: int = 100, *, maintenance: bool = False, before: HistoryEntry | str | None = None
+    ) -> list[HistoryEntry]:
+        """The commit history: an entry for each command that changed the shard, newest first. Scope `read`.
+
+        Entries are kept as long as the shard's history (`configure`), and without history as long as its log. Retries
+        that were answered as before share one entry. Readers that move since leave none.
+
+        Args:
+            limit: at most so many entries, in [1, 1000].
+            maintenance: also merges, collections, and forgetting by age.
+            before: entries before this one, or before its `place`; None is the newest one.
+        Returns: fewer entries than `limit` only if there are no more.
+        Raises: InvalidUsage (no such limit or place), Corruption (a blob of the history is damaged or missing: give a
+            place before or after it, or fewer entries).
+        """
+        place = read_place("before", before.place if isinstance(before, HistoryEntry) else before)
+        checked("maintenance", maintenance, bool)
+        entries = read_entries(self._transport, self.name, place, checked_limit(limit), maintenance)
+        return [to_history_entry(entry) for entry in entries]
+
+    def time_at(self, when: datetime, *, wait_s: float = 0.0) -> Antichain:
+        """The upper that the shard had at a wall clock: every time before it was complete. Repeating it is safe.
+
+        The answer never changes, and is as exact as the committers' clocks (11 s, or they are ignored).
+
+        Args:
+            when: with its zone; it is rounded down to the shard's grid (a second, unless `configure` says otherwise).
+            wait_s: seconds to wait if it is in the future.
+        Returns: `[0]` if nothing was written by then, `[]` if the shard was closed.
+        Raises: InvalidUsage (no zone), NotReadable (it is not known, or was forgotten), Unavailable (it is in the
+            future, or the clocks of this process and of the blob store do not agree).
+        """
+        checked("when", when, datetime)
+        checked_wait("wait_s", wait_s)
+        return resolve_time(self._transport, self.name, when, wait_s, self._settings.read.retry_s).upper
+
+    def timestamp_of(self, time: int) -> datetime | None:
+        """The first wall clock that names this time or a later one, in UTC: a snapshot as of it shows the time.
+
+        Returns: None if it is not known: no clock could be trusted then.
+        Raises: InvalidUsage (the time is not complete), NotReadable (it was forgotten).
+        """
+        checked("time", time, int)
+        return instant_of(self._transport, self.name, time, self._settings.write.retry_s)
 
     def changes(
         self,
@@ -209,107 +271,6 @@ class HistoryMethods(ShardBase):
             return drop.run(token, dry_run=dry_run, force=force)
         truncation = TruncateOperation.of(self._transport, self.name, settings, cut, info=info_json)
         return truncation.run(token, retries, dry_run=dry_run, force=force)
-
-    def erase(  # noqa: PLR0913 - each argument by its name
-        self,
-        *,
-        keys: Sequence[Any] | None = None,
-        where: str | None = None,
-        deadline: timedelta | str | None = None,
-        reason: str = "",
-        tags: bool = False,
-        token: Token | None = None,
-        force: bool = False,
-    ) -> ErasureStatus:
-        """Remove rows for good: by one commit at the next time, and then from every byte of both stores.
-
-        The latest contents are without them at once. The shard forgets the history before that commit, including its
-        commit history; it waits for readers and tags that hold it. Maintenance (`persist maintain run`) rewrites and
-        deletes what showed the rows, and proves it: `erased` returns the progress and the receipt. With neither `keys`
-        nor `where` no row is removed: what was retracted or truncated before is erased. Scope `admin`. A shard that is
-        fed by `append` has no time for that commit: there the erasure is `pending` until the next commit of the
-        writer, which also retracts the rows. `erased` reports for how long it has been.
-
-        Args:
-            keys: up to 1,000 keys: tuples in key order, or the values themselves if there is one key column.
-            where: a predicate, as the Spark option `where` says.
-            deadline: when it should have ended, such as `30d`; it is only reported.
-            reason: the reason for the receipt, up to 256 characters. It must not identify the rows.
-            tags: also remove all tags of earlier times; otherwise it waits for them.
-            token: as `insert` says; it stands for this erasure, and determines its id.
-            force: take a time at once, even if the shard is fed by `append`. What its writer appends there is refused,
-                and it has to continue after that time.
-        Returns: the progress: see `ErasureStatus`.
-        Raises: UpperMismatch (others wrote all the time, or the shard is closed, or no time is left: nothing was
-            changed), InvalidUsage (no such key or column, nothing was written yet, or a row has a multiplicity beyond
-            2**32), TokenReused, OutcomeForgotten, Unavailable or Overloaded (it did not happen), Indeterminate (it may
-            have happened: repeat it with the token).
-        """
-        checked("tags", tags, bool)
-        checked("force", force, bool)
-        question = Question.of(keys, where)
-        _checked(token, 0, None)
-        return EraseOperation.of(
-            self._transport,
-            self.name,
-            self._settings,
-            question=question,
-            known=self._current_schema()[0],
-            deadline_ms=checked_deadline(deadline),
-            reason=checked_reason(reason),
-            tags=tags,
-            force=force,
-        ).run(token)
-
-    @overload
-    def erased(self, erasure: str) -> ErasureStatus: ...
-
-    @overload
-    def erased(self, *, before: int) -> dict[str, Any]: ...
-
-    def erased(self, erasure: str | None = None, *, before: int | None = None) -> ErasureStatus | dict[str, Any]:
-        """The progress of an erasure, what it waits for, and, once nothing is left, the receipt. Scope `admin`.
-
-        With `before`: what still shows rows that were retracted before that time, or by a truncation before it, by a
-        scan of both stores that changes nothing. Either call may be repeated.
-
-        Args:
-            erasure: the id of an erasure.
-            before: a time in `[0, upper]`.
-        Returns: with `before` the answer of `GET .../erasures?before=`: its `phase` is "erased" once nothing is left.
-        Raises: InvalidUsage (the shard has no erasure of this id, or has forgotten it: it keeps the last 100; or
-            `before` is no such time), Unavailable (a store does not answer).
-        """
-        if (erasure is None) == (before is None):
-            raise InvalidUsage("give either the id of an erasure, or before")
-        if erasure is None:
-            checked("before", before, int)
-            return self._transport.erased_before(self.name, before or 0)
-        return status_of(self._transport, self.name, erasure, self._settings.read.retry_s)
-
-    def erasures(self) -> dict[str, ErasureStatus]:
-        """The shard's erasures by id, the oldest first. Scope `admin`. Raises what every call may."""
-        return read_erasures(self._transport, self.name, self._settings.read.retry_s)
-
-    def optimize(self) -> Optimized:
-        """Run the merges that are worth it now; maintenance runs them automatically on an idle shard. Scope `maintain`.
-
-        No row is changed, and no reader or writer is affected. It takes as long as the merges do. Repeating it is safe.
-
-        Returns: how many merges there were, and how much the shard holds before and after.
-        Raises: UnknownShard, Unavailable, and what every call may. Completed merges stay.
-        """
-        return optimize(self._transport, self.name)
-
-    def vacuum(self) -> Vacuumed:
-        """Delete now what can no longer be read; maintenance does that automatically. Scope `maintain`.
-
-        It deletes nothing that history keeps (`configure`, `forget`), nor what a reader holds. Repeating it is safe.
-
-        Returns: how many blobs and entries of the log were deleted.
-        Raises: UnknownShard, Unavailable, and what every call may. Completed deletions stay.
-        """
-        return vacuum(self._transport, self.name)
 
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
         """Keep one time readable under a name, even when since passes it. Repeating it is safe. Scope `manage`.

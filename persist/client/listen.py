@@ -13,15 +13,16 @@ import pyarrow.compute as pc
 from persist.client.arguments import checked_wait
 from persist.client.contents_diff import changes_at, load_full_view, runs_in_interval, runs_of
 from persist.client.deadlines import Timeable
-from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_held, part_reader, with_renewal
+from persist.client.snapshot import VIEW_WAIT_S, Held, ReadLease, ReadSettings, check_held, part_reader, with_renewal
+from persist.client.timestamps import BEFORE_ALL
 from persist.client.transport import Transport
 from persist.core.batch import HollowBatch
-from persist.core.errors import HistoryLost, InvalidUsage, Overloaded, Unavailable
+from persist.core.errors import HistoryLost, InvalidUsage, NotReadable, Overloaded, Unavailable
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import SeqNo
 from persist.core.shard_view import SeenVersion, ShardView, ViewRequest
 from persist.core.truncation import RowDrop, clipped, drops_within, taken_away
-from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, ShardSchema, newest, valid_schemas
+from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, ShardSchema, at_time, newest, valid_schemas
 
 # A listener moves its holds at most this often per lease, so that progress does not grow the log.
 DOWNGRADES_PER_LEASE = 30
@@ -240,3 +241,51 @@ def _groups(batches: Sequence[HollowBatch], bytes_max: int) -> Iterator[list[Hol
         rows, size = rows + batch.rows, size + batch.size
     if group:
         yield group
+
+
+# The contents of a shard, followed by its changes, as one stream.
+
+
+class Subscription(Listen):
+    """An iterator of events: first the contents as of a time, then every change after it, without a gap.
+
+    The contents come as updates at the time `as_of`, in one event or several, of which only the last moves the
+    frontier: to `as_of + 1`. If the shard is empty (`as_of` is -1), there is no event for them. The sum of `__diff` of
+    all updates is the contents as of each frontier. `Shard.subscribe` returns one. Otherwise it is as `Listen`:
+    `frontier` is where another `listen` continues, and an interrupted step starts again.
+    """
+
+    def __init__(self, held: Held, until: Antichain, selection: Selection, known: int | None = None) -> None:
+        name = held.view.name
+        if held.lease.is_point:
+            raise NotReadable(
+                f"shard {name!r} keeps only [{held.as_of}], and has forgotten what came after it; subscribe as of a "
+                f"time from {held.view.since} on",
+                as_of=held.as_of,
+                since=held.view.since.to_json(),
+            )
+        if until < Antichain(held.as_of + 1) and until.element is not None:
+            raise InvalidUsage(f"until is {until}, but the contents as of {held.as_of} come first; it must be later")
+        super().__init__(held.transport, name, held.lease, (None, until), held.settings, selection)
+        self.known = known
+        self._begins: Held | None = held
+        self.as_of = held.as_of
+
+    def __repr__(self) -> str:
+        return f"Subscription({self._name!r}, as_of={self.as_of}, frontier={self.frontier}, until={self._until})"
+
+    def next_events(self, timeout_s: float) -> Iterator[ListenEvent]:
+        """The contents first, then the events of `Listen.next_events`. `timeout_s` and Raises: see there."""
+        checked_wait("timeout_s", timeout_s)
+        held, at = self._begins, self.as_of
+        if held is None or at == BEFORE_ALL or self.frontier > Antichain(0):
+            self._begins = None  # only now: the contents are repeated until they were delivered as a whole
+            yield from super().next_events(timeout_s)
+            return
+        if self._closed:
+            raise InvalidUsage(f"this subscription to shard {self._name!r} was closed; subscribe again")
+        wanted, reader = self._reader(held.view)
+        rows = sum(part.rows for run in held.runs for part in run.parts)
+        pieces = reader.read_range(held.runs, as_of=at, key_range=wanted.key_range, columns=wanted.read)
+        self._lease.check()
+        yield from self._events((at_time(table, at) for table in pieces), rows, Antichain(at + 1), wanted)

@@ -42,7 +42,7 @@ from persist.parts.predicate import CompareColumns, columns_of, leaves, parse
 from persist.parts.python_values import column_of
 from persist.parts.row_stats import digest_of_rows
 from persist.parts.schema_changes import Value, compute_column, evaluate_condition, value_digest, with_diffs
-from persist.parts.sort_words import Mask
+from persist.parts.value_order import Mask
 
 SIDES = "source", "target"
 SOURCE, TARGET = (f"{side}." for side in SIDES)

@@ -28,7 +28,7 @@ from persist.client.optimistic_loop import (
     landed_or_none,
     latest_of,
 )
-from persist.client.small_reads import hold_for_block
+from persist.client.shared_lease_reads import hold_for_block
 from persist.client.snapshot import Held, part_reader, with_renewal
 from persist.client.timestamps import record_json
 from persist.client.transport import OneShard

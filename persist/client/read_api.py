@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import check_int, check_splits, checked, checked_time, checked_wait, names
-from persist.client.listen import Listen, ListenEvent
+from persist.client.listen import Listen, Subscription
 from persist.client.row_reader import expand_rows, first_negative, multiplicities
 from persist.client.shard_base import ShardBase
-from persist.client.small_reads import hold_shared, read_unleased
+from persist.client.shared_lease_reads import hold_shared, read_unleased
 from persist.client.snapshot import LATEST_TRIES_MAX, Held, ReadLease, Snapshot, Tagged, hold_time
 from persist.client.timestamps import BEFORE_ALL, NothingWritten, as_of_at, resolve_time, to_datetime
 from persist.client.write import Time
@@ -23,63 +23,12 @@ from persist.core import commands as c
 from persist.core.errors import InvalidUsage, NotReadable, shown
 from persist.core.frontier import Antichain, frontier
 from persist.core.named_holds import check_tag_name
-from persist.parts import DIFF, EVERYTHING, Selection, at_time, newest, valid_schemas
+from persist.parts import DIFF, EVERYTHING, Selection, newest, valid_schemas
 from persist.parts.scan_spec import Values
 from persist.parts.schema_evolution import current_for_names
 
 if TYPE_CHECKING:
     from persist.client.scan import Scan
-
-
-# The contents of a shard, followed by its changes, as one stream.
-
-
-class Subscription(Listen):
-    """An iterator of events: first the contents as of a time, then every change after it, without a gap.
-
-    The contents come as updates at the time `as_of`, in one event or several, of which only the last moves the
-    frontier: to `as_of + 1`. If the shard is empty (`as_of` is -1), there is no event for them. The sum of `__diff` of
-    all updates is the contents as of each frontier. `Shard.subscribe` returns one. Otherwise it is as `Listen`:
-    `frontier` is where another `listen` continues, and an interrupted step starts again.
-    """
-
-    def __init__(self, held: Held, until: Antichain, selection: Selection, known: int | None = None) -> None:
-        name = held.view.name
-        if held.lease.is_point:
-            raise NotReadable(
-                f"shard {name!r} keeps only [{held.as_of}], and has forgotten what came after it; subscribe as of a "
-                f"time from {held.view.since} on",
-                as_of=held.as_of,
-                since=held.view.since.to_json(),
-            )
-        if until < Antichain(held.as_of + 1) and until.element is not None:
-            raise InvalidUsage(f"until is {until}, but the contents as of {held.as_of} come first; it must be later")
-        super().__init__(held.transport, name, held.lease, (None, until), held.settings, selection)
-        self.known = known
-        self._begins: Held | None = held
-        self.as_of = held.as_of
-
-    def __repr__(self) -> str:
-        return f"Subscription({self._name!r}, as_of={self.as_of}, frontier={self.frontier}, until={self._until})"
-
-    def next_events(self, timeout_s: float) -> Iterator[ListenEvent]:
-        """The contents first, then the events of `Listen.next_events`. `timeout_s` and Raises: see there."""
-        checked_wait("timeout_s", timeout_s)
-        held, at = self._begins, self.as_of
-        if held is None or at == BEFORE_ALL or self.frontier > Antichain(0):
-            self._begins = None  # only now: the contents are repeated until they were delivered as a whole
-            yield from super().next_events(timeout_s)
-            return
-        if self._closed:
-            raise InvalidUsage(f"this subscription to shard {self._name!r} was closed; subscribe again")
-        wanted, reader = self._reader(held.view)
-        rows = sum(part.rows for run in held.runs for part in run.parts)
-        pieces = reader.read_range(held.runs, as_of=at, key_range=wanted.key_range, columns=wanted.read)
-        self._lease.check()
-        yield from self._events((at_time(table, at) for table in pieces), rows, Antichain(at + 1), wanted)
-
-
-# Snapshots, listeners, subscriptions, and short reads.
 
 
 LIMIT_MAX = 2**31 - 1

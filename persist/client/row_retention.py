@@ -8,16 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from persist.client.arguments import checked, names
-from persist.client.commit_info import info_bytes
-from persist.client.contents_diff import NamedTime
-from persist.client.embedded import EmbeddedTransport
-from persist.client.history_api import HistoryMethods
-from persist.client.idempotency import after_commit, read_details, send, send_for
-from persist.client.lease_pool import LeasePool
-from persist.client.maintaining import Maintain
-from persist.client.optimistic_loop import read_facts
-from persist.client.read_leases import HandleSettings
-from persist.client.retention_kinds import (
+from persist.client.column_retention import (
     COLUMN,
     ColumnRetention,
     ColumnRun,
@@ -31,7 +22,16 @@ from persist.client.retention_kinds import (
     refused_drop,
     run_by_column,
 )
-from persist.client.rewrites import Truncated, TruncateOperation
+from persist.client.commit_info import info_bytes
+from persist.client.contents_diff import NamedTime
+from persist.client.embedded import EmbeddedTransport
+from persist.client.history_api import HistoryMethods
+from persist.client.idempotency import after_commit, read_details, send, send_for
+from persist.client.lease_pool import LeasePool
+from persist.client.maintenance_api import Maintain
+from persist.client.optimistic_loop import read_facts
+from persist.client.read_leases import HandleSettings
+from persist.client.restore_truncation import Truncated, TruncateOperation
 from persist.client.timestamps import instant_ms, period_ms, record_json, to_datetime
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location

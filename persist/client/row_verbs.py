@@ -45,7 +45,7 @@ class EditMethods(ShardBase):
 
         Args:
             rows: as `insert` says, one per key, held in memory. If all of them lack the same columns, an existing key
-                keeps its values in these (it must have one row), and a new key has null.
+                keeps its values in these (it must have one row), and a new key has their defaults, or null.
             delete_column: a boolean column of the rows, which the shard does not have: if it is true, the key is only
                 deleted.
             read_time: the time that was read, such as `snapshot.as_of`: it lands only if nothing was written after it.

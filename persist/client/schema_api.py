@@ -13,7 +13,7 @@ from persist.client.dml_plans import Contents, with_keys
 from persist.client.idempotency import after_commit, send_for
 from persist.client.optimistic_loop import check_readable
 from persist.client.shard_base import ShardBase
-from persist.client.small_reads import hold_for_block
+from persist.client.shared_lease_reads import hold_for_block
 from persist.client.snapshot import Held, ReadSettings, check_lease, leased_blobs, part_reader
 from persist.client.transport import OneShard
 from persist.core import commands as c

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from persist.attributes import Attributes
 from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import NUMBER_MAX, check_int, checked, html_table
 from persist.client.commit_info import (
-    HistoryEntry,
     Info,
-    checked_limit,
     checked_purpose,
-    read_entries,
-    read_place,
-    to_history_entry,
 )
+from persist.client.erasure_api import ErasureMethods
+from persist.client.maintenance_api import MaintenanceMethods
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.read_api import ReadMethods
 from persist.client.read_leases import CriticalReaderHandle
@@ -26,7 +23,7 @@ from persist.client.row_retention import RetentionMethods
 from persist.client.row_verbs import EditMethods
 from persist.client.schema_api import SchemaMethods
 from persist.client.snapshot import ReadLease
-from persist.client.timestamps import instant_of, period_ms, retention_ms
+from persist.client.timestamps import period_ms, retention_ms
 from persist.client.transport import Transport
 from persist.client.unique_insert import CheckedWriter
 from persist.client.write import Time, Updates, WriteHandle
@@ -41,7 +38,7 @@ from persist.core.shard_view import ShardView
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
 
-class Shard(ReadMethods, EditMethods, RetentionMethods, SchemaMethods):
+class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, MaintenanceMethods, SchemaMethods):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.
@@ -210,32 +207,7 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, SchemaMethods):
         with self._writer() as writer:
             return writer.advance_upper(upper, force=force)
 
-    # --- wall clocks
-
-    def time_at(self, when: datetime, *, wait_s: float = 0.0) -> Antichain:
-        """The upper that the shard had at a wall clock: every time before it was complete. Repeating it is safe.
-
-        The answer never changes, and is as exact as the committers' clocks (11 s, or they are ignored).
-
-        Args:
-            when: with its zone; it is rounded down to the shard's grid (a second, unless `configure` says otherwise).
-            wait_s: seconds to wait if it is in the future.
-        Returns: `[0]` if nothing was written by then, `[]` if the shard was closed.
-        Raises: InvalidUsage (no zone), NotReadable (it is not known, or was forgotten), Unavailable (it is in the
-            future, or the clocks of this process and of the blob store do not agree).
-        """
-        return self._resolved(when, wait_s).upper
-
-    def timestamp_of(self, time: int) -> datetime | None:
-        """The first wall clock that names this time or a later one, in UTC: a snapshot as of it shows the time.
-
-        Returns: None if it is not known: no clock could be trusted then.
-        Raises: InvalidUsage (the time is not complete), NotReadable (it was forgotten).
-        """
-        checked("time", time, int)
-        return instant_of(self._transport, self.name, time, self._settings.write.retry_s)
-
-    # --- settings and history
+    # --- settings and holds
 
     @property
     def settings(self) -> ShardSettings:
@@ -269,37 +241,6 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, SchemaMethods):
         version = known.version if expected_version is None else expected_version
         check_int("expected_version", version, 0, NUMBER_MAX)
         return self._send_for(c.SettingsAre, c.SetSettings(version, history_ms, every_ms, known.rows)).settings
-
-    def forget(self, before: int) -> Antichain:
-        """Forget history before a time now, as far as readers allow. Repeating it is safe. Scope `manage`.
-
-        Args:
-            before: the earliest time to keep; not beyond the latest complete one.
-        Returns: the shard's since afterwards.
-        Raises: InvalidUsage (no such time).
-        """
-        return self._send_for(c.HistoryMoved, c.ForgetHistory(frontier(before))).since
-
-    def history(
-        self, limit: int = 100, *, maintenance: bool = False, before: HistoryEntry | str | None = None
-    ) -> list[HistoryEntry]:
-        """The commit history: an entry for each command that changed the shard, newest first. Scope `read`.
-
-        Entries are kept as long as the shard's history (`configure`), and without history as long as its log. Retries
-        that were answered as before share one entry. Readers that move since leave none.
-
-        Args:
-            limit: at most so many entries, in [1, 1000].
-            maintenance: also merges, collections, and forgetting by age.
-            before: entries before this one, or before its `place`; None is the newest one.
-        Returns: fewer entries than `limit` only if there are no more.
-        Raises: InvalidUsage (no such limit or place), Corruption (a blob of the history is damaged or missing: give a
-            place before or after it, or fewer entries).
-        """
-        place = read_place("before", before.place if isinstance(before, HistoryEntry) else before)
-        checked("maintenance", maintenance, bool)
-        entries = read_entries(self._transport, self.name, place, checked_limit(limit), maintenance)
-        return [to_history_entry(entry) for entry in entries]
 
     def open_reader(self, since: int | None = None, *, purpose: str = "reader") -> ReadLease:
         """A hold on history, which lasts as long as it is renewed.

@@ -17,7 +17,7 @@ from persist.client.commit_info import Info, info_bytes
 from persist.client.contents_diff import NamedTime
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.read_leases import HandleSettings
-from persist.client.rewrites import Truncated, TruncateOperation
+from persist.client.restore_truncation import Truncated, TruncateOperation
 from persist.client.timestamps import INSTANT_MAX, instant_ms, resolve_time, to_datetime
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import all_names
@@ -31,7 +31,7 @@ from persist.core.ids import (
     incarnation_of,
     shard_id_of,
 )
-from persist.core.phases import dropped
+from persist.core.shard_phases import dropped
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.formats.http_messages import named_once
 

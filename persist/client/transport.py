@@ -17,8 +17,8 @@ from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
 from persist.core.batch import Run
 from persist.core.errors import UnknownShard
 from persist.core.ids import IdSource, ShardId
-from persist.core.phases import dropped, outlived
 from persist.core.record import replace
+from persist.core.shard_phases import dropped, outlived
 from persist.core.shard_settings import ShardSettings
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy, SchemaRecord
@@ -123,7 +123,7 @@ class Transport(Protocol):
         """What still shows rows that were removed before a time, by a scan of both stores: see `Shard.erased`."""
 
     def maintain(self, name: str, verb: str) -> dict[str, Any]:
-        """One step of `optimize` or `vacuum`: see `persist.client.maintaining`."""
+        """One step of `optimize` or `vacuum`: see `persist.client.maintenance_api`."""
 
     def close(self) -> None: ...
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from persist.client.dml_plans import NONE, BoundVerb, Contents, RowSet, VerbBinding, check_uncrowded, with_keys
 from persist.client.optimistic_edit import EditOperation, unless_landed
 from persist.client.read_leases import HandleSettings, ReadSettings
-from persist.client.small_reads import hold_for_block
+from persist.client.shared_lease_reads import hold_for_block
 from persist.client.write import PinnedRows, Updates, WriteHandle, as_updates, gather_dicts, to_rereadable
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate

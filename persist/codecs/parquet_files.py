@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from persist.codecs.allowance import Allowance
+from persist.codecs.decode_limits import Allowance
 from persist.parts.column_types import check_input_types, plain_type, visible_children
 from persist.parts.parquet_guard import Decoded, FooterProbe, chunk_start, read_unknown_footer, row_group_bytes_max
 

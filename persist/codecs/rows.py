@@ -13,8 +13,8 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from persist.codecs.allowance import SMALL_BYTES, Allowance
 from persist.codecs.csv_rows import csv_options, read_header, scan_csv, values_of_cells, write_csv
+from persist.codecs.decode_limits import SMALL_BYTES, Allowance
 from persist.codecs.json_rows import BOM, UNREADABLE, Absence, names_given, ndjson, read_ndjson
 from persist.codecs.json_rows import read_each as read_json_each
 from persist.codecs.parquet_files import read_bounded
@@ -24,7 +24,7 @@ from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.column_types import check_input_types
 from persist.parts.ipc_guard import DeclaredSize, check_schema
 from persist.parts.memory_size import is_surely_within, row_bytes, working_bytes
-from persist.parts.sort_words import one_chunk
+from persist.parts.value_order import one_chunk
 from persist.parts.writer import UNASSIGNED_TIME
 
 PARQUET = "application/vnd.apache.parquet"

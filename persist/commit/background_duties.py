@@ -25,8 +25,8 @@ from persist.commit.commit_plan import (
     RollUp,
 )
 from persist.core.batch import EMPTY_TRACE, HollowBatch
+from persist.core.bundles import to_bundle
 from persist.core.ids import SeqNo
-from persist.core.manifests import to_bundle
 from persist.core.merge_plan import (
     claimed,
     count_newest,

@@ -27,12 +27,12 @@ from persist.core import commands as c
 from persist.core.attribute import AttributeKey
 from persist.core.batch import HollowBatch, Listing, Part, Run
 from persist.core.blob_keys import COMPACTOR, FLUSHER, bundle_key, is_of_maintenance
+from persist.core.bundles import Listed, bundle_of, packed, to_bundle
 from persist.core.clock_index import Mark
 from persist.core.dedup import TokenOutcome
 from persist.core.errors import Corruption, InvalidUsage, PersistError
 from persist.core.ids import IdSource, PartId, ShardId, mint
 from persist.core.invariants import check_state
-from persist.core.manifests import Listed, bundle_of, packed, to_bundle
 from persist.core.record import replace
 from persist.core.state import Policy, State, kept_below
 from persist.core.transitions.context import Indexed, IndexPage

@@ -16,10 +16,10 @@ from persist.core import dedup as tokens
 from persist.core import invariants, state_diff
 from persist.core.audit_log import NOBODY, Caller, CommandEntry
 from persist.core.batch import HollowBatch
+from persist.core.bundles import moves
 from persist.core.errors import Overloaded, PersistError
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import SeqNo
-from persist.core.manifests import moves
 from persist.core.merge_plan import inline_rows_from
 from persist.core.record import replace
 from persist.core.spill import ENTRIES, SpillKind
@@ -34,9 +34,10 @@ from persist.core.transitions.context import (
     Renewed,
     Verdict,
 )
-from persist.core.transitions.history_control import stamped, with_lease_clock
+from persist.core.transitions.lease_expiry import with_lease_clock
 from persist.core.transitions.part_admission import departed
 from persist.core.transitions.spill_flush import check_room
+from persist.core.transitions.wall_clocks import stamped
 
 GROUP_ROOM_PART = 4  # a group that fills this part of the room for inline rows writes them to a blob
 

@@ -46,7 +46,7 @@ from persist.commit.system import (
 from persist.core.audit_log import EntryPlace, HistoryPage
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.core.ids import IdSource
-from persist.core.phases import dropped
+from persist.core.shard_phases import dropped
 from persist.core.shard_settings import NO_SETTINGS, HistoryDefaults, ShardSettings
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
@@ -66,7 +66,7 @@ POLL_WITHOUT_PUSH_S = 0.1
 
 
 class Publishing(Protocol):
-    """How commits are published; implemented by `persist.maintenance.publication_writer.PublishSettings`."""
+    """How commits are published; implemented by `persist.maintenance.journal_writer.PublishSettings`."""
 
     def publisher(
         self, blob: Blob, identity: Identity, clock: Clock, ids: IdSource, *, threaded: bool = False

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from blob import Blob
 from consensus import Consensus
-from consensus.turns import Turn
+from consensus.advisory_locks import Turn
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache, StaleIndex
 from persist.commit.background_duties import Duty, Upkeep

@@ -195,7 +195,7 @@ class Stamps(Protocol):
 
 
 class Publishes(Protocol):
-    """Publishes log entries; implemented by `persist.maintenance.publication_writer.Publisher`."""
+    """Publishes log entries; implemented by `persist.maintenance.journal_writer.Publisher`."""
 
     def add(self, name: str, entry: bytes) -> None:
         """Queue an entry that is durably in the log of the shard. Never blocks, and calls no store."""

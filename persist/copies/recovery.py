@@ -42,7 +42,7 @@ from persist.core.state import State
 from persist.core.transitions.writers import with_times
 from persist.formats.state_frames import Build, decode_binding, encode_binding
 from persist.formats.store_errors import read_or_none, translated
-from persist.maintenance.publication_writer import Publisher, PublishSettings
+from persist.maintenance.journal_writer import Publisher, PublishSettings
 
 GAP = 1_000_000  # times that may have been used after the last known one
 SEQNO_GAP = 1_000_000  # commits that may have been made after the last known one, also by a process of the old epoch

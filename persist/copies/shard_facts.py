@@ -21,9 +21,9 @@ from persist.commit.system import Clock
 from persist.core import state_diff
 from persist.core.batch import Description, Part
 from persist.core.blob_keys import belongs_to, is_bundle_key, is_rollup_key, rollup_seqno, shard_of
+from persist.core.bundles import Listed
 from persist.core.errors import Corruption, InvalidUsage, NotReadable, PersistError, UnknownShard, UpgradeNeeded
 from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, family_of, shard_id_of
-from persist.core.manifests import Listed
 from persist.core.record import replace
 from persist.core.state import Leased, LeasedReader, State, auxiliary_blob_keys, blank_state
 from persist.core.state_diff import StateDiff

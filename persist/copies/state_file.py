@@ -33,8 +33,8 @@ from persist.core.batch import Batches
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.core.frontier import Antichain
 from persist.core.ids import check_shard_name
-from persist.core.phases import dropped
 from persist.core.record import Record, replace
+from persist.core.shard_phases import dropped
 from persist.core.state import State
 from persist.core.transitions.lifecycle import without_policy
 from persist.formats.records import json_crc

@@ -14,10 +14,10 @@ from persist.copies.backup_store import Sums
 from persist.copies.shard_facts import all_parts
 from persist.core.batch import HollowBatch, Listing, Part, trace_of
 from persist.core.blob_keys import is_bundle_key, shard_of
+from persist.core.bundles import Listed
 from persist.core.erasure import Erasure
 from persist.core.errors import Corruption
 from persist.core.ids import LoanId, SeqNo, ShardId, family_of, shard_id_of
-from persist.core.manifests import Listed
 from persist.core.named_holds import Loan, is_foreign
 from persist.core.record import replace
 from persist.core.state import State, auxiliary_blob_keys

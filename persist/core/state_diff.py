@@ -75,7 +75,7 @@ class StateDiff(Record, frozen=True):
     the earlier State named, which garbage collection may delete later. `rollup_seqno`/`rollup_key` name the newest
     rollup as of the later State, from which loading starts. `parent_id` is the commit that made the earlier State;
     empty for the first State. `elsewhere`: the whole state diff is in this blob, and this one only refers to it in the
-    log. `emptied` are those bundles among `gone` whose parts did not leave with them (`persist.core.manifests`).
+    log. `emptied` are those bundles among `gone` whose parts did not leave with them (`persist.core.bundles`).
     """
 
     seqno: SeqNo

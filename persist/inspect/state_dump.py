@@ -13,8 +13,8 @@ from persist.core.batch import Batches, HollowBatch, Part, Run, Trace
 from persist.core.blob_keys import COMPACTOR
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX, Antichain
-from persist.core.phases import phase_of
 from persist.core.record import replace
+from persist.core.shard_phases import phase_of
 from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import State

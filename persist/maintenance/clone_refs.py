@@ -29,8 +29,8 @@ from persist.core.errors import (
 )
 from persist.core.ids import LoanId, ReaderId, SeqNo, ShardId, check_shard_name, family_of, mint, shard_id_of
 from persist.core.named_holds import LENT_KEYS_MAX, Loan, by_owner, compact, is_foreign
-from persist.core.phases import dropped
 from persist.core.record import replace
+from persist.core.shard_phases import dropped
 from persist.core.state import State
 from persist.core.transitions.lifecycle import clone_of, fence_of, with_entry, without_policy
 from persist.formats.state_frames import decode_lent

@@ -27,7 +27,7 @@ from persist.core.ids import SeqNo, family_of
 from persist.core.state import State
 from persist.formats.state_frames import decode_diff, decode_journal
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.maintenance.publication_writer import Publisher, PublishSettings
+from persist.maintenance.journal_writer import Publisher, PublishSettings
 
 KEYS_MAX = 100  # keys of each kind in the result
 STRAGGLER_MS = 3_600_000  # how long a merge may still write old rows after its inputs were replaced

@@ -22,8 +22,8 @@ from persist.core.ids import SeqNo
 from persist.core.spill import ENTRIES, SpillFile
 from persist.core.state import Leased, Rollup, State, held_since, latest_time
 from persist.core.transitions import expire_lapsed
-from persist.core.transitions.history_control import CLAIM_KEPT_LEASES
-from persist.core.transitions.tombstones import forgettable
+from persist.core.transitions.lease_expiry import CLAIM_KEPT_LEASES
+from persist.core.transitions.row_drops import forgettable
 from persist.formats.store_errors import translated
 
 MANY_LEASES = 10  # lease periods that two clocks must agree on

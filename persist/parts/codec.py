@@ -39,7 +39,7 @@ from persist.parts.memory_size import compact_buffers
 from persist.parts.parquet_guard import CHUNKS_MAX, check_footer, check_metadata, chunk_start, leaves
 from persist.parts.row_stats import KnownRows, KnownRowsCollector, Stats
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.sort_words import extremes, is_bytes, one_chunk
+from persist.parts.value_order import extremes, is_bytes, one_chunk
 
 MAGIC = b"PRSTIDX1"
 HEAD_BYTES = 12  # the magic, and the length of the JSON

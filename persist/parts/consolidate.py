@@ -1,10 +1,10 @@
 """Consolidation: sort updates by (key, value, time), sum the diffs of equal ones, drop the zeros.
 
 The engine computes only a permutation, group boundaries and sums, from order-preserving words
-(`persist.parts.sort_words`); the rows themselves are then taken from the Arrow columns, so that values of any type stay
-unchanged. Rows are refined column by column: after each word only the rows that are still tied with a neighbour are
-compared again, and rows that are in order already (sorted runs, distinct keys) are not sorted. Why this is not done by
-a query engine: `docs/design/0004-consolidation-and-reads.md`.
+(`persist.parts.value_order`); the rows themselves are then taken from the Arrow columns, so that values of any type
+stay unchanged. Rows are refined column by column: after each word only the rows that are still tied with a neighbour
+are compared again, and rows that are in order already (sorted runs, distinct keys) are not sorted. Why this is not
+done by a query engine: `docs/design/0004-consolidation-and-reads.md`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.sort_words import Mask, Rows, Words, column_order, is_bytes, one_chunk
+from persist.parts.value_order import Mask, Rows, Words, column_order, is_bytes, one_chunk
 
 Ints = npt.NDArray[np.int64]
 COUNTED_SPAN = 1 << 16  # numbers within such a span are ordered by counting

@@ -21,7 +21,7 @@ from persist.parts.consolidate import Ints, consolidate, find_twins, join
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import distinct_keys, key_schema
 from persist.parts.shard_schema import CHECKS_MAX, DIFF, SCHEMAS_KEPT_MAX, TIME, Check, ShardSchema
-from persist.parts.sort_words import Mask, one_chunk
+from persist.parts.value_order import Mask, one_chunk
 
 CHECK_NAME_CHARS_MAX = 128
 CHECK_CHARS_MAX = 4_000  # of one predicate

@@ -2,7 +2,7 @@
 
 A key column contributes 0x00 if it is null, else 0x01 and its value: numbers and times as big-endian words, fixed
 binaries as they are, strings and binaries with 0x00 escaped as 0x00 0xff and terminated by 0x00 0x00. The columns are
-concatenated in key order. The bytes of two keys compare as parts are sorted (`persist.parts.sort_words`).
+concatenated in key order. The bytes of two keys compare as parts are sorted (`persist.parts.value_order`).
 
 A bound need not be a whole key: a lower bound may end after some columns or have a shortened last string, and an upper
 bound longer than `BOUND_BYTES_MAX` is the successor of its prefix and cannot be decoded.
@@ -27,7 +27,7 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.parts.column_types import family
 from persist.parts.consolidate import Ints, consolidate, join, sort_groups
 from persist.parts.shard_schema import DIFF, ShardSchema
-from persist.parts.sort_words import END, ESCAPE, NULL, VALID, ColumnOrder, column_order, one_chunk
+from persist.parts.value_order import END, ESCAPE, NULL, VALID, ColumnOrder, column_order, one_chunk
 
 BOUND_BYTES_MAX = 256
 ABSENT = -1  # the index of a row that has none of the keys

@@ -44,7 +44,7 @@ from persist.parts.prefetch import map_in_order
 from persist.parts.row_stats import KnownRows, decode_twins
 from persist.parts.schema_evolution import Migration
 from persist.parts.shard_schema import TIME, ShardSchema
-from persist.parts.sort_words import Mask
+from persist.parts.value_order import Mask
 
 WHOLE_BYTES_MAX = 1024 * 1024  # a part up to this size is fetched by one read
 INDEX_FACTOR, INDEX_BYTES = 4, 4 * 1024 * 1024  # by how much rows may exceed the size in the index, for planning

@@ -18,7 +18,7 @@ from persist.core.errors import InvalidUsage
 from persist.parts.column_types import family
 from persist.parts.exact_numbers import floats_of_numbers, parse_decimals
 from persist.parts.shard_schema import ShardSchema
-from persist.parts.sort_words import is_bytes
+from persist.parts.value_order import is_bytes
 
 KEYS_MAX = 100_000  # of one request: each is converted on its own
 

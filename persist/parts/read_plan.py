@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 
 from persist.core.batch import Part, Run
 from persist.core.blob_keys import belongs_to, shard_of
+from persist.core.bundles import Listed, bundle_of, unpacked
 from persist.core.errors import Corruption
 from persist.core.ids import PartId
-from persist.core.manifests import Listed, bundle_of, unpacked
 from persist.core.record import replace
 from persist.core.truncation import clipped
 from persist.formats.state_frames import decode_listing
@@ -34,7 +34,7 @@ from persist.parts.part_files import BlobReads, PartFile, PartFiles, fetch
 from persist.parts.prefetch import map_in_order
 from persist.parts.schema_evolution import Migration
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.sort_words import Mask
+from persist.parts.value_order import Mask
 
 READERS = 8  # bundles that are read concurrently
 SERIAL_BYTES_MAX = 256 * 1024  # of bundles that are read without threads

@@ -38,7 +38,7 @@ from persist.parts.read_plan import (
 )
 from persist.parts.run_merge import Cursor, merge_cursors, read_rows, resort
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.sort_words import one_chunk
+from persist.parts.value_order import one_chunk
 
 DECODERS_MAX = 8  # threads that fetch and decode row groups that pass through: one per core
 DECODERS_BOUND = 2  # of a read with a bound, in a process with other work

@@ -15,7 +15,7 @@ from pyarrow import types
 
 from persist.parts.consolidate import find_twins, join
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
-from persist.parts.sort_words import Mask, one_chunk
+from persist.parts.value_order import Mask, one_chunk
 
 # Twins are rows with the same key and value as the row before. Without a list of them a read of one column of a shard
 # with history takes eight times as long, and a read of all columns twice as long.

@@ -27,7 +27,7 @@ from persist.parts.part_files import PartFile, PartFiles
 from persist.parts.prefetch import map_in_order
 from persist.parts.read_plan import RowConverter
 from persist.parts.shard_schema import DIFF, ShardSchema
-from persist.parts.sort_words import column_order, one_chunk
+from persist.parts.value_order import column_order, one_chunk
 
 FEW = 4  # rows are few if the longest input has so many times as many
 BATCH_ROWS_MIN = 1024

@@ -131,7 +131,7 @@ class BlobPresence:
 
 # Following: the newest complete version of each shard, as the copy fills.
 #
-# A region reads publications (`persist.maintenance.publication_writer`) and rollups, which arrive in any order, late,
+# A region reads publications (`persist.maintenance.journal_writer`) and rollups, which arrive in any order, late,
 # and may be deleted before they were seen. A version is *accepted* once it is known to have been in the log at home and
 # all blobs that it needs have arrived. From then on the region shows it. Accepted versions never go back. Read-only.
 

@@ -27,7 +27,7 @@ from persist.commit import location
 from persist.core.audit_log import Caller
 from persist.core.errors import Expired, InvalidUsage, NotReadable, UnknownShard
 from persist.core.ids import ShardId
-from persist.core.phases import dropped
+from persist.core.shard_phases import dropped
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import SchemaRecord
 from persist.parts import ShardSchema, current_schema, overlapping_runs

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from persist.client.idempotency import send
-from persist.client.small_reads import hold_shared
+from persist.client.shared_lease_reads import hold_shared
 from persist.client.snapshot import ReadLease, SnapshotSplit, Tagged, hold_time, leased_blobs
 from persist.client.timestamps import BEFORE_ALL, as_of_at, instant_ms, instant_of, resolve_time, schema_id_at
 from persist.core.batch import Run

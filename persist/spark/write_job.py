@@ -35,7 +35,7 @@ from persist.core.errors import (
 )
 from persist.core.frontier import frontier
 from persist.core.ids import ShardId, Token, WriterId, incarnation_of, mint
-from persist.core.phases import outlived
+from persist.core.shard_phases import outlived
 from persist.core.shard_view import ShardView
 from persist.core.state import SchemaRecord
 from persist.parts import DIFF, TIME, ShardSchema, current_schema

@@ -22,7 +22,7 @@ from persist.cli.long_running import LEVELS, announce, configure_logs
 from persist.client.connect import Connection
 from persist.commit.location import Location, LocationSettings
 from persist.core.errors import InvalidUsage
-from persist.maintenance.publication_writer import PublishSettings
+from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.failover import HomeWatch
 from persist.regions.replica import Home, open_replica
 from persist.telemetry.tracing import open_tracer

@@ -22,7 +22,7 @@ from rpc.app_state import Service, principal_of, service_of
 from rpc.auth import Principal
 from rpc.change_streams import HeldStream
 from rpc.errors import problem
-from rpc.route_table import Router
+from rpc.route import Router
 
 router = Router(prefix="/v1/blobs", tags=["blobs"])
 DOWNLOAD_PIECE_BYTES = 4 * 1024 * 1024  # of a part, read and sent at a time

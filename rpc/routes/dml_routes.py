@@ -16,7 +16,7 @@ from persist.client.merge import Merge, source, target
 from persist.client.optimistic_edit import Edited, unless_landed
 from persist.client.shard import Shard
 from persist.codecs import rows
-from persist.codecs.allowance import Allowance
+from persist.codecs.decode_limits import Allowance
 from persist.codecs.json_rows import Spend, decode_body, rows_of_json
 from persist.core.commands import WRITE
 from persist.core.errors import InvalidUsage
@@ -26,7 +26,7 @@ from persist.parts.memory_size import row_bytes
 from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.python_values import decode_json_keys
 from rpc.app_state import principal_of, service_of
-from rpc.route_table import Router
+from rpc.route import Router
 from rpc.routes.parameters import (
     CALLER_PARAMETERS,
     Format,

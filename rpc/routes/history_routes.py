@@ -1,69 +1,51 @@
-"""Routes of history: wall clocks, settings, commit history, tags, retention policies and stream cuts."""
+"""Routes of history: wall clocks, commits, tags, differences between times, restore and truncation."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
 
-import msgspec
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
+from persist.client.arguments import columns_of, read_attributes
 from persist.client.commit_info import entry_json, read_place, to_history_entry
-from persist.client.history_api import ShardTag, settings_json, tag_json
+from persist.client.contents_diff import Changes
+from persist.client.history_api import ShardTag, tag_json
 from persist.client.optimistic_loop import RETRIES_MAX
-from persist.client.row_retention import RowRetention
-from persist.client.shard import Shard
-from persist.client.stream_cuts import (
-    ASKED_AT_ONCE,
-    SHARDS_MAX,
-    TEXT_CHARS_MAX,
-    TRUNCATED_AT_ONCE,
-    Cut,
-    CutRequest,
-    TruncationRequest,
-    take_cut,
-    truncate_by_cut,
-)
-from persist.client.timestamps import datetime_text, instant_of, instant_text, read_instant, resolve_time
+from persist.client.restore_truncation import RETRACT, mode_of
+from persist.client.timestamps import datetime_text, instant_of, instant_text, read_instant, read_point, resolve_time
+from persist.codecs import rows
 from persist.core import commands as c
 from persist.core.audit_log import PAGE_MAX
-from persist.core.commands import MAINTAIN, MANAGE, READ, WRITE
+from persist.core.commands import MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, NotReadable
+from persist.core.ids import check_shard_name
 from persist.core.named_holds import check_tag_name
-from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms
 from persist.formats.http_messages import RECORD
 from persist.formats.records import encoded
 from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
-from rpc.audit import SHARDS_KEY
-from rpc.route_table import Router
+from rpc.route import Router
 from rpc.routes.parameters import (
-    IF_MATCH,
+    AsOf,
     At,
+    Format,
     Frontier,
-    JsonBody,
-    body_reader,
-    caller_of,
+    IdempotencyToken,
     commit,
     frontier,
-    json_body,
     json_response,
     run_long,
     run_on_shard,
-    transport_for,
-    version_of,
+    token_of,
 )
+from rpc.routes.row_routes import open_shard, streamed, timestamp_header
 
-# Wall clocks, settings, and commit history.
+# Wall clocks and commit history.
 
 
 router = Router(prefix="/v1/shards", tags=["history"])
-SETTINGS_BYTES_MAX = 64 * 1024
-
-
-class _SettingsBody(JsonBody):
-    history: Any
-    mark_every_ms: int = MARK_EVERY_MS
 
 
 @router.on("GET", "/{name}/time-at", (READ,), summary="The times that were complete at a wall clock")
@@ -88,32 +70,6 @@ async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> R
     service, name = service_of(request), shard_of(request)
     instant = await service.work.run(instant_of, service.transport, name, time, service.handles.read.retry_s)
     return json_response({"time": time, "timestamp": datetime_text(instant)})
-
-
-@router.on("GET", "/{name}/settings", (READ,), summary="The settings of a shard")
-async def settings(request: Request) -> Response:
-    return _settings_response((await service_of(request).state(shard_of(request))).settings)
-
-
-@router.on(
-    "PUT",
-    "/{name}/settings",
-    (MANAGE,),
-    audit="settings",
-    audits_body=True,
-    summary="Change the settings of a shard",
-    openapi_extra=json_body(_SettingsBody, [IF_MATCH], example={"history": "30d", "mark_every_ms": 1000}),
-)
-async def configure(request: Request) -> Response:
-    """Omitted settings get their defaults. 409 if the current version is not that of If-Match."""
-    service, name = service_of(request), shard_of(request)
-    version = version_of(request)
-    body = await service.json(request, SETTINGS_BYTES_MAX, body_reader(_SettingsBody))
-    rows = (await service.state(name)).settings.rows  # unchanged, as the command checks the version
-    command = c.SetSettings(version, history_ms(body.history), body.mark_every_ms, rows)
-    result = await service.apply(name, command, caller_of(request))
-    assert isinstance(result, c.SettingsAre)
-    return _settings_response(result.settings)
 
 
 @router.on(
@@ -151,10 +107,6 @@ async def history(
     return json_response(
         {"entries": [entry_json(to_history_entry(entry)) for entry in page.entries], "following": following}
     )
-
-
-def _settings_response(settings: ShardSettings) -> Response:
-    return json_response(settings_json(settings), {"etag": f'"{settings.version}"'})
 
 
 # Tags: times that stay readable when since passes them.
@@ -201,140 +153,93 @@ async def delete(request: Request, tag: str) -> Response:
     return json_response({"tag": tag, "removed": await run_on_shard(request, lambda shard: shard.untag(tag))})
 
 
-# Retention policies: their settings, what delays them, and running them now.
+# Differences, restore and truncation.
+
+Retries = Annotated[int, Query(ge=0, le=RETRIES_MAX, description="Retries after concurrent writes.")]
 
 
-BODY_BYTES_MAX = 64 * 1024
-_EXAMPLE = {"age": "90d", "bytes": "500GiB", "cut_every": "1d", "consumers": ["billing"], "consumers_max_age": "120d"}
+def _points(
+    start: Annotated[str, Query(description="A time, or a wall clock with a time zone (RFC 3339).", max_length=64)],
+    end: Annotated[str | None, Query(description="Likewise; default: the latest complete time.", max_length=64)] = None,
+) -> tuple[int | datetime, int | datetime | None]:
+    return read_point("parameter start", start), None if end is None else read_point("parameter end", end)
 
 
-@router.on("GET", "/{name}/retention", (READ,), summary="The retention policy, and what delays it")
-async def show(request: Request) -> Response:
-    """`policy` is null if all rows are kept. `held_by` has a sentence for everything that delays it."""
-    return _policy_response(await run_on_shard(request, Shard.retention))
+Points = Annotated[tuple[int | datetime, int | datetime | None], Depends(_points)]
 
 
-@router.on(
-    "PUT",
-    "/{name}/retention",
-    (MANAGE,),
-    audit="retention",
-    audits_body=True,
-    summary="Set the retention policy",
-    openapi_extra=json_body(None, [IF_MATCH], example=_EXAMPLE),
-)
-async def configure_retention(
+@router.on("GET", "/{name}/changes", (READ,), summary="The difference between two times", response_class=Response)
+async def changes(
     request: Request,
-    confirm: Annotated[bool, Query(description="Also if more than half of the rows are deleted at once.")] = False,
+    points: Points,
+    other: Annotated[str | None, Query(description="A shard to compare with at `end`; default: this one.")] = None,
+    columns: Annotated[str | None, Query(description="Names of columns, comma-separated; default: all.")] = None,
+    form: Format = None,
+    wait: Annotated[float, Query(ge=0, le=3600, description="Maximum seconds to wait for the times.")] = 10.0,
 ) -> Response:
-    """`null` keeps all rows. 409 if the current version of the settings is not that of If-Match."""
-    service, version = service_of(request), version_of(request)
-    policy = await service.json(request, BODY_BYTES_MAX, _policy_of)
-    with service.snapshots:  # it reads rows to see how many would be deleted
-        retain = partial(Shard.retain, policy=policy, confirm=confirm, expected_version=version)
-        return _policy_response(await run_on_shard(request, retain))
+    """Streamed in key order; `__diff` is the multiplicity of a row at `end` minus that at `start`.
 
-
-@router.on(
-    "POST",
-    "/{name}/retention/run",
-    (MANAGE, MAINTAIN),
-    audit="run retention",
-    summary="Apply the retention policy now",
-)
-async def run(
-    request: Request,
-    dry_run: Annotated[bool, Query(description="Only report what would be deleted by existing cuts.")] = False,
-) -> Response:
-    """Maintenance does this regularly. `truncated` is null if nothing is due. Repeating the request is safe."""
-    return await run_long(request, lambda shard: shard.run_retention(dry_run=dry_run))
-
-
-def _policy_of(body: Any) -> dict[str, Any] | None:
-    """The policy in a body. Raises InvalidUsage."""
-    if body is not None and not isinstance(body, dict):
-        raise InvalidUsage('the body must be a JSON object such as {"age": "90d"}, or null to keep all rows')
-    return body
-
-
-def _policy_response(retention: RowRetention) -> Response:
-    return json_response(retention.to_json(), {"etag": f'"{retention.version}"'})
-
-
-# Stream cuts: a frontier for each of many shards, by which all of them can be truncated.
-
-
-cuts_router = Router(prefix="/v1", tags=["history"])
-
-
-class _Cut(JsonBody):
-    """The shards: `shards` or `prefix`; the frontiers: by `at` (RFC 3339), `cursors`, or the uppers."""
-
-    shards: Annotated[tuple[str, ...], msgspec.Meta(max_length=SHARDS_MAX)] | None = None
-    prefix: str | None = None
-    at: str | None = None
-    cursors: tuple[str, ...] = ()
-
-
-_CUT = {"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upper", "shards": {"orders": [7]}, "crc": 0}
-
-
-@cuts_router.on(
-    "POST",
-    "/cuts",
-    (READ,),
-    summary="Take a stream cut: a frontier for each of many shards",
-    openapi_extra=json_body(_Cut, example={"prefix": "eu/", "at": "2030-01-01T12:00:00Z"}),
-)
-async def cut(request: Request) -> Response:
-    """Changes nothing. Pass `shards` or `prefix`; then `at` (RFC 3339), or `cursors`, or neither for the uppers."""
-    service, principal = service_of(request), principal_of(request)
-    wanted = await service.json(request, TEXT_CHARS_MAX, _cut_request)
-    for name in wanted.names or ():
-        principal.require(READ, name)
-    if wanted.prefix is not None:
-        principal.require_prefix(wanted.prefix)
-    cut = await service.work.run(partial(take_cut, service.transport, wanted, service.handles, ASKED_AT_ONCE))
-    return Response(cut.to_json(), media_type="application/json")
-
-
-@cuts_router.on(
-    "POST",
-    "/truncate",
-    (WRITE,),
-    audit="truncate",
-    audits_body=True,
-    summary="Truncate every shard of a cut",
-    openapi_extra=json_body(None, example=_CUT),
-)
-async def truncate_all(
-    request: Request,
-    dry_run: Annotated[bool, Query(description="Report how many rows would be deleted, and change nothing.")] = False,
-    retries: Annotated[int, Query(ge=0, le=RETRIES_MAX, description="Retries after concurrent writes.")] = 0,
-) -> Response:
-    """The body is the cut. The answer has an outcome for each shard; if `complete` is false, repeat the request.
-
-    Refused as a whole, before anything is written, unless the token may write to every shard of the cut.
+    The headers `persist-start` and `persist-end` have the times, `persist-start-timestamp` and `persist-end-timestamp`
+    the wall clocks of the request. A stream that breaks off is incomplete.
     """
-    service, principal = service_of(request), principal_of(request)
-    cut = await service.json(request, TEXT_CHARS_MAX, Cut.of)
-    for name in cut.shards:
-        principal.require(WRITE, name)
-    request.scope[SHARDS_KEY] = [] if dry_run else sorted(cut.shards)
-    options = TruncationRequest(dry_run, retries)
-    service.snapshots.take(TRUNCATED_AT_ONCE)  # each takes as much memory as one
-    try:
-        work = partial(truncate_by_cut, transport_for(request), cut, service.handles, options)
-        result = await service.work.run(work)
-    finally:
-        service.snapshots.give_back(TRUNCATED_AT_ONCE)
-    return json_response(result.to_json())
+    service, name = service_of(request), shard_of(request)
+    for compared in {name, name if other is None else check_shard_name(other)}:
+        principal_of(request).require(READ, compared)
+    format_name, wait_s = rows.format_of(request.headers.get("accept"), form), min(wait, WAIT_S_MAX)
+
+    def opening() -> Changes:
+        shard, later = open_shard(service, name), None if other is None else open_shard(service, other)
+        return shard.changes(*points, other=later, columns=columns_of(columns), wait_s=wait_s)
+
+    return await streamed(service, opening, _headers, format_name)
 
 
-def _cut_request(value: Any) -> CutRequest:
-    """The request in a body. Raises InvalidUsage."""
-    body = body_reader(_Cut)(value)
-    at = None if body.at is None else read_instant("at", body.at)
-    wanted = CutRequest(body.shards, body.prefix, at, body.cursors)
-    wanted.check()
-    return wanted
+@router.on("POST", "/{name}/restore", (WRITE,), audit="restore", summary="Restore the contents of an earlier time")
+async def restore(
+    request: Request,
+    as_of: AsOf,
+    attributes: Annotated[
+        str | None,
+        Query(
+            description="Attributes to set in the same commit, as a JSON object; null unsets. Others are kept.",
+            examples=['{"position": 416}'],
+            max_length=64 * 1024,
+        ),
+    ] = None,
+    retries: Retries = 0,
+    token: IdempotencyToken = None,
+) -> Response:
+    """`lower` and `upper` are equal if no row differed. 409: there were concurrent writes, and nothing was changed."""
+    if as_of is None:
+        raise InvalidUsage("give the time to restore, as as_of or as timestamp")
+    retry_token = token_of(request, token)
+    service_of(request).quotas.check_room(principal_of(request), shard_of(request))
+    changes = () if attributes is None else read_attributes("parameter attributes", attributes)
+    return await run_long(
+        request, lambda shard: shard.restore(as_of, token=retry_token, retries=retries, attributes=changes)
+    )
+
+
+@router.on("POST", "/{name}/truncate", (WRITE,), audit="truncate", summary="Delete the rows written before a time")
+async def truncate(  # noqa: PLR0913 - a query parameter each
+    request: Request,
+    before: Annotated[str, Query(description="A time, or a wall clock with a time zone (RFC 3339).", max_length=64)],
+    mode: Annotated[str, Query(description="`retract`, or `drop`: without reading rows.", max_length=16)] = RETRACT,
+    dry_run: Annotated[bool, Query(description="Report how many rows would be deleted, and change nothing.")] = False,
+    retries: Retries = 0,
+    force: Annotated[bool, Query(description="Take a time at once in a shard that is fed by append.")] = False,
+    token: IdempotencyToken = None,
+) -> Response:
+    """`lower` and `upper` are equal if nothing was deleted. 409: there were concurrent writes; nothing was changed."""
+    point, retry_token = read_point("parameter before", before), token_of(request, token)
+    options: dict[str, Any] = {"mode": mode_of(mode), "dry_run": dry_run, "retries": retries, "force": force}
+    return await run_long(request, lambda shard: shard.truncate(point, token=retry_token, **options))
+
+
+def _headers(changes: Changes) -> dict[str, str]:
+    return {
+        "persist-start": str(changes.start),
+        "persist-end": str(changes.end),
+        **timestamp_header("persist-start-timestamp", changes.start_timestamp),
+        **timestamp_header("persist-end-timestamp", changes.end_timestamp),
+    }

@@ -39,7 +39,7 @@ from rpc.app_state import Service, principal_of, service_of, shard_of
 from rpc.auth import Principal, tokens_for_check
 from rpc.change_streams import HeldStream, Stepped, check_incarnation
 from rpc.listen_frames import EVENTS, HEARTBEAT_S
-from rpc.route_table import Router
+from rpc.route import Router
 from rpc.routes.row_routes import event_stream
 from rpc.routes.shard_routes import BATCHES_ON_THE_LOOP_MAX
 

@@ -38,7 +38,7 @@ from rpc.app_state import principal_of, service_of, shard_of
 from rpc.http_protocol import peer_of_request
 from rpc.listen_frames import INFO, PURPOSE, read_caller
 from rpc.quotas import WithinQuotas
-from rpc.route_table import BY_COMMAND, ROUTE, Route, route_of
+from rpc.route import BY_COMMAND, ROUTE, Route, route_of
 
 # Query parameters and bodies.
 

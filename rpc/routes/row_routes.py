@@ -26,7 +26,7 @@ from persist.core.commands import MANAGE, READ
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.ids import ShardId, parse, shard_id_of
-from persist.core.phases import dropped
+from persist.core.shard_phases import dropped
 from persist.core.shard_view import SeenVersion, ViewRequest
 from persist.formats.http_messages import result_to_json
 from persist.parts import EVERYTHING, Selection
@@ -35,7 +35,7 @@ from rpc.change_streams import HeldStream, Stepped
 from rpc.command_endpoint import InsertKind, Posted, check_upper, post
 from rpc.errors import status_of
 from rpc.listen_frames import EVENTS, FRAMES, ID_LENGTH_MAX, sse_error
-from rpc.route_table import Router
+from rpc.route import Router
 from rpc.routes.parameters import (
     After,
     AsOfOrTag,

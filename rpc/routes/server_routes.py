@@ -23,7 +23,7 @@ from persist.regions.replica import ReplicaLocation
 from rpc.app_state import principal_of, service_of
 from rpc.auth import Principal
 from rpc.metrics import CONTENT_TYPE
-from rpc.route_table import Router
+from rpc.route import Router
 
 PAGE = "index.html"
 MEDIA_TYPES: Mapping[str, str] = {

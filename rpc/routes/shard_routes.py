@@ -1,42 +1,40 @@
-"""Routes of shards: list, create, view, drop, frontiers, commands of rich clients, and maintenance on demand."""
+"""Routes of shards: list, create, view, drop, frontiers, settings, commands of rich clients, and maintenance."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import Query, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
 from persist.client.embedded import EmbeddedTransport
-from persist.client.maintaining import OPTIMIZE, VACUUM
-from persist.client.shard import Shard
+from persist.client.history_api import settings_json
+from persist.client.maintenance_api import OPTIMIZE, VACUUM
 from persist.client.shard_listing import PAGE_MAX, DropRequest, drop_shards, summary_page
 from persist.client.transport import AsCaller
-from persist.codecs.schema_json import EXAMPLE, read_changes, read_schema, write_schema
+from persist.codecs.schema_json import read_schema, write_schema
 from persist.core import commands as c
 from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import ReaderId, ShardId, check_shard_name, critical_reader_id_of, parse
-from persist.core.phases import dropped
-from persist.core.shard_settings import ShardSettings, history_ms
+from persist.core.shard_phases import dropped
+from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms
 from persist.core.shard_view import ShardView, ViewRequest, view_of
 from persist.core.state import SchemaRecord
 from persist.formats.http_messages import RECORD, StagedRuns, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
-from persist.parts import ShardSchema, current_schema
-from persist.parts.constraint_checks import ConstraintChange, constraints_json
-from persist.parts.schema_changes import Change
+from persist.parts.constraint_checks import ConstraintChange
 from rpc import command_endpoint
 from rpc.app_state import WAIT_S_MAX, principal_of, service_of, shard_of
 from rpc.audit import MOVE_CURSOR, MOVE_UPPER, SHARDS_KEY
 from rpc.command_endpoint import bytes_max_of, commit_command
 from rpc.prefix_usage import usage_of
 from rpc.request_body import decode_record
-from rpc.route_table import BY_COMMAND, Router
+from rpc.route import BY_COMMAND, Router
 from rpc.routes.parameters import (
+    IF_MATCH,
     Frontier,
     JsonBody,
     body_reader,
@@ -45,8 +43,8 @@ from rpc.routes.parameters import (
     frontier,
     json_body,
     json_response,
-    run_on_shard,
     seen_of,
+    version_of,
 )
 from rpc.shard_watcher import WAITS_MAX
 
@@ -350,6 +348,46 @@ async def downgrade_since(
     return json_response(result_to_json(await service.apply(name, command)))
 
 
+# Settings.
+
+SETTINGS_BYTES_MAX = 64 * 1024
+
+
+class _SettingsBody(JsonBody):
+    history: Any
+    mark_every_ms: int = MARK_EVERY_MS
+
+
+@router.on("GET", "/shards/{name}/settings", (READ,), summary="The settings of a shard")
+async def settings(request: Request) -> Response:
+    return _settings_response((await service_of(request).state(shard_of(request))).settings)
+
+
+@router.on(
+    "PUT",
+    "/shards/{name}/settings",
+    (MANAGE,),
+    audit="settings",
+    audits_body=True,
+    summary="Change the settings of a shard",
+    openapi_extra=json_body(_SettingsBody, [IF_MATCH], example={"history": "30d", "mark_every_ms": 1000}),
+)
+async def configure(request: Request) -> Response:
+    """Omitted settings get their defaults. 409 if the current version is not that of If-Match."""
+    service, name = service_of(request), shard_of(request)
+    version = version_of(request)
+    body = await service.json(request, SETTINGS_BYTES_MAX, body_reader(_SettingsBody))
+    rows = (await service.state(name)).settings.rows  # unchanged, as the command checks the version
+    command = c.SetSettings(version, history_ms(body.history), body.mark_every_ms, rows)
+    result = await service.apply(name, command, caller_of(request))
+    assert isinstance(result, c.SettingsAre)
+    return _settings_response(result.settings)
+
+
+def _settings_response(settings: ShardSettings) -> Response:
+    return json_response(settings_json(settings), {"etag": f'"{settings.version}"'})
+
+
 # Maintenance of one shard on demand. The server's own maintenance does the same regularly.
 
 
@@ -372,84 +410,3 @@ async def _maintain(request: Request, verb: str) -> Response:
     service, name = service_of(request), shard_of(request)
     with service.snapshots:  # a merge takes as much memory as one
         return json_response(await service.work.run(partial(service.transport.maintain, name, verb)))
-
-
-# Columns.
-
-CHANGES_BYTES_MAX = 1024 * 1024
-
-
-class _Columns(JsonBody):
-    changes: list[Any]
-
-
-@router.on(
-    "POST",
-    "/shards/{name}/schema",
-    (MANAGE,),
-    audit="evolve schema",
-    audits_body=True,
-    summary="Change the columns of a shard, by one commit",
-    openapi_extra=json_body(_Columns, example={"changes": EXAMPLE}),
-)
-async def alter(request: Request) -> Response:
-    """The changes are applied in order, all or none. `fields` are the resulting columns."""
-    changes = await service_of(request).json(request, CHANGES_BYTES_MAX, _changes)
-
-    def work(shard: Shard) -> dict[str, Any]:
-        shard.alter(*changes)
-        view = shard.view()
-        return {"schema_id": view.schema_id, "fields": write_schema(view.schemas)}
-
-    return json_response(await run_on_shard(request, work))
-
-
-def _changes(body: Any) -> list[Change]:
-    return read_changes(body_reader(_Columns)(body).changes)
-
-
-# Constraints.
-
-
-class _Constraints(JsonBody):
-    """Omitted ones are unchanged."""
-
-    unique: Any = UNSET
-    not_null: Any = UNSET
-    checks: Any = UNSET
-
-
-_EXAMPLE = {"unique": True, "not_null": ["amount"], "checks": {"positive": "amount > 0"}}
-
-
-@router.on("GET", "/shards/{name}/constraints", (READ,), summary="The constraints of a shard")
-async def constraints(request: Request) -> Response:
-    state = await service_of(request).state(shard_of(request))
-    return _constraints_response(current_schema(state.schemas)[1])
-
-
-@router.on(
-    "PUT",
-    "/shards/{name}/constraints",
-    (MANAGE,),
-    audit="set constraints",
-    audits_body=True,
-    summary="Change the constraints of a shard",
-    openapi_extra=json_body(_Constraints, example=_EXAMPLE),
-)
-async def change(request: Request) -> Response:
-    """Omitted constraints are unchanged. 400 if existing rows violate the new ones: nothing is changed then."""
-    constraints = await service_of(request).json(request, CHANGES_BYTES_MAX, _read_constraints)
-    return _constraints_response(await run_on_shard(request, lambda shard: shard.set_constraints(**constraints)))
-
-
-def _read_constraints(body: Any) -> dict[str, Any]:
-    """The constraints in a body. Raises InvalidUsage."""
-    constraints: dict[str, Any] = msgspec.to_builtins(body_reader(_Constraints)(body))
-    if not constraints:
-        raise InvalidUsage('the body must be a JSON object such as {"unique": true}')
-    return constraints
-
-
-def _constraints_response(schema: ShardSchema) -> Response:
-    return json_response(constraints_json(schema))

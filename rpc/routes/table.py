@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote
 
-from rpc.route_table import SHARD, Route, Router, Table
+from rpc.route import SHARD, Route, Router, Table
 from rpc.routes import (
     blob_routes,
     dml_routes,
+    erasure_routes,
     history_routes,
     inspection_routes,
-    rewrite_routes,
+    retention_routes,
     row_routes,
+    schema_routes,
     server_routes,
     shard_routes,
 )
@@ -21,9 +23,11 @@ ROUTERS: tuple[Router, ...] = (
     server_routes.router,
     server_routes.location_router,
     shard_routes.router,
-    history_routes.cuts_router,
+    schema_routes.router,
+    retention_routes.cuts_router,
     history_routes.router,
-    rewrite_routes.router,
+    retention_routes.router,
+    erasure_routes.router,
     dml_routes.router,
     server_routes.regions_router,
     shard_routes.maintenance_router,

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from blob import open_blob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus import open_consensus
 from persist.client.connect import Client, connect
 from persist.client.embedded import EmbeddedTransport

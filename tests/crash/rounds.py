@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blob import Blob, BlobStat, open_blob
 from blob.metrics import ForwardingBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from consensus import open_consensus

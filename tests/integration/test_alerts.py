@@ -18,10 +18,10 @@ from starlette.testclient import TestClient
 import persist
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
 from compactor.loop import RESCAN_PER_S, RESCAN_S, Loop, NameScan
 from compactor.metering import MaintenanceMetrics
 from compactor.monitor import of_maintenance
+from compactor.on_demand import maintain
 from compactor.scrubber import Scrubber
 from compactor.tasks import gc_task
 from consensus import Consensus

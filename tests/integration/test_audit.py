@@ -30,7 +30,7 @@ from rpc.app import create_app
 from rpc.audit import VALUE_CHARS_MAX, describe_command, describe_query, describe_request
 from rpc.auth import mint
 from rpc.cli.program import main
-from rpc.route_table import ROUTE, SHARD
+from rpc.route import ROUTE, SHARD
 from rpc.routes.table import TABLE
 from rpc.settings import ServerSettings
 from tests.support.location import InlineBackground

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
-import compactor.embedded
+import compactor.on_demand
 import persist
 from compactor.worker import Worker
 from persist.client.connect import connect
@@ -111,7 +111,7 @@ def http(machine: Machine) -> Iterator[TestClient]:
 
 
 def test_pieces_over_http(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compactor.embedded, "MERGES_PER_CALL", 1)
+    monkeypatch.setattr(compactor.on_demand, "MERGES_PER_CALL", 1)
     answers = [http.post(f"{PATH}/optimize").json()]
     while answers[-1]["more"]:
         answers.append(http.post(f"{PATH}/optimize").json())

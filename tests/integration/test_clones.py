@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 import persist
 from blob import BlobStat, open_blob
 from blob.metrics import ForwardingBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -41,8 +41,8 @@ from persist.core.errors import (
 )
 from persist.core.state import Policy, State
 from persist.maintenance.clone_refs import Cloning
-from persist.maintenance.publication_keeper import Published
-from persist.maintenance.publication_writer import Publisher, PublishSettings
+from persist.maintenance.journal_keeper import Published
+from persist.maintenance.journal_writer import Publisher, PublishSettings
 from rpc.cli.program import main
 from tests.support.clocks import Machine, World
 from tests.support.clones import Shards

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 import rpc.routes.inspection_routes
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
 from persist.client.connect import Client

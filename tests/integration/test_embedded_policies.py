@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client import row_retention
 from persist.client.connect import Client
 from persist.client.shard import Shard

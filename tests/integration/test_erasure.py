@@ -41,7 +41,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import WriterId, token_of_key
 from persist.core.state import Policy
 from persist.maintenance.collector import Collector
-from persist.maintenance.publication_writer import Publisher, PublishSettings
+from persist.maintenance.journal_writer import Publisher, PublishSettings
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.examples import thinned
 from tests.support.markers import in_memory, marker, uncompressed, where
@@ -564,7 +564,7 @@ def test_a_build_that_forgets_rollups_is_caught(
     Maintenance(machine).step()
     assert shard.erased(told.id).phase == "rewritten", "the State itself refuses: it names a rollup of before"
     machine.location.machine(NAME)
-    monkeypatch.setattr("persist.core.transitions.row_removal.min", lambda _: 2**62, raising=False)
+    monkeypatch.setattr("persist.core.transitions.removal_progress.min", lambda _: 2**62, raising=False)
     Maintenance(machine).step()
     assert shard.erased(told.id).done
     assert {place.split()[0] for place in found(world, secret)} >= {"log"}

@@ -11,7 +11,7 @@ from persist.client.shard import Shard
 from persist.core.blob_keys import is_journal_key
 from persist.core.state import Policy
 from persist.maintenance.collector import Collector
-from persist.maintenance.publication_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
+from persist.maintenance.journal_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
 from tests.support.clocks import Machine, World
 from tests.support.markers import in_memory, marker, uncompressed, where
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist import InvalidUsage, Shard
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.codecs import rows as bodies
-from persist.codecs.allowance import SMALL_BYTES, Allowance, BodyTooLarge
+from persist.codecs.decode_limits import SMALL_BYTES, Allowance, BodyTooLarge
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Run

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from blob import BlobMisconfigured, BlobNotFound
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus import ConsensusUnavailable
 from consensus.memory_logs import MemoryConsensus
 from persist.client.embedded import EmbeddedTransport

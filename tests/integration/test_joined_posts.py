@@ -13,15 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.server_writer import Names
 from persist.commit.location import Location
-from rpc import command_endpoint, post_groups
+from rpc import command_endpoint, post_batching
 from rpc.app import create_app
 from rpc.concurrency_limits import CALLER
-from rpc.post_groups import PostGroups
+from rpc.post_batching import PostGroups
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
@@ -177,7 +177,7 @@ def test_a_group_holds_no_more_rows_than_are_prepared_in_a_moment(
 ) -> None:
     """Nothing else is answered meanwhile, and rows of two bytes may take hundreds in memory."""
     most = 200_000
-    monkeypatch.setattr(post_groups, "GROUP_ROWS_BYTES_MAX", most)
+    monkeypatch.setattr(post_batching, "GROUP_ROWS_BYTES_MAX", most)
 
     async def story() -> None:
         answers = await asyncio.gather(*(house.post(b'{"id":1}\n' * 900) for _ in range(30)))

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from consensus import Consensus, open_consensus

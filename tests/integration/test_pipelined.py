@@ -13,7 +13,7 @@ import pytest
 
 import persist
 from blob import open_blob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
@@ -21,7 +21,7 @@ from persist.commit.location import Location
 from rpc.app import create_app
 from rpc.app_state import THIN_WRITER_LEASE_MS
 from rpc.command_endpoint import AT_ONCE_BYTES_MAX, AT_ONCE_COLUMNS_MAX
-from rpc.route_table import Route
+from rpc.route import Route
 from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan
 from tests.support.consensus_faults import FaultyConsensus

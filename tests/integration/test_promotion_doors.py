@@ -15,7 +15,7 @@ import pytest
 
 import persist
 from blob import open_blob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.cli.region import NewHomeIndex
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -24,8 +24,8 @@ from persist.commit.location_identity import epoch_key
 from persist.copies.recovery import mark_recovery
 from persist.core.ids import LocationBinding
 from persist.formats.state_frames import encode_binding
-from persist.maintenance.publication_keeper import Published
-from persist.maintenance.publication_writer import PublishSettings
+from persist.maintenance.journal_keeper import Published
+from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.failover import HomeWatch, last_promotion, record_new_home
 from persist.regions.region_index import IndexFile, read_index
 from rpc.cli.program import main, parser_for

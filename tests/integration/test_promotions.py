@@ -14,7 +14,7 @@ import pytest
 from blob import Blob, BlobStat
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
@@ -26,8 +26,8 @@ from persist.core.attribute import AttributeUpdate
 from persist.core.errors import Conflict, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import shard_id_of
 from persist.core.state import Policy
-from persist.maintenance.publication_keeper import Published
-from persist.maintenance.publication_writer import PublishSettings
+from persist.maintenance.journal_keeper import Published
+from persist.maintenance.journal_writer import PublishSettings
 from persist.regions import switchover
 from persist.regions.divergence import Diverged, find_diverged, salvage
 from persist.regions.failover import OldHome, last_promotion, promote, record_new_home

@@ -14,8 +14,8 @@ from persist.core.errors import Corruption, Indeterminate, InvalidUsage, ReadOnl
 from persist.core.ids import SeqNo
 from persist.core.record import replace
 from persist.formats.state_frames import decode_catalogue, decode_diff, decode_journal
-from persist.maintenance.publication_keeper import BEATS_KEPT, CATALOGUES_KEPT, Published
-from persist.maintenance.publication_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
+from persist.maintenance.journal_keeper import BEATS_KEPT, CATALOGUES_KEPT, Published
+from persist.maintenance.journal_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
 from tests.support.crashing import Crash, Fuse
 from tests.support.examples import thinned
 from tests.support.maintained import NAME, World
@@ -84,7 +84,7 @@ def test_entries_of_an_interval_are_one_blob(world: World) -> None:
 
 def test_a_queue_that_is_full_drops_and_tells_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     append(world, 3)
-    monkeypatch.setattr("persist.maintenance.publication_writer.QUEUE_ENTRIES_MAX", 2)
+    monkeypatch.setattr("persist.maintenance.journal_writer.QUEUE_ENTRIES_MAX", 2)
     one = publisher(world)
     for seqno in (1, 2, 3):
         one.add(NAME, entry(world, seqno))

@@ -10,7 +10,7 @@ import pytest
 import persist
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist import InvalidUsage
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

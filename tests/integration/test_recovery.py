@@ -13,7 +13,7 @@ import pytest
 
 import persist
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -25,8 +25,8 @@ from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
 from persist.core.ids import PartId, mint, shard_id_of
 from persist.maintenance.collector import Collector
-from persist.maintenance.publication_keeper import Published
-from persist.maintenance.publication_writer import PublishSettings
+from persist.maintenance.journal_keeper import Published
+from persist.maintenance.journal_writer import PublishSettings
 from rpc.cli.program import main
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
 from tests.support.examples import thinned

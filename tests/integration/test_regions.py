@@ -14,7 +14,7 @@ import pytest
 from blob import Blob, BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist import AttributeUpdate, named_key
 from persist.client.connect import Client
@@ -37,8 +37,8 @@ from persist.core.errors import (
 )
 from persist.core.shard_view import SeenVersion
 from persist.core.state import Policy
-from persist.maintenance.publication_keeper import Published
-from persist.maintenance.publication_writer import PublishSettings
+from persist.maintenance.journal_keeper import Published
+from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.replica import Home, ReplicaLocation
 from persist.regions.replication import ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World

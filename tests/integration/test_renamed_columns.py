@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 import persist
 from compactor.metering import MaintenanceMetrics
 from compactor.worker import Worker
-from persist.client import retention_kinds
+from persist.client import column_retention
 from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
@@ -152,7 +152,7 @@ def test_a_shard_at_rest_is_not_read(world: World, machine: Machine, shard: Shar
     Worker(machine.location).run(NAME, idle=True)
     task, looks, waits, seqnos = keeper(machine), [], [], []
     with patch.object(
-        retention_kinds.ColumnRetention, "run", autospec=True, side_effect=retention_kinds.ColumnRetention.run
+        column_retention.ColumnRetention, "run", autospec=True, side_effect=column_retention.ColumnRetention.run
     ) as run:
         for _ in range(20):
             waits.append(task(NAME))
@@ -329,7 +329,7 @@ def test_what_others_write_meanwhile_is_looked_at_too(world: World, shard: Shard
         [{**rows(world, r2=20)[0], "__diff": -1}],
         [{**rows(world, r4=20)[0], "__diff": 2}],
     ]
-    real = retention_kinds.ColumnRetention._staged
+    real = column_retention.ColumnRetention._staged
 
     def staged(self: Any, *given: Any) -> Any:
         found = real(self, *given)
@@ -337,7 +337,7 @@ def test_what_others_write_meanwhile_is_looked_at_too(world: World, shard: Shard
             shard.insert(meanwhile.pop(0))
         return found
 
-    with patch.object(retention_kinds.ColumnRetention, "_staged", staged):
+    with patch.object(column_retention.ColumnRetention, "_staged", staged):
         done = shard.run_retention().by_column
     assert done is not None
     assert (done.removed, ids(shard)) == (4, [3, 5])
@@ -347,7 +347,7 @@ def test_what_others_write_meanwhile_is_looked_at_too(world: World, shard: Shard
 def test_who_loses_each_time_changes_nothing(world: World, shard: Shard) -> None:
     shard.insert(rows(world, r1=20, r2=1))
     shard.retain(POLICY)
-    real = retention_kinds.ColumnRetention._staged
+    real = column_retention.ColumnRetention._staged
 
     def staged(self: Any, *given: Any) -> Any:
         found = real(self, *given)
@@ -355,7 +355,7 @@ def test_who_loses_each_time_changes_nothing(world: World, shard: Shard) -> None
         return found
 
     with (
-        patch.object(retention_kinds.ColumnRetention, "_staged", staged),
+        patch.object(column_retention.ColumnRetention, "_staged", staged),
         pytest.raises(UpperMismatch, match="others wrote to shard 'events' each of 6 times"),
     ):
         shard.run_retention()
@@ -368,7 +368,7 @@ def test_a_drop_meanwhile_begins_it_anew(world: World, shard: Shard) -> None:
     shard.insert(rows(world, r1=20, r2=1))
     shard.insert(rows(world, r3=20, r4=1))
     shard.retain(POLICY)
-    real, dropped = retention_kinds.ColumnRetention._staged, []
+    real, dropped = column_retention.ColumnRetention._staged, []
 
     def staged(self: Any, *given: Any) -> Any:
         found = real(self, *given)
@@ -376,7 +376,7 @@ def test_a_drop_meanwhile_begins_it_anew(world: World, shard: Shard) -> None:
             dropped.append(shard.truncate(1, mode="drop"))
         return found
 
-    with patch.object(retention_kinds.ColumnRetention, "_staged", staged):
+    with patch.object(column_retention.ColumnRetention, "_staged", staged):
         done = shard.run_retention().by_column
     assert done is not None
     assert (done.removed, ids(shard)) == (1, [4])
@@ -386,14 +386,14 @@ def test_a_drop_meanwhile_begins_it_anew(world: World, shard: Shard) -> None:
 def test_nothing_goes_by_a_policy_that_was_taken_away_meanwhile(world: World, shard: Shard) -> None:
     shard.insert(rows(world, r1=20, r2=1))
     shard.retain(POLICY)
-    real = retention_kinds.ColumnRetention._staged
+    real = column_retention.ColumnRetention._staged
 
     def staged(self: Any, *given: Any) -> Any:
         shard.retain(None)
         return real(self, *given)
 
     with (
-        patch.object(retention_kinds.ColumnRetention, "_staged", staged),
+        patch.object(column_retention.ColumnRetention, "_staged", staged),
         pytest.raises(Conflict, match=r"the row policy of shard .* has changed"),
     ):
         shard.run_retention()

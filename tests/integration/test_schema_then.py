@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 import persist
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard

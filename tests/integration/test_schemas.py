@@ -14,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist import Client, InvalidUsage, Shard
 from persist.client.embedded import EmbeddedTransport
 from persist.parts.schema_changes import (

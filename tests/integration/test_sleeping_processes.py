@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from compactor.orphans import Sweeper
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus

@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 
 import persist
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Connection
 from persist.client.embedded import EmbeddedTransport

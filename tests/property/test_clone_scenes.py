@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Conflict, Expired, PersistError, Unavailable

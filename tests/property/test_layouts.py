@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 import persist
 import persist.aio
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from persist.codecs import rows
-from persist.codecs.allowance import Allowance
+from persist.codecs.decode_limits import Allowance
 from persist.commit.system import SystemIds
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, PersistError

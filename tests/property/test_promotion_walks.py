@@ -17,7 +17,7 @@ import pytest
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client

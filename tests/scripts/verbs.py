@@ -35,17 +35,17 @@ from persist.core.ids import (
     writer_of,
 )
 from persist.core.named_holds import Tag
-from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
+from persist.core.shard_phases import phase_of
 from persist.core.shard_settings import NO_RETENTION, NOT_LOOKED, RETRACT, Ladder, Looked, RowPolicy, Rung
 from persist.core.spill import OUTCOMES, SpillFile
 from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.transitions import (
     attribute_updates,
     audit_recording,
-    history_control,
     lifecycle,
     reader_holds,
+    wall_clocks,
     writers,
 )
 from tests.scripts.harness import Arguments, ScriptError, print_error
@@ -612,7 +612,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
 
 CONSTANTS = {
     "attribute_updates_max": (attribute_updates, "UPDATES_MAX"),
-    "marks_overlay_max": (history_control, "MARKS_OVERLAY_MAX"),
+    "marks_overlay_max": (wall_clocks, "MARKS_OVERLAY_MAX"),
     "finalise_batches_per_step": (lifecycle, "FINALISE_BATCHES_PER_STEP"),
     "outcomes_max": (audit_recording, "OUTCOMES_MAX"),
     "overlay_room": (states, "OVERLAY_ROOM"),

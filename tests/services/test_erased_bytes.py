@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from blob import open_blob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from compactor.tasks import Eraser
 from compactor.worker import Worker
 from consensus import open_consensus

@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus import ConsensusUnavailable, open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

@@ -18,8 +18,8 @@ from persist.core import commands as c
 from persist.core.errors import PersistError
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions import history_control
-from persist.core.transitions.history_control import HEARTBEAT_EVERY
+from persist.core.transitions import lease_expiry
+from persist.core.transitions.lease_expiry import HEARTBEAT_EVERY
 from tests.simulation.breaking import Broken, every, transition
 
 
@@ -66,7 +66,7 @@ def sweep_by_its_own_clock() -> Broken:
 
 def frontier_not_committed() -> Broken:
     """The sweep deletes what commits may still name: it is told that they refuse it, and they do not."""
-    real = history_control.forget_lapsed
+    real = lease_expiry.forget_lapsed
 
     def forget_lapsed(state: State, command: c.ForgetLapsed, context: Any) -> Any:
         following, _ = real(state, replace(command, staged_before_ms=0), context)

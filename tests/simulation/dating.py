@@ -18,7 +18,7 @@ from persist.client.timestamps import instant_ms
 from persist.core.clock_index import Mark
 from persist.core.errors import Corruption, NotReadable
 from persist.core.state import State
-from persist.core.transitions import history_control
+from persist.core.transitions import wall_clocks
 from tests.simulation.breaking import Broken
 from tests.simulation.host import COPIES, HANDLES, MAIN, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import expect
@@ -77,7 +77,7 @@ def _ms(at: datetime | None) -> int | None:
 
 def date_before_its_mark() -> Broken:
     """What has no mark yet is told the next millisecond, and not the point of the grid at which its mark will lie."""
-    real = history_control._newest_first
+    real = wall_clocks._newest_first
 
     def newest_first(state: State) -> list[Mark]:
         marks = real(state)
@@ -85,7 +85,7 @@ def date_before_its_mark() -> Broken:
             marks[0] = Mark(state.seal.floor_ms + 1, marks[0].upper)
         return marks
 
-    return patch.object(history_control, "_newest_first", newest_first)
+    return patch.object(wall_clocks, "_newest_first", newest_first)
 
 
 BROKEN: tuple[Any, ...] = (date_before_its_mark,)

@@ -16,7 +16,7 @@ from persist.core.clock_index import Mark, Seal, mark_key, sealed_by
 from persist.core.frontier import EMPTY, Antichain
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions import history_control
+from persist.core.transitions import history_control, wall_clocks
 from tests.simulation.breaking import Broken, transition
 
 
@@ -39,7 +39,7 @@ def mark_forgotten_early() -> Broken:
 
 def wall_clock_answered_without_a_seal() -> Broken:
     """An instant that is not sealed is told the upper as it is, and nothing is committed for it."""
-    real = history_control.resolve_time
+    real = wall_clocks.resolve_time
 
     def resolve_time(state: State, command: c.ResolveTime, context: Any) -> Any:
         every_ms = state.settings.mark_every_ms
@@ -59,7 +59,7 @@ def mark_moved_later() -> Broken:
             return found
         return replace(found, last=Mark(found.point_ms(checked_ms, every_ms), found.last.upper))
 
-    return patch.object(history_control, "sealed_by", sealed)
+    return patch.object(wall_clocks, "sealed_by", sealed)
 
 
 def grid_changed_at_once() -> Broken:
@@ -69,7 +69,7 @@ def grid_changed_at_once() -> Broken:
 
 def mark_with_the_commit_itself() -> Broken:
     """A mark has the upper after the commit that makes it, instead of the one before."""
-    real = history_control.stamped
+    real = wall_clocks.stamped
 
     def stamped(state: State, base_upper: Antichain, *others: Any) -> State:
         return real(state, state.upper, *others)

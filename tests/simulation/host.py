@@ -36,7 +36,7 @@ from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.state import Policy
 from persist.maintenance.collector import collect_in_background
-from persist.maintenance.publication_writer import PublishSettings
+from persist.maintenance.journal_writer import PublishSettings
 from tests.simulation.history import History
 from tests.simulation.instants import number
 from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect, is_clone, life_of

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.bindings import Bindings, Ingester, Minter

@@ -37,10 +37,10 @@ from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Trace
 from persist.core.blob_keys import is_bundle_key, is_part_key
+from persist.core.bundles import Moves
 from persist.core.errors import Conflict, Indeterminate, Unavailable
 from persist.core.frontier import Antichain, meet
 from persist.core.ids import SeqNo, Token, mint
-from persist.core.manifests import Moves
 from persist.core.record import replace
 from persist.core.shard_view import ViewRequest
 from persist.core.state import Claim, State, latest_time

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from blob.errors import BlobError
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from compactor.tasks import names_dropped
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
@@ -24,8 +24,8 @@ from persist.copies import blob_store_scan
 from persist.copies.blob_store_scan import BlobStoreScan, Evidence
 from persist.copies.recovery import plan, recover
 from persist.core.state import State
-from persist.maintenance.publication_keeper import Published
-from persist.maintenance.publication_writer import Publisher, PublishSettings
+from persist.maintenance.journal_keeper import Published
+from persist.maintenance.journal_writer import Publisher, PublishSettings
 from tests.simulation.breaking import Broken, every
 from tests.simulation.host import Host, weathered
 from tests.simulation.maintenance import maintaining, some_shard

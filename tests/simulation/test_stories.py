@@ -11,7 +11,7 @@ import pytest
 
 import persist
 from blob import Blob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 import compactor.worker
 import persist.client.listen
-import persist.client.rewrites
+import persist.client.restore_truncation
 import persist.commit.blob_tasks
 import persist.core.shard_view
-import persist.core.transitions.tombstones
+import persist.core.transitions.row_drops
 import persist.maintenance.expiry
 from persist.client.shard import Shard
 from persist.core import commands as c
@@ -144,8 +144,8 @@ def truncate_by_time_only() -> Broken:
         floor = floor_at(going.view.drops, going.start)
         return dataclasses.replace(going, end=going.start, taken_at=(), floor=floor)
 
-    real = persist.client.rewrites._RemovedRows.of
-    return patch.object(persist.client.rewrites._RemovedRows, "of", of)
+    real = persist.client.restore_truncation._RemovedRows.of
+    return patch.object(persist.client.restore_truncation._RemovedRows, "of", of)
 
 
 def truncate_ignores_the_upper() -> Broken:
@@ -171,7 +171,7 @@ def truncated_rows_count_again() -> Broken:
 
 def drop_ignores_retractions() -> Broken:
     """Rows are dropped that were taken away after the cut."""
-    return patch.object(persist.core.transitions.tombstones, "check_droppable", lambda *_: None)
+    return patch.object(persist.core.transitions.row_drops, "check_droppable", lambda *_: None)
 
 
 def merge_over_the_cut() -> Broken:
@@ -192,7 +192,7 @@ def drop_unheard() -> Broken:
 def drop_forgotten_early() -> Broken:
     """What a drop took away leaves the State while times before it can be read."""
     return every(
-        patch.object(persist.core.transitions.tombstones, "forgettable", lambda state: len(state.drops)),
+        patch.object(persist.core.transitions.row_drops, "forgettable", lambda state: len(state.drops)),
         patch.object(persist.maintenance.expiry, "forgettable", lambda state: len(state.drops)),
     )
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pyarrow as pa
 
 import persist
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.check.check_runner import Report, run_check
 from persist.check.findings import ROLLUP_ENTRIES_MAX, CheckThresholds
 from persist.check.location_checks import ExternalState, list_backups, server_facts
@@ -33,7 +33,7 @@ from persist.core.ids import ReaderId, WriterId
 from persist.core.record import replace
 from persist.core.state import Policy
 from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_directory
-from persist.maintenance.publication_keeper import Published
+from persist.maintenance.journal_keeper import Published
 from rpc.auth import read_ending, tokens_for_check
 from rpc.cli.program import main
 from tests.support.blob_faults import FaultPlan, FaultyBlob

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.bindings import Bindings
 from persist.client.connect import Client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from consensus.memory_logs import MemoryConsensus

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.embedded import maintain
 from compactor.engine import EngineSettings
+from compactor.on_demand import maintain
 from compactor.worker import Worker, WorkerSettings
 from persist.attributes.node_codec import Leaf, decode
 from persist.client.connect import Client

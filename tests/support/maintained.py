@@ -9,8 +9,8 @@ from contextlib import closing
 import pyarrow as pa
 
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
 from compactor.engine import EngineSettings
+from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from consensus.memory_logs import MemoryConsensus

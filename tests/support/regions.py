@@ -7,7 +7,7 @@ from random import Random
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
@@ -15,8 +15,8 @@ from persist.copies.shard_facts import needed_blobs
 from persist.core.errors import Expired, NotReadable, Unavailable, UnknownShard
 from persist.core.ids import ShardId
 from persist.core.state import Policy, State
-from persist.maintenance.publication_keeper import Published
-from persist.maintenance.publication_writer import Publisher, PublishSettings
+from persist.maintenance.journal_keeper import Published
+from persist.maintenance.journal_writer import Publisher, PublishSettings
 from persist.regions.replica import Home, ReplicaLocation
 from persist.regions.replica_follower import RECHECK_S
 from tests.support.clones import Shards

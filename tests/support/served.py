@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 import uvicorn
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location

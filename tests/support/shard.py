@@ -16,8 +16,8 @@ from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.state_diff import apply, diff, gone_between
 from persist.core.transitions import Context, expire_lapsed, step
 from persist.core.transitions.context import NOTHING_INDEXED, SOUND
-from persist.core.transitions.history_control import stamped
 from persist.core.transitions.part_admission import departed
+from persist.core.transitions.wall_clocks import stamped
 from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
 
 NAME = "orders"

@@ -15,7 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.cli.long_running import (
     ALL_LINES_MAX,

@@ -11,22 +11,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from persist.core import commands as c
-from persist.core import phases
+from persist.core import shard_phases
 from persist.core.errors import UnknownShard
 from persist.core.state import State
 from persist.core.transitions import (
     attribute_updates,
     history_control,
+    lease_expiry,
     lifecycle,
     part_maintenance,
     reader_holds,
+    removal_progress,
     rewrite_transition,
-    row_removal,
     spill_flush,
+    wall_clocks,
     writers,
 )
 from persist.core.transitions.context import Context
-from persist.core.transitions.history_control import expire_lapsed
+from persist.core.transitions.lease_expiry import expire_lapsed
 
 __all__ = ["Context", "expire_lapsed", "step"]
 
@@ -38,9 +40,9 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.Append: writers.append,
     c.Insert: writers.insert,
     c.Rewrite: rewrite_transition.rewrite,
-    c.NoteRewritten: row_removal.note_rewritten,
-    c.ProveErasure: row_removal.prove,
-    c.ReadErasures: row_removal.read,
+    c.NoteRewritten: removal_progress.note_rewritten,
+    c.ProveErasure: removal_progress.prove,
+    c.ReadErasures: removal_progress.read,
     c.AdvanceUpper: writers.advance_upper,
     c.UpdateAttributes: writers.update_attributes,
     c.ReadAttributes: attribute_updates.read,
@@ -53,17 +55,17 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.RegisterCriticalReader: reader_holds.register_critical,
     c.CompareAndDowngradeSince: reader_holds.compare_and_downgrade_since,
     c.ExpireCriticalReader: reader_holds.expire_critical,
-    c.ResolveTime: history_control.resolve_time,
-    c.TimesShown: history_control.times_shown,
-    c.LowerSeal: history_control.lower_seal,
+    c.ResolveTime: wall_clocks.resolve_time,
+    c.TimesShown: wall_clocks.times_shown,
+    c.LowerSeal: wall_clocks.lower_seal,
     c.SetSettings: history_control.set_settings,
     c.ForgetOutlived: history_control.forget_outlived,
     c.ForgetHistory: history_control.forget_history,
     c.SetTag: history_control.set_tag,
     c.RemoveTag: history_control.remove_tag,
-    c.ReadRetention: row_removal.read_retention,
-    c.TakeCuts: row_removal.take_cuts,
-    c.NoteLooked: row_removal.note_looked,
+    c.ReadRetention: removal_progress.read_retention,
+    c.TakeCuts: removal_progress.take_cuts,
+    c.NoteLooked: removal_progress.note_looked,
     c.EvolveSchema: lifecycle.evolve_schema,
     c.Drop: lifecycle.drop,
     c.Finalise: lifecycle.finalise,
@@ -82,7 +84,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.MergeResult: part_maintenance.apply_merge,
     c.BundleParts: part_maintenance.bundle_parts,
     c.ReplacePart: part_maintenance.replace_part,
-    c.ForgetLapsed: history_control.forget_lapsed,
+    c.ForgetLapsed: lease_expiry.forget_lapsed,
 }
 
 
@@ -92,20 +94,23 @@ def step(state: State, command: c.Command, context: Context) -> tuple[State, c.R
     A retry is answered as its first try in any phase but the last: the shard may have been closed in between.
     """
     if command.shard is not None and command.shard != state.shard_id:
-        if isinstance(command, phases.GIVING_BACK):  # its hold ended with that life
+        if isinstance(command, shard_phases.GIVING_BACK):  # its hold ended with that life
             return state, c.Done()
-        raise UnknownShard(phases.outlived(state.name))
+        raise UnknownShard(shard_phases.outlived(state.name))
     if context.verdict.shard not in (None, state.shard_id):  # the name was reused after the parts were validated
-        raise UnknownShard(phases.outlived(state.name))
-    phase = phases.phase_of(state)
-    if phase is not phases.Phase.TOMBSTONE and (again := writers.answered_before(state, command, context)) is not None:
+        raise UnknownShard(shard_phases.outlived(state.name))
+    phase = shard_phases.phase_of(state)
+    if (
+        phase is not shard_phases.Phase.TOMBSTONE
+        and (again := writers.answered_before(state, command, context)) is not None
+    ):
         return state, again
-    phases.check(state, command, phase)
+    shard_phases.check(state, command, phase)
     transition = _TRANSITIONS[type(command)]
     if state.handed_over and isinstance(command, lifecycle.HOLDS):
         return state, lifecycle.held(state, command, lambda: transition(state, command, context)[1])
     following, result = transition(state, command, context)
     if following is not state and not isinstance(command, c.HandOver):
         lifecycle.check_here(state)
-    phases.check_end(state, following, command)
+    shard_phases.check_end(state, following, command)
     return following, result

@@ -22,9 +22,9 @@ from persist.core.spill import OUTCOMES
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.transitions.audit_recording import of_ended_life, retired
 from persist.core.transitions.context import RETRY_LATER_S, Context
-from persist.core.transitions.history_control import without_lapsed_readers
+from persist.core.transitions.lease_expiry import without_lapsed_readers
 from persist.core.transitions.part_admission import check_upper
-from persist.core.transitions.tombstones import without_pending
+from persist.core.transitions.row_drops import without_pending
 
 # Transitions of a shard as a whole: its schema, closing it, finalising it to a tombstone, and the next life.
 

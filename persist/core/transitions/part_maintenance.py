@@ -15,9 +15,9 @@ from persist.core.record import replace
 from persist.core.state import Claim, Rollup, State, kept_below
 from persist.core.transitions.audit_recording import cut
 from persist.core.transitions.context import Context
-from persist.core.transitions.history_control import CLAIM_KEPT_LEASES, check_lease, heartbeat_ms
+from persist.core.transitions.lease_expiry import CLAIM_KEPT_LEASES, check_lease, heartbeat_ms
 from persist.core.transitions.part_admission import check_merged, check_replacement
-from persist.core.transitions.tombstones import brings_back, recounted
+from persist.core.transitions.row_drops import brings_back, recounted
 from persist.core.truncation import clipped
 
 # Rollups, claims, and the result of a merge. None of these transitions can make a writer fail.

@@ -16,8 +16,8 @@ from persist.core.transitions.audit_recording import is_alone
 from persist.core.transitions.context import Context
 from persist.core.transitions.lifecycle import with_schema
 from persist.core.transitions.part_admission import check_staged, check_upper, no_time_left
-from persist.core.transitions.row_removal import with_passed_cut
-from persist.core.transitions.tombstones import (
+from persist.core.transitions.removal_progress import with_passed_cut
+from persist.core.transitions.row_drops import (
     check_not_withdrawn,
     drops_rows,
     without_cuts,

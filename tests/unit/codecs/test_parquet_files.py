@@ -16,7 +16,7 @@ import pytest
 
 from persist.cli.row_files import opened
 from persist.codecs import rows
-from persist.codecs.allowance import Allowance, BodyTooLarge
+from persist.codecs.decode_limits import Allowance, BodyTooLarge
 from persist.codecs.json_rows import UNREADABLE
 from persist.codecs.parquet_files import check_counts, open_parquet, read_bounded
 from persist.core.errors import InvalidUsage

@@ -15,10 +15,10 @@ from persist.copies.shard_checks import byte_faults
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.blob_keys import COMPACTOR, bundle_key, is_bundle_key, is_rollup_key
+from persist.core.bundles import packed, to_bundle
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.frontier import Antichain
 from persist.core.ids import PartId, mint
-from persist.core.manifests import packed, to_bundle
 from persist.core.record import replace
 from persist.core.shard_view import ViewRequest
 from persist.core.state import Policy

@@ -14,7 +14,7 @@ from persist.core.errors import Corruption
 from persist.core.frontier import Antichain
 from persist.core.ids import PartId, ReaderId, SeqNo
 from persist.core.state import Policy
-from persist.core.transitions.history_control import CLAIM_KEPT_LEASES
+from persist.core.transitions.lease_expiry import CLAIM_KEPT_LEASES
 from persist.maintenance.collector import Collector
 from tests.support.crashing import Fuse
 from tests.support.examples import thinned

@@ -13,7 +13,7 @@ from persist.core.clock_index import GRIDS_MAX, Mark
 from persist.core.commands import Command, kinds
 from persist.core.errors import NotReadable
 from persist.core.frontier import Antichain
-from persist.core.phases import Phase, phases_of
+from persist.core.shard_phases import Phase, phases_of
 from tests.support.shard import Shard
 
 GRIDS_MS = [400, 700, 1_000, 3_000, 3_700, 3_600_000]
@@ -109,7 +109,7 @@ def test_so_many_grids_of_before_are_remembered_at_most(shard: Shard) -> None:
 # --- docs/internals.md shows the table that `step` checks
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "internals.md"
-HEAD, END = "(`persist/core/phases.py`):\n\n", "\n\nFurther rules:"
+HEAD, END = "(`persist/core/shard_phases.py`):\n\n", "\n\nFurther rules:"
 
 
 def listed() -> str:

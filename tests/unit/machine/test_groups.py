@@ -10,7 +10,7 @@ import pytest
 
 from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache
 from persist.client.connect import Client

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

@@ -13,7 +13,7 @@ import pytest
 from blob.errors import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus import Consensus, ConsensusUnavailable
 from consensus import Entry as LogEntry
 from consensus.memory_logs import MemoryConsensus

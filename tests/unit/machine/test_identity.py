@@ -11,7 +11,7 @@ import pytest
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from consensus import ConsensusIndeterminate
 from consensus.memory_logs import MemoryConsensus

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus import ConsensusIndeterminate, Entry
+from consensus.advisory_locks import Turn
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
-from consensus.turns import Turn
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard

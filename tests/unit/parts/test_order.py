@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from persist.core.errors import Corruption, InvalidUsage
 from persist.parts import KeyRange, ShardSchema, consolidate, decode_key, encode_key
 from persist.parts.key_encoding import BOUND_BYTES_MAX, SortedKeys, lower_bound, upper_bound
-from persist.parts.sort_words import extremes
+from persist.parts.value_order import extremes
 from tests.support.examples import examples
 from tests.unit.parts.strategies import FLAT, arrays
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from persist.codecs.allowance import BodyTooLarge
+from persist.codecs.decode_limits import BodyTooLarge
 from persist.core import errors as e
 from persist.formats.http_messages import error_from_json
 from rpc.errors import STATUS, problem, status_of

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus import ConsensusUnavailable
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client

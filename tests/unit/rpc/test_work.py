@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pyarrow as pa
 import pytest
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.bindings import Bindings, Ingester, IngestSettings, Minter
 from persist.client.connect import Client
@@ -20,8 +20,8 @@ from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.copies.recovery import RecoveryRequest, recover
 from persist.core.errors import Conflict, Indeterminate
-from persist.maintenance.publication_keeper import Published
-from persist.maintenance.publication_writer import PublishSettings
+from persist.maintenance.journal_keeper import Published
+from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.failover import OldHome, promote
 from persist.sources.internal_shards import FeedFollower
 from persist.sources.wal import FrontEnd, Replica

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.bindings import Bindings, Ingester, IngestSettings, Minter
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from compactor.embedded import maintain
+from compactor.on_demand import maintain
 from persist.bindings import Binding, Bindings, Ingester, IngestSettings
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport

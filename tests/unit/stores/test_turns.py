@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from consensus.advisory_locks import DISTRUST_S, WAITERS_MAX, FileTurns, Turn
 from consensus.sqlite import SqliteConsensus
-from consensus.turns import DISTRUST_S, WAITERS_MAX, FileTurns, Turn
 from tests.support.turns import holding
 from tests.support.waiting import WAIT_S, wait_until
 
 HOLDER = """
 import sys
-from consensus.turns import FileTurns
+from consensus.advisory_locks import FileTurns
 turns = FileTurns(sys.argv[1])
 with turns.turn(sys.argv[2], 0) as turn:
     print(turn.name, flush=True)

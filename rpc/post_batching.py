@@ -20,7 +20,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.server_writer import Names, ThinWriter
 from persist.client.write import WriteSettings
 from persist.codecs import rows
-from persist.codecs.allowance import Allowance
+from persist.codecs.decode_limits import Allowance
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Run
 from persist.core.errors import ConstraintViolated, SchemaMismatch

@@ -24,8 +24,8 @@ from persist.core.retention_plan import facts_of, outlived_rungs, rows_before, r
 from persist.core.shard_settings import CUTS_MAX, KeptCut, RowPolicy, Rung
 from persist.core.state import State, is_kept
 from persist.core.transitions.context import Context
-from persist.core.transitions.history_control import checked, upper_at
-from persist.core.transitions.tombstones import dropped_before
+from persist.core.transitions.row_drops import dropped_before
+from persist.core.transitions.wall_clocks import checked, upper_at
 
 # Erasures: a rewrite retracts the rows and releases history; maintenance records the further progress.
 

@@ -1,6 +1,6 @@
 """Publishes the commits of one process: the log entries of all shards in one blob, every few seconds at most.
 
-Nothing waits for it. `publication_keeper` publishes dropped and lost entries from the log.
+Nothing waits for it. `journal_keeper` publishes dropped and lost entries from the log.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from persist.client.embedded import EmbeddedTransport
-from persist.client.maintaining import OPTIMIZE, VERBS
+from persist.client.maintenance_api import OPTIMIZE, VERBS
 from persist.client.row_retention import maintained_transport
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import check_shard_name
-from persist.core.phases import dropped
+from persist.core.shard_phases import dropped
 from persist.core.state import State
 
 MERGES_PER_CALL = 8

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from persist.client.shard_base import ShardBase
 from persist.client.transport import OneShard
 from persist.commit.location import Location
 
@@ -45,19 +46,33 @@ class Vacuumed:
     complete: bool
 
 
-def optimize(transport: OneShard, name: str) -> Optimized:
-    """Raises what `Shard.optimize` says."""
-    pieces = _pieces(transport, name, OPTIMIZE)
-    merges = sum(piece["merges"] for piece in pieces)
-    before, after = Size(**pieces[0]["before"]), Size(**pieces[-1]["after"])
-    return Optimized(merges, before, after, pieces[-1]["complete"])
+class MaintenanceMethods(ShardBase):
+    """The methods of `Shard` that do at once what maintenance does anyway."""
 
+    def optimize(self) -> Optimized:
+        """Run the merges that are worth it now; maintenance runs them automatically on an idle shard. Scope `maintain`.
 
-def vacuum(transport: OneShard, name: str) -> Vacuumed:
-    """Raises what `Shard.vacuum` says."""
-    pieces = _pieces(transport, name, VACUUM)
-    blobs, entries = (sum(piece[what] for piece in pieces) for what in ("blobs", "entries"))
-    return Vacuumed(blobs, entries, pieces[-1]["complete"])
+        No row is changed, and no reader or writer is affected. It takes as long as the merges do. Repeating it is safe.
+
+        Returns: how many merges there were, and how much the shard holds before and after.
+        Raises: UnknownShard, Unavailable, and what every call may. Completed merges stay.
+        """
+        pieces = _pieces(self._transport, self.name, OPTIMIZE)
+        merges = sum(piece["merges"] for piece in pieces)
+        before, after = Size(**pieces[0]["before"]), Size(**pieces[-1]["after"])
+        return Optimized(merges, before, after, pieces[-1]["complete"])
+
+    def vacuum(self) -> Vacuumed:
+        """Delete now what can no longer be read; maintenance does that automatically. Scope `maintain`.
+
+        It deletes nothing that history keeps (`configure`, `forget`), nor what a reader holds. Repeating it is safe.
+
+        Returns: how many blobs and entries of the log were deleted.
+        Raises: UnknownShard, Unavailable, and what every call may. Completed deletions stay.
+        """
+        pieces = _pieces(self._transport, self.name, VACUUM)
+        blobs, entries = (sum(piece[what] for piece in pieces) for what in ("blobs", "entries"))
+        return Vacuumed(blobs, entries, pieces[-1]["complete"])
 
 
 def _pieces(transport: OneShard, name: str, verb: str) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from persist.client.optimistic_loop import (
     read_facts,
 )
 from persist.client.read_leases import HandleSettings
-from persist.client.rewrites import DROP, DropOperation, Truncated
+from persist.client.restore_truncation import DROP, DropOperation, Truncated
 from persist.client.snapshot import Held, hold_time, part_reader, with_renewal
 from persist.client.timestamps import record_json, to_datetime
 from persist.client.transport import OneShard
@@ -35,7 +35,7 @@ from persist.core.retention_plan import Due, Facts, behind, blocked_by_column, h
 from persist.core.shard_settings import Looked, RowPolicy
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import State
-from persist.core.transitions.tombstones import drops_rows
+from persist.core.transitions.row_drops import drops_rows
 from persist.core.truncation import check_droppable, check_not_erasing
 from persist.parts import DIFF, PartReader, consolidate, current_schema, negated
 from persist.parts.row_age import AgeColumn, AgeFilter

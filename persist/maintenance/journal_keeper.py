@@ -30,7 +30,7 @@ from persist.core.ids import SeqNo, shard_id_of
 from persist.core.state import State
 from persist.formats.state_frames import decode_catalogue, decode_diff, decode_journal, encode_catalogue
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.maintenance.publication_writer import Publisher, PublishSettings
+from persist.maintenance.journal_writer import Publisher, PublishSettings
 
 log = logging.getLogger("persist.publications")
 

@@ -1,0 +1,182 @@
+"""Routes of retention: policies for each shard, and stream cuts, by which many shards are truncated."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Query, Request
+from starlette.responses import Response
+
+from persist.client.optimistic_loop import RETRIES_MAX
+from persist.client.row_retention import RowRetention
+from persist.client.shard import Shard
+from persist.client.stream_cuts import (
+    ASKED_AT_ONCE,
+    SHARDS_MAX,
+    TEXT_CHARS_MAX,
+    TRUNCATED_AT_ONCE,
+    Cut,
+    CutRequest,
+    TruncationRequest,
+    take_cut,
+    truncate_by_cut,
+)
+from persist.client.timestamps import read_instant
+from persist.core.commands import MAINTAIN, MANAGE, READ, WRITE
+from persist.core.errors import InvalidUsage
+from rpc.app_state import principal_of, service_of
+from rpc.audit import SHARDS_KEY
+from rpc.route import Router
+from rpc.routes.parameters import (
+    IF_MATCH,
+    JsonBody,
+    body_reader,
+    json_body,
+    json_response,
+    run_long,
+    run_on_shard,
+    transport_for,
+    version_of,
+)
+
+router = Router(prefix="/v1/shards", tags=["history"])
+
+# Retention policies: their settings, what delays them, and running them now.
+
+
+BODY_BYTES_MAX = 64 * 1024
+_EXAMPLE = {"age": "90d", "bytes": "500GiB", "cut_every": "1d", "consumers": ["billing"], "consumers_max_age": "120d"}
+
+
+@router.on("GET", "/{name}/retention", (READ,), summary="The retention policy, and what delays it")
+async def show(request: Request) -> Response:
+    """`policy` is null if all rows are kept. `held_by` has a sentence for everything that delays it."""
+    return _policy_response(await run_on_shard(request, Shard.retention))
+
+
+@router.on(
+    "PUT",
+    "/{name}/retention",
+    (MANAGE,),
+    audit="retention",
+    audits_body=True,
+    summary="Set the retention policy",
+    openapi_extra=json_body(None, [IF_MATCH], example=_EXAMPLE),
+)
+async def configure_retention(
+    request: Request,
+    confirm: Annotated[bool, Query(description="Also if more than half of the rows are deleted at once.")] = False,
+) -> Response:
+    """`null` keeps all rows. 409 if the current version of the settings is not that of If-Match."""
+    service, version = service_of(request), version_of(request)
+    policy = await service.json(request, BODY_BYTES_MAX, _policy_of)
+    with service.snapshots:  # it reads rows to see how many would be deleted
+        retain = partial(Shard.retain, policy=policy, confirm=confirm, expected_version=version)
+        return _policy_response(await run_on_shard(request, retain))
+
+
+@router.on(
+    "POST",
+    "/{name}/retention/run",
+    (MANAGE, MAINTAIN),
+    audit="run retention",
+    summary="Apply the retention policy now",
+)
+async def run(
+    request: Request,
+    dry_run: Annotated[bool, Query(description="Only report what would be deleted by existing cuts.")] = False,
+) -> Response:
+    """Maintenance does this regularly. `truncated` is null if nothing is due. Repeating the request is safe."""
+    return await run_long(request, lambda shard: shard.run_retention(dry_run=dry_run))
+
+
+def _policy_of(body: Any) -> dict[str, Any] | None:
+    """The policy in a body. Raises InvalidUsage."""
+    if body is not None and not isinstance(body, dict):
+        raise InvalidUsage('the body must be a JSON object such as {"age": "90d"}, or null to keep all rows')
+    return body
+
+
+def _policy_response(retention: RowRetention) -> Response:
+    return json_response(retention.to_json(), {"etag": f'"{retention.version}"'})
+
+
+# Stream cuts: a frontier for each of many shards, by which all of them can be truncated.
+
+
+cuts_router = Router(prefix="/v1", tags=["history"])
+
+
+class _Cut(JsonBody):
+    """The shards: `shards` or `prefix`; the frontiers: by `at` (RFC 3339), `cursors`, or the uppers."""
+
+    shards: Annotated[tuple[str, ...], msgspec.Meta(max_length=SHARDS_MAX)] | None = None
+    prefix: str | None = None
+    at: str | None = None
+    cursors: tuple[str, ...] = ()
+
+
+_CUT = {"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upper", "shards": {"orders": [7]}, "crc": 0}
+
+
+@cuts_router.on(
+    "POST",
+    "/cuts",
+    (READ,),
+    summary="Take a stream cut: a frontier for each of many shards",
+    openapi_extra=json_body(_Cut, example={"prefix": "eu/", "at": "2030-01-01T12:00:00Z"}),
+)
+async def cut(request: Request) -> Response:
+    """Changes nothing. Pass `shards` or `prefix`; then `at` (RFC 3339), or `cursors`, or neither for the uppers."""
+    service, principal = service_of(request), principal_of(request)
+    wanted = await service.json(request, TEXT_CHARS_MAX, _cut_request)
+    for name in wanted.names or ():
+        principal.require(READ, name)
+    if wanted.prefix is not None:
+        principal.require_prefix(wanted.prefix)
+    cut = await service.work.run(partial(take_cut, service.transport, wanted, service.handles, ASKED_AT_ONCE))
+    return Response(cut.to_json(), media_type="application/json")
+
+
+@cuts_router.on(
+    "POST",
+    "/truncate",
+    (WRITE,),
+    audit="truncate",
+    audits_body=True,
+    summary="Truncate every shard of a cut",
+    openapi_extra=json_body(None, example=_CUT),
+)
+async def truncate_all(
+    request: Request,
+    dry_run: Annotated[bool, Query(description="Report how many rows would be deleted, and change nothing.")] = False,
+    retries: Annotated[int, Query(ge=0, le=RETRIES_MAX, description="Retries after concurrent writes.")] = 0,
+) -> Response:
+    """The body is the cut. The answer has an outcome for each shard; if `complete` is false, repeat the request.
+
+    Refused as a whole, before anything is written, unless the token may write to every shard of the cut.
+    """
+    service, principal = service_of(request), principal_of(request)
+    cut = await service.json(request, TEXT_CHARS_MAX, Cut.of)
+    for name in cut.shards:
+        principal.require(WRITE, name)
+    request.scope[SHARDS_KEY] = [] if dry_run else sorted(cut.shards)
+    options = TruncationRequest(dry_run, retries)
+    service.snapshots.take(TRUNCATED_AT_ONCE)  # each takes as much memory as one
+    try:
+        work = partial(truncate_by_cut, transport_for(request), cut, service.handles, options)
+        result = await service.work.run(work)
+    finally:
+        service.snapshots.give_back(TRUNCATED_AT_ONCE)
+    return json_response(result.to_json())
+
+
+def _cut_request(value: Any) -> CutRequest:
+    """The request in a body. Raises InvalidUsage."""
+    body = body_reader(_Cut)(value)
+    at = None if body.at is None else read_instant("at", body.at)
+    wanted = CutRequest(body.shards, body.prefix, at, body.cursors)
+    wanted.check()
+    return wanted
