@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from rpc.cli.program import COMMANDS
+from rpc.cli.program import COMMANDS, GROUPS, parser_for
 from tests.support.examples import thinned
 from tests.support.forked import Forked, ran
 from tests.support.shells import environment
@@ -177,10 +178,18 @@ def test_rows_in_csv_or_ndjson_could_take_a_terminal_over(directory: Path, form:
 # --- the list of commands
 
 
-def test_help_has_a_line_for_each_command() -> None:
+def test_help_has_a_line_for_each_command_in_five_groups() -> None:
     told = ran("--help")
     assert re.findall(r"^    (\S+)", told.stdout, re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^(\S.*):$", told.stdout, re.MULTILINE) == ["options", *GROUPS]
+    assert max(map(len, told.stdout.splitlines())) < 80
     assert told.returncode == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_an_example_that_can_be_typed(command: str) -> None:
+    _, example = ran(command, "--help").stdout.split("\nexample: persist ")
+    assert parser_for(command).parse_args(shlex.split(example)).command == command
 
 
 @pytest.mark.parametrize("typo", ["ipmort", "drpo", "ersae"])
@@ -234,7 +243,7 @@ def test_bash_completes_commands_options_values_and_names_of_shards(kind: str, t
             "persist nothing ",
         )
     assert found == [
-        ["create", "cat", "check", "clone", "completion"],
+        ["create", "cat", "clone", "check", "completion"],
         ["orders", "orders-old"],
         ["eu/people"],
         ["--format"],
