@@ -276,7 +276,8 @@ class HistoryMethods(ShardBase):
         """Keep one time readable under a name, even when since passes it. Repeating it is safe. Scope `manage`.
 
         Args:
-            name: up to 128 of `A-Z a-z 0-9 . _ -`, not `-` first, nor `.` or `..` alone. An existing tag keeps its time.
+            name: up to 128 of `A-Z a-z 0-9 . _ -`, not `-` first, nor `.` or `..` alone. An existing tag keeps its
+                time.
             at: a time that can be read; None is the latest complete one. A datetime with its zone is a wall clock.
             keep: for how long from now on, such as `400d`; None, or `forever`, is until it is removed.
         Returns: the tag: its `time`, and `until` when it is kept at least (None: for ever).
