@@ -47,7 +47,7 @@ def said() -> dict[str, dict[str, bool]]:
     for scopes, names in _ITEM.findall(section()):
         allowed = c.SCOPES if scopes == "any scope" else scopes.split(", ")
         for name in re.findall(r"`([^`]+)`", re.sub(r"\s+", " ", names)):
-            found[name] = {scope: scope in allowed for scope in c.SCOPES}
+            found[name.replace("…", "/v1/shards/{name}")] = {scope: scope in allowed for scope in c.SCOPES}
     return found
 
 

@@ -31,8 +31,17 @@ _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z`])")
 _TREE_LINE = re.compile(r"^ +(\w+) {2,}(.+)$", re.M)
 _ERROR_NAME = re.compile(r"\b(?:" + "|".join(name for name, _ in _TREE_LINE.findall(error_tree.__doc__ or "")) + r")\b")
 _OF_OTHERS = re.compile(r"what (`\w+`) (?:raises|does|says)|what (reading) may")
-_INTERNAL = re.compile(r"\b(SeqNo|SchemaRecord|HeldShard|Tag|Details|KeyRange|ReaderId|Split|tuple\[Run, \.\.\.\] =)\b")
+_INTERNAL = re.compile(
+    r"\b(SeqNo|SchemaRecord|HeldShard|Tag|Details|KeyRange|ReaderId|Runner|Split|tuple\[Run, \.\.\.\] =)\b"
+)
 """Types that only the packages of persist make: no user gives them."""
+_SHARED = {
+    "token: Token = None", "attributes: AttributeUpdates = ()", "info: Info = None", "where: str = None",
+    "columns: Sequence[str] = None", "start_key: Key = None", "end_key: Key = None", "key_prefix: Key = None",
+    "as_of: int | datetime = None",
+}  # fmt: skip
+_FIELDS_ONLY = ("ShardSchema", "Connection")
+"""Classes whose methods are for the packages of persist: users make them and read their fields."""
 
 HEAD = """\
 # Python
@@ -48,6 +57,9 @@ types that a default shows are left out. Start with the [tutorial](tutorial.md).
 - Every call may raise `Unavailable`, `Overloaded`, `Unauthorized` and `Forbidden`, and every call of a shard
   `UnknownShard`. Entries list the other [errors](#errors). A call that changes something may also raise
   `Indeterminate`: retry it with the same token.
+- Parameters that many calls share are shown by their names: `token: Token`, `attributes: AttributeUpdates` and
+  `info: Info` of a write; `where: str`, `columns: Sequence[str]`, `start_key`, `end_key` and `key_prefix` of a
+  read; `as_of: int | datetime`. All may be omitted.
 """
 
 
@@ -87,6 +99,8 @@ def _described(name: str, value: Any, shared: set[str]) -> Iterator[str]:
     for entry in _entries(value):
         if entry not in shared:
             yield entry
+    if refused := [f"`{name}`" for name in _members(value) if _is_refused(inspect.getattr_static(value, name))]:
+        yield _filled(f"- {', '.join(refused)}: refused. Raises `InvalidUsage`, which says what to do instead.")
     yield ""
 
 
@@ -94,7 +108,15 @@ def _described(name: str, value: Any, shared: set[str]) -> Iterator[str]:
 
 
 def _entries(cls: type) -> list[str]:
-    return [_entry(name, inspect.getattr_static(cls, name)) for name in _members(cls)]
+    if cls.__name__ in _FIELDS_ONLY:
+        return []
+    members = ((name, inspect.getattr_static(cls, name)) for name in _members(cls))
+    return [_entry(name, value) for name, value in members if not _is_refused(value)]
+
+
+def _is_refused(value: Any) -> bool:
+    """Whether a method only says why there is no such method."""
+    return inspect.isfunction(value) and inspect.signature(value).return_annotation == "NoReturn"
 
 
 def _entry(name: str, value: Any) -> str:
@@ -147,7 +169,8 @@ def _parameters(function: Any) -> list[str]:
         if parameter.kind is parameter.KEYWORD_ONLY and not any(text.startswith("*") for text in found):
             found.append("*")
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        found.append(stars + _typed(parameter.name, str(parameter.annotation), parameter.default, parameter.empty))
+        typed = _typed(parameter.name, str(parameter.annotation), parameter.default, parameter.empty)
+        found.append(stars + (parameter.name if typed in _SHARED else typed))
     return found
 
 
@@ -218,13 +241,13 @@ def _one_line(value: Any) -> str:
 
 
 def _errors(classes: list[type[PersistError]]) -> Iterator[str]:
-    meanings = dict(_TREE_LINE.findall(error_tree.__doc__ or ""))
-    yield "| class | kind | below | meaning | details |\n| --- | --- | --- | --- | --- |"
+    yield "What each one means, and what to do: [troubleshooting](troubleshooting.md#errors-by-kind).\n"
+    yield "| class | kind | below | details |\n| --- | --- | --- | --- |"
     for cls in classes:
         above = "" if cls is PersistError else f"`{cls.__mro__[1].__name__}`"
         said = " ".join(inspect.cleandoc(vars(cls).get("__doc__") or "").split())
         details = said.partition("Details")[2].lstrip(":, ").removesuffix(".")
-        yield f"| `{cls.__name__}` | `{cls.kind}` | {above} | {meanings.get(cls.__name__, 'the root')} | {details} |"
+        yield f"| `{cls.__name__}` | `{cls.kind}` | {above} | {details} |"
     yield ""
 
 

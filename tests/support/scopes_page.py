@@ -65,10 +65,6 @@ What a [token](http.md#tokens) may do. `persist token ID --scope SCOPE` mints on
 - A prefix limits a token to shards whose names begin with it, also in `/metrics` and listings.
 - A request without a required scope is refused with 403 (`forbidden`) before the body is read, a command once
   it is decoded.
-
-Tokens files from before `manage` and `maintain` stay valid: tokens with `read` or `admin` can do what they
-could; those with `write` need `manage` to move since or the upper, to close, for cursors, and for schemas. To
-change a scope, edit the file.
 """
 
 
@@ -79,8 +75,8 @@ def section() -> str:
         HEAD,
         "### Requests\n",
         f"Without a token: {opened}, and the files of the\n[console](operations.md#console). `/readyz` names the "
-        "stores only for `admin` on all shards. By scope:\n",
-        *_list((door, scopes) for door, scopes in SCOPES_OF_ROUTES.items() if door != BY_COMMAND),
+        "stores only for `admin` on all shards.\nBy scope, with `…` for the path of a shard, `/v1/shards/{name}`:\n",
+        *_list((_shorter(door), scopes) for door, scopes in SCOPES_OF_ROUTES.items() if door != BY_COMMAND),
         "",
         "### Commands\n",
         f"`{BY_COMMAND}` takes one [command](internals.md#phases-of-a-shard). Python and\nSpark clients send most "
@@ -88,6 +84,10 @@ def section() -> str:
         *_list(commands()),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _shorter(door: str) -> str:
+    return door.replace("/v1/shards/{name}", "…")
 
 
 def commands() -> Iterable[tuple[str, tuple[str, ...]]]:
