@@ -57,9 +57,9 @@ types that a default shows are left out. Start with the [tutorial](tutorial.md).
 - Every call may raise `Unavailable`, `Overloaded`, `Unauthorized` and `Forbidden`, and every call of a shard
   `UnknownShard`. Entries list the other [errors](#errors). A call that changes something may also raise
   `Indeterminate`: retry it with the same token.
-- Parameters that many calls share are shown by their names: `token: Token`, `attributes: AttributeUpdates` and
-  `info: Info` of a write; `where: str`, `columns: Sequence[str]`, `start_key`, `end_key` and `key_prefix` of a
-  read; `as_of: int | datetime`. All may be omitted.
+- Parameters that many calls share are shown by their names, and may be omitted: `token: Token`, `attributes:
+  AttributeUpdates` and `info: Info` of a write; `where: str`, `columns: Sequence[str]`, `start_key`,
+  `end_key`, `key_prefix` and `as_of: int | datetime` of a read.
 """
 
 

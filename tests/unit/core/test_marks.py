@@ -113,17 +113,18 @@ HEAD, END = "(`persist/core/shard_phases.py`):\n\n", "\n\nFurther rules:"
 
 
 def listed() -> str:
-    """The commands of each set of phases, as a list."""
+    """The commands of each set of phases, as a list; the largest set is that of all others."""
     by_phases: dict[frozenset[Phase], list[str]] = {}
     for command in kinds(Command):
         by_phases.setdefault(frozenset(phases_of(command)), []).append(f"`{command.__name__}`")
     lines: list[str] = []
+    largest = max(by_phases.values(), key=len)
     for phases, commands in sorted(by_phases.items(), key=lambda item: -len(item[0])):
         names = (
             "every phase" if len(phases) == len(Phase) else ", ".join(phase.value for phase in Phase if phase in phases)
         )
         lines += textwrap.wrap(
-            f"- **{names}**: {', '.join(commands)}", 110, subsequent_indent="  ", break_on_hyphens=False
+            f"- **{names}**: {'all others' if commands is largest else ', '.join(commands)}", 110, subsequent_indent="  ", break_on_hyphens=False
         )
     return "\n".join(lines)
 
