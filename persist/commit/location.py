@@ -243,9 +243,9 @@ class Location:
         self._unread[name] = None
         self._unread.move_to_end(name)
         if len(self._unread) > max(1, most // UNREAD_PART):
-            found = self._machines.get(self._unread.popitem(last=False)[0])
-            if found is not None and found.cached is None and not found.is_watched:
-                self._evict(found.name)
+            machine = self._machines.get(self._unread.popitem(last=False)[0])
+            if machine is not None and machine.cached is None and not machine.is_watched:
+                self._evict(machine.name)
         for oldest in list(islice(self._machines, min(EVICTIONS_TRIED_MAX, len(self._machines) - 1))):
             if len(self._machines) <= most:
                 return
@@ -264,11 +264,11 @@ class Location:
 
     def counted(self) -> MachineMetrics:
         """Totals of all machines, evicted ones included."""
-        found = MachineMetrics()
+        total = MachineMetrics()
         with self._lock:
             for metrics in (self._evicted, *(machine.metrics for machine in self._machines.values())):
-                found.add(metrics)
-        return found
+                total.add(metrics)
+        return total
 
     @property
     def clock_agrees(self) -> bool | None:
@@ -416,14 +416,14 @@ def _mark(root: Path) -> None:
                     return
                 raise InvalidUsage(f"{root} is not a persist location: it has files but no {MARKER}; use an empty one")
             _write_marker(marker)
-        found = read_marker(marker)
+        record = read_marker(marker)
     except (NotADirectoryError, FileExistsError) as error:
         raise InvalidUsage(f"{root} is not a directory") from error
     except OSError as error:
         raise InvalidUsage(f"{root} cannot be used: {error.strerror}") from error
     except ValueError as error:
         raise InvalidUsage(f"{marker} is damaged: {error}") from error
-    version = found.get("version") if isinstance(found, dict) else None
+    version = record.get("version") if isinstance(record, dict) else None
     if version != MARKER_VERSION:
         raise UpgradeNeeded(
             f"{root} has location format {version!r}; this persist knows {MARKER_VERSION}: upgrade persist"

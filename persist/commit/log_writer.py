@@ -131,7 +131,7 @@ class LogWriter:
         tries = 0
         while True:
             try:
-                found = self._versions.diffs(self._name, change.seqno, 1)
+                diffs = self._versions.diffs(self._name, change.seqno, 1)
                 break
             except PersistError as error:
                 tries += 1
@@ -140,8 +140,8 @@ class LogWriter:
                         f"the outcome of a commit to shard {self._name!r} stays unread: {error}"
                     ) from error
                 self.back_off(tries)
-        if found and found[0].seqno == change.seqno:
-            return found[0].commit_id == change.commit_id
+        if diffs and diffs[0].seqno == change.seqno:
+            return diffs[0].commit_id == change.commit_id
         raise Indeterminate(
             f"shard {self._name!r} moved far beyond v{change.seqno} before the outcome of a commit could be read; "
             "retry with the same token"

@@ -196,15 +196,15 @@ class Versions:
         key = change.elsewhere.key
         try:
             with translated_but_missing():
-                found = self.decode(self.blob.get(key))
+                diff = self.decode(self.blob.get(key))
         except BlobNotFound as error:
             live = self.diffs(name, change.seqno, 1)
             if live and live[0].seqno == change.seqno:
                 raise Corruption(f"the state diff v{change.seqno} of shard {name!r} is missing: {key}") from error
             raise LogCut(f"the state diff v{change.seqno} of shard {name!r} was collected meanwhile; retry") from error
-        if (found.seqno, found.commit_id) != (change.seqno, change.commit_id):
+        if (diff.seqno, diff.commit_id) != (change.seqno, change.commit_id):
             raise Corruption(f"blob {key} holds another state diff than v{change.seqno} of shard {name!r}")
-        return found
+        return diff
 
     def ends(self, name: str, commit_id: str, data: bytes) -> None:
         """Note that the newest State of this shard was made by this commit, with this log entry."""
@@ -386,10 +386,10 @@ class Versions:
         """The State v1 from the first log entry, if no later rollup is named and the entry is still there."""
         if newest.rollup_seqno != FIRST:
             return None
-        found = self.diffs(name, FIRST, 1)
-        if not found or found[0].seqno != FIRST or found[0].schemas is None:
+        diffs = self.diffs(name, FIRST, 1)
+        if not diffs or diffs[0].seqno != FIRST or diffs[0].schemas is None:
             return None
-        return state_diff.apply(self.whole(name, found[0]), blank_state(name))
+        return state_diff.apply(self.whole(name, diffs[0]), blank_state(name))
 
     def _tail(self, state: State, scans_max: int) -> State | None:
         """The State after all live diffs. None if the log begins after `state`, or needs more scans.
@@ -483,13 +483,13 @@ def read_back(versions: Versions, state: State, seqno: SeqNo) -> State | None:
             data = versions.blob.get(key)
     except BlobNotFound:
         return None
-    found = decode_state(data, versions.build)
-    if (found.seqno, found.name) != (seqno, state.name):
-        raise Corruption(f"rollup {key} holds v{found.seqno} of shard {found.name!r}, not v{seqno} of {state.name!r}")
+    rollup = decode_state(data, versions.build)
+    if (rollup.seqno, rollup.name) != (seqno, state.name):
+        raise Corruption(f"rollup {key} holds v{rollup.seqno} of shard {rollup.name!r}, not v{seqno} of {state.name!r}")
     logged = versions.diffs(state.name, seqno, 1)
-    if logged and logged[0].seqno == seqno and logged[0].commit_id != found.commit_id:
+    if logged and logged[0].seqno == seqno and logged[0].commit_id != rollup.commit_id:
         raise Corruption(f"rollup {key} holds another v{seqno} of shard {state.name!r} than its log")
-    return found
+    return rollup
 
 
 def check_replayed(versions: Versions, state: State, first: SeqNo, seqno: SeqNo) -> bool:

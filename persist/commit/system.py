@@ -276,9 +276,9 @@ def probed(blob: Blob, ids: IdSource) -> int:
     key = f"{PREFIX}{ids.uuid7()}"
     with translated():
         blob.put(key, b"")
-        found = {stat.key: stat.modified_ms for stat in blob.list(PREFIX)}
-        now_ms = found[key] if key in found else max(found.values(), default=0)
-        blob.delete([key, *(other for other, put_ms in found.items() if put_ms < now_ms - LEFT_BEHIND_MS)])
+        put_times = {stat.key: stat.modified_ms for stat in blob.list(PREFIX)}
+        now_ms = put_times[key] if key in put_times else max(put_times.values(), default=0)
+        blob.delete([key, *(other for other, put_ms in put_times.items() if put_ms < now_ms - LEFT_BEHIND_MS)])
     return now_ms
 
 

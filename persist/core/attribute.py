@@ -178,9 +178,9 @@ def updated(
 
 def _mismatch(actual: Mapping[str, int | None]) -> AttributeMismatch:
     key, value = next(iter(actual.items()))
-    found = "unset" if value is None else str(value)
+    shown = "unset" if value is None else str(value)
     return AttributeMismatch(
-        f"attribute {key} is {found}, which its update's condition does not allow ({len(actual)} failed); "
+        f"attribute {key} is {shown}, which its update's condition does not allow ({len(actual)} failed); "
         "read it and decide anew",
         actual=dict(actual),
     )
@@ -194,8 +194,8 @@ def _check_int64(key: str, value: int) -> int:
 
 def as_updates(updates: Any) -> tuple[AttributeUpdate, ...]:
     """One update or several, as a tuple. Raises InvalidUsage on anything else."""
-    found = tuple(updates) if isinstance(updates, Iterable) else (updates,)
-    for update in found:
+    listed = tuple(updates) if isinstance(updates, Iterable) else (updates,)
+    for update in listed:
         if not isinstance(update, AttributeUpdate):
             raise InvalidUsage(f"attributes are changed by AttributeUpdate, not {type(update).__name__}")
-    return found
+    return listed

@@ -51,10 +51,10 @@ class CommandEntry(Record, frozen=True):
     caller: Caller | None = None
 
 
-def purpose_of(operation: str, point: int, said: str) -> str:
+def purpose_of(operation: str, point: int, purpose: str) -> str:
     """The purpose in the entry of an operation with a target time: the caller's text, then that time."""
     words = f"{POINTS[operation]} {point}"
-    return said if said == words else ", ".join(filter(None, (said, words)))
+    return purpose if purpose == words else ", ".join(filter(None, (purpose, words)))
 
 
 def point_of(entry: CommandEntry) -> int | None:

@@ -73,7 +73,7 @@ class Seal(Record, frozen=True):
 
     def repair_of(self, at_ms: int) -> tuple[int, int] | None:
         """The repair that reopened this instant, if any."""
-        return next((found for found in self.repairs if found[0] < at_ms <= found[1]), None)
+        return next((repair for repair in self.repairs if repair[0] < at_ms <= repair[1]), None)
 
 
 UNSEALED = Seal()  # of a shard without marks: instants before its first stamp have no answer

@@ -83,27 +83,27 @@ def to_rewrite(state: State) -> int | None:
     rows.
     """
     wanted = [erasure.at for erasure in under_way(state).values()]
-    found = [at for at in wanted if may_rewrite(state, at) and not is_merged(state, at)]
-    return max(found, default=None)
+    mergeable = [at for at in wanted if may_rewrite(state, at) and not is_merged(state, at)]
+    return max(mergeable, default=None)
 
 
 def waits(state: State, at: int) -> tuple[Wait, ...]:
     """What keeps times before `at` readable, or old rows in the State; at most WAITS_SHOWN_MAX, by name."""
-    found: list[Wait] = []
+    waits: list[Wait] = []
     if state.since < Antichain(at) and not state.since.is_empty:
-        found += _readers(state, at)
-        if not found or (not state.history_hold.is_empty and state.history_hold < Antichain(at)):
-            found.append(Wait("history", "since", state.since.element))
-    found += [
+        waits += _readers(state, at)
+        if not waits or (not state.history_hold.is_empty and state.history_hold < Antichain(at)):
+            waits.append(Wait("history", "since", state.since.element))
+    waits += [
         Wait("reader", reader.purpose or str(key), reader.since.element, reader.lapses_ms)
         for key, reader in state.leased_readers.items()
         if reader.point and reader.since.element is not None and reader.since.element < at
     ]
-    found += [Wait("tag", name, tag.time, tag.until_ms) for name, tag in state.tags.items() if tag.time < at]
-    found += [Wait("merge", claim.owner, None, claim.lapses_ms) for claim in _stale(state)]
-    if not found and not is_rewritten(state, at):
-        found.append(Wait("merge", "compactor"))
-    return tuple(sorted(found, key=lambda wait: (wait.kind, wait.name)))[:WAITS_SHOWN_MAX]
+    waits += [Wait("tag", name, tag.time, tag.until_ms) for name, tag in state.tags.items() if tag.time < at]
+    waits += [Wait("merge", claim.owner, None, claim.lapses_ms) for claim in _stale(state)]
+    if not waits and not is_rewritten(state, at):
+        waits.append(Wait("merge", "compactor"))
+    return tuple(sorted(waits, key=lambda wait: (wait.kind, wait.name)))[:WAITS_SHOWN_MAX]
 
 
 def states_held(state: State, rewritten: int) -> tuple[Wait, ...]:
@@ -119,22 +119,22 @@ def states_held(state: State, rewritten: int) -> tuple[Wait, ...]:
 def lent_before(state: State, erasure: Erasure) -> tuple[Wait, ...]:
     """Loans that may retain a blob with rows of an erasure: to clones, and from the owners of its borrowed blobs."""
     until = erasure.rewritten_ms
-    found = {loan.borrower for loan in state.loans.values() if not until or loan.begun_ms <= until}
-    return tuple(Wait("loan", name) for name in sorted(found | set(state.borrowed.values())))[:WAITS_SHOWN_MAX]
+    borrowers = {loan.borrower for loan in state.loans.values() if not until or loan.begun_ms <= until}
+    return tuple(Wait("loan", name) for name in sorted(borrowers | set(state.borrowed.values())))[:WAITS_SHOWN_MAX]
 
 
 def _readers(state: State, at: int) -> list[Wait]:
-    found = [
+    waits = [
         Wait("reader", reader.purpose or str(key), reader.since.element, reader.lapses_ms)
         for key, reader in state.leased_readers.items()
         if not reader.point and reader.since < Antichain(at)
     ]
-    found += [
+    waits += [
         Wait("cursor", critical.purpose or str(name), critical.since.element)
         for name, critical in state.critical_readers.items()
         if critical.since < Antichain(at)
     ]
-    return found
+    return waits
 
 
 def _stale(state: State) -> Iterator[Claim]:
@@ -149,7 +149,7 @@ def gone_at(state: State, before: int) -> int:
 
     A truncation without rows to remove took no time: they were gone at the latest time before it.
     """
-    found = next((one for one in state.truncations if 0 < before <= one.before), None)
-    if found is None:
+    truncation = next((one for one in state.truncations if 0 < before <= one.before), None)
+    if truncation is None:
         return max(before - 1, 0)
-    return found.at if found.wrote or not found.seen else found.at - 1
+    return truncation.at if truncation.wrote or not truncation.seen else truncation.at - 1

@@ -184,10 +184,10 @@ class HistoryLost(Corruption):
 
 
 def _all(cls: type[PersistError]) -> list[type[PersistError]]:
-    found = [cls]
+    classes = [cls]
     for sub in cls.__subclasses__():
-        found.extend(_all(sub))
-    return found
+        classes.extend(_all(sub))
+    return classes
 
 
 def kinds() -> Mapping[str, type[PersistError]]:

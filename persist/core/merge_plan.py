@@ -327,9 +327,9 @@ def _abandoned(state: State, now_ms: int) -> Iterator[MergeSpec]:
         if not claim.done or not claim.lapsed(now_ms):
             continue
         held = frozenset(claim.inputs)
-        if (found := state.trace.covering(held)) is None:
+        if (span := state.trace.covering(held)) is None:
             continue
-        batches = state.trace.batches[found[0] : found[0] + found[1]]
+        batches = state.trace.batches[span[0] : span[0] + span[1]]
         spec = _spec(state, batches, [p for b in batches for p in b.parts() if p.id in held])
         if key == spec.claim_key:
             yield spec

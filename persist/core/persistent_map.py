@@ -44,23 +44,23 @@ class Entries(Mapping[_K, _V], Generic[_K, _V]):
         self.held = held
 
     def __getitem__(self, key: _K) -> _V:
-        found = self._changes.get(key, _SAME)
-        if found is _SAME:
+        change = self._changes.get(key, _SAME)
+        if change is _SAME:
             return self._base[key]
-        if found is _DELETED:
+        if change is _DELETED:
             raise KeyError(key)
-        value: _V = found
+        value: _V = change
         return value
 
     def get(self, key: Any, default: Any = None) -> Any:
-        found = self._changes.get(key, _SAME)
-        if found is _SAME:
+        change = self._changes.get(key, _SAME)
+        if change is _SAME:
             return self._base.get(key, default)
-        return default if found is _DELETED else found
+        return default if change is _DELETED else change
 
     def __contains__(self, key: Any) -> bool:
-        found = self._changes.get(key, _SAME)
-        return key in self._base if found is _SAME else found is not _DELETED
+        change = self._changes.get(key, _SAME)
+        return key in self._base if change is _SAME else change is not _DELETED
 
     def __iter__(self) -> Iterator[_K]:
         changes = self._changes
@@ -76,10 +76,10 @@ class Entries(Mapping[_K, _V], Generic[_K, _V]):
 
     def plain(self) -> dict[_K, _V]:
         """A new dict of the same entries, in their order. Much faster than looking them up one by one."""
-        found = {**self._base, **self._changes}
-        if len(found) == self._length:
-            return found
-        return {key: value for key, value in found.items() if value is not _DELETED}
+        merged = {**self._base, **self._changes}
+        if len(merged) == self._length:
+            return merged
+        return {key: value for key, value in merged.items() if value is not _DELETED}
 
     def items(self) -> ItemsView[_K, _V]:
         return self.plain().items()

@@ -143,7 +143,7 @@ def plan(facts: Facts, now_ms: int) -> RetentionPlan:
         return RetentionPlan(None, (reason,))
     last_ms, last = wanted
     held_by = tuple(_told(facts, name, last.upper) for name in behind(facts, last.upper))
-    for at_ms, cut in reversed([found for found in facts.ahead if found[0] <= last_ms]):
+    for at_ms, cut in reversed([mark for mark in facts.ahead if mark[0] <= last_ms]):
         passes = behind(facts, cut.upper)
         max_age_ms = policy.consumers_max_age_ms
         if not passes or (max_age_ms is not None and at_ms <= now_ms - max_age_ms):
@@ -201,13 +201,13 @@ def next_ms(facts: Facts, now_ms: int) -> int | None:
     policy = facts.policy
     if policy is None or not policy.cuts or facts.upper.element is None or facts.since.is_empty:
         return None
-    found = []
+    instants = []
     newest_ms, newest_upper = facts.newest
     if facts.upper.element not in (0, newest_upper):
-        found.append(point_after(max(newest_ms, now_ms), policy.cut_every_ms))
+        instants.append(point_after(max(newest_ms, now_ms), policy.cut_every_ms))
     ages = [age for age in (policy.age_ms, policy.consumers_max_age_ms) if age is not None]
-    found += [at_ms + age for at_ms, _ in facts.ahead for age in ages if at_ms + age > now_ms]
-    return min(found, default=None)
+    instants += [at_ms + age for at_ms, _ in facts.ahead for age in ages if at_ms + age > now_ms]
+    return min(instants, default=None)
 
 
 def step_ms(policy: RowPolicy) -> int:
@@ -217,19 +217,19 @@ def step_ms(policy: RowPolicy) -> int:
 
 def _wanted(facts: Facts, policy: RowPolicy, now_ms: int) -> tuple[tuple[int, KeptCut] | None, tuple[str, ...]]:
     """The latest cut that a limit requires, and the limits that require one."""
-    found: dict[str, tuple[int, KeptCut]] = {}
+    cuts: dict[str, tuple[int, KeptCut]] = {}
     ahead = facts.ahead
     if policy.age_ms is not None:
         old = [known for known in ahead if known[0] <= now_ms - policy.age_ms]
-        found |= {"age": old[-1]} if old else {}
+        cuts |= {"age": old[-1]} if old else {}
     if policy.rows_max is not None and facts.rows is not None and facts.rows > policy.rows_max:
         left = _leaving(facts, ahead, policy.rows_max)
-        found |= {"rows": left} if left else {}
+        cuts |= {"rows": left} if left else {}
     if policy.bytes_max is not None and facts.stored_bytes > policy.bytes_max:
         left = _leaving(facts, ahead, -(-policy.bytes_max * facts.stored_rows // facts.stored_bytes))
-        found |= {"bytes": left} if left else {}
-    latest = max(found.values(), default=None, key=lambda known: known[0])
-    return latest, tuple(found)
+        cuts |= {"bytes": left} if left else {}
+    latest = max(cuts.values(), default=None, key=lambda known: known[0])
+    return latest, tuple(cuts)
 
 
 def _leaving(facts: Facts, ahead: list[tuple[int, KeptCut]], rows: int) -> tuple[int, KeptCut] | None:
@@ -317,12 +317,12 @@ def next_look_ms(facts: Facts, now_ms: int, *, by_hand: bool = False) -> int | N
     return None if looked.next_ms is None or looked.next_ms > NEVER_MS else max(earliest_ms, looked.next_ms)
 
 
-def of_age_ms(*found: int) -> int | None:
+def of_age_ms(*ages_ms: int) -> int | None:
     """The first of these instants; None: there is none, or it is beyond NEVER_MS.
 
     Rows often have a far value for "valid for ever", such as 9999-12-31, or the greatest number.
     """
-    first = min(found, default=None)
+    first = min(ages_ms, default=None)
     return None if first is None or first > NEVER_MS else first
 
 

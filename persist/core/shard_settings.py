@@ -163,8 +163,8 @@ def bytes_of(given: object) -> int:
     """The bytes of a number or a text such as `500GiB` or `20MB`. Raises InvalidUsage."""
     if type(given) is int:
         return given
-    if isinstance(given, str) and (found := _BYTES.fullmatch(given)):
-        return int(found[1]) * _BYTE_UNITS[found[2] or "B"]
+    if isinstance(given, str) and (match := _BYTES.fullmatch(given)):
+        return int(match[1]) * _BYTE_UNITS[match[2] or "B"]
     raise InvalidUsage(f"bytes is {shown(given)}; it must be a number, or a text such as '500GiB'")
 
 
@@ -279,15 +279,15 @@ def history_ms(given: object, what: str = "history", *, takes_none: bool = True)
 
     Without `takes_none` an age of zero is refused too.
     """
-    found: int | None = -1
+    age_ms: int | None = -1
     if given in (NONE, FOREVER):
-        found = 0 if given == NONE else None
+        age_ms = 0 if given == NONE else None
     elif isinstance(given, str) and (age := _AGE.fullmatch(given)):
-        found = int(age[1]) * _UNITS_MS[age[2]]
-    if found is not None and not (0 if takes_none else 1) <= found <= HISTORY_MS_MAX:
+        age_ms = int(age[1]) * _UNITS_MS[age[2]]
+    if age_ms is not None and not (0 if takes_none else 1) <= age_ms <= HISTORY_MS_MAX:
         others = f"{NONE!r} or {FOREVER!r}" if takes_none else f"or {FOREVER!r}"
         raise InvalidUsage(f"{what} is {shown(given)}; it must be an age such as '7d' (ms, s, m, h, d or w), {others}")
-    return found
+    return age_ms
 
 
 def history_text(kept_ms: int | None) -> str:

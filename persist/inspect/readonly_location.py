@@ -58,7 +58,7 @@ class ReadOnlyBlob(ForwardingBlob):
     def delete(self, keys: Sequence[str]) -> None:
         raise self._refusal("deleting blobs")
 
-    def abandon(self, found: Sequence[Unfinished]) -> None:
+    def abandon(self, unfinished: Sequence[Unfinished]) -> None:
         raise self._refusal("deleting blobs")
 
     def check(self) -> None:

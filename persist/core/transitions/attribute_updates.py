@@ -71,10 +71,10 @@ def scan(state: State, command: c.ScanAttributes, context: Context) -> tuple[Sta
     end = page.following or command.upper  # up to which the index was read
     recent = {k: v for k, v in state.attributes.items() if command.lower <= k and (end is None or k < end)}
     merged = {**page.values, **recent}
-    found = sorted(key for key, value in merged.items() if value is not None)
+    keys = sorted(key for key, value in merged.items() if value is not None)
     limit = min(command.limit, UPDATES_MAX)
-    following = found[limit] if len(found) > limit else page.following
-    return state, c.AttributeValues({key: merged[key] for key in found[:limit]}, following)
+    following = keys[limit] if len(keys) > limit else page.following
+    return state, c.AttributeValues({key: merged[key] for key in keys[:limit]}, following)
 
 
 def flush(state: State, command: c.FlushAttributes, context: Context) -> tuple[State, c.Flushed]:

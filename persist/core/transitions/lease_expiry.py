@@ -109,10 +109,10 @@ def heartbeat_ms(known: Leased, context: Context) -> int:
 
 def with_lease_clock(state: State, now_ms: int) -> State:
     """The State whose lease clock begins at `now_ms`. Heartbeats beyond it came from a clock that was ahead."""
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for name in ("writers", "leased_readers", "claims"):
         entries = getattr(state, name)
         ahead = {k: replace(e, heartbeat_ms=now_ms) for k, e in entries.items() if e.heartbeat_ms > now_ms}
         if ahead:
-            found[name] = {**entries, **ahead}
-    return replace(state, **found) if found else state
+            changed[name] = {**entries, **ahead}
+    return replace(state, **changed) if changed else state

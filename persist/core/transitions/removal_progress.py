@@ -130,10 +130,10 @@ def _readable_at(state: State, at_ms: int, context: Context) -> tuple[State, int
     if at_ms > checked(context, state):
         raise Unavailable(f"{at_ms} ms (UTC, since 1970) is in the future of shard {state.name!r}; wait until then")
     try:
-        sealed, found = upper_at(state, at_ms, context)
+        sealed, sealed_upper = upper_at(state, at_ms, context)
     except NotReadable:
         return state, None
-    upper = found.element
+    upper = sealed_upper.element
     if not upper or upper <= erased_at(state) or not is_kept(state, upper - 1):
         return sealed, None
     return sealed, upper

@@ -136,8 +136,8 @@ def let_go(state: State, at: int, context: Context, *, tags: bool) -> State:
 def _effective(state: State, pending: Mapping[str, Erasure], context: Context) -> State:
     """The State in which these erasures have retracted their rows, by the batch that was just added."""
     for key, erasure in pending.items():
-        asked = erasure.pending
-        state = let_go(state, erasure.at, context, tags=asked is not None and asked.tags)
+        tags = erasure.pending is not None and erasure.pending.tags
+        state = let_go(state, erasure.at, context, tags=tags)
         state = replace(state, erasures=with_changes(state.erasures, {key: replace(erasure, pending=None)}))
     return state
 

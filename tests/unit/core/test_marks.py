@@ -123,9 +123,8 @@ def listed() -> str:
         names = (
             "every phase" if len(phases) == len(Phase) else ", ".join(phase.value for phase in Phase if phase in phases)
         )
-        lines += textwrap.wrap(
-            f"- **{names}**: {'all others' if commands is largest else ', '.join(commands)}", 110, subsequent_indent="  ", break_on_hyphens=False
-        )
+        shown = "all others" if commands is largest else ", ".join(commands)
+        lines += textwrap.wrap(f"- **{names}**: {shown}", 110, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
 
 
