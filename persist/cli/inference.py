@@ -6,6 +6,7 @@ and the state is a few numbers for each column.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import chain
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.json_rows import check_names, clear_errors, keep_zeros
+from persist.parts.exact_numbers import is_whole
 from persist.parts.value_order import one_chunk
 
 _PROBED = 16  # cells
@@ -198,7 +200,11 @@ def _are_doubles(cells: pa.Array, whole: pa.Array, part: pa.Array, exponent: pa.
 
 
 def _is_shortest(cell: str) -> bool:
-    return Decimal(repr(float(cell))) == Decimal(cell)
+    """Whether a double keeps the value of a cell: a whole number exactly, as reading requires, others by its text."""
+    value = float(cell)
+    if is_whole(cell):
+        return math.isfinite(value) and int(cell) == value
+    return Decimal(repr(value)) == Decimal(cell)
 
 
 def _length_max(texts: pa.Array) -> int:

@@ -74,6 +74,11 @@ EXACT_NUMBERS: Mapping[str, Any] = {"parse_float": parse_exact, "parse_int": _pa
 """Arguments of `json.loads` for values of keys: all digits and the sign of `-0` are kept."""
 
 
+def is_whole(text: str) -> bool:
+    """Whether a number is written as an integer. A floating point column takes only those that it holds exactly."""
+    return _WHOLE.fullmatch(text) is not None
+
+
 def floats_of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     """Strings as numbers of a floating point type.
 
@@ -88,7 +93,7 @@ def floats_of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     is_large = pc.fill_null(pc.greater_equal(pc.abs(floats.cast(pa.float64())), _EXACT_MAX[kind.bit_width]), False)
     if pc.any(is_large).as_py():
         for cell, value in zip(text.filter(is_large).to_pylist(), floats.filter(is_large).to_pylist(), strict=True):
-            if _WHOLE.fullmatch(cell):
+            if is_whole(cell):
                 _check_integer(int(cell), value, kind)
     return floats
 
