@@ -31,7 +31,7 @@ def transfer(accounts: persist.Shard, giver: str, taker: str, amount: int, key: 
     moves = [{"name": giver, "delta": -amount}, {"name": taker, "delta": amount}]
     merge = accounts.merge(moves).when_matched_update({"balance": target("balance") + source("delta")})
     merge = merge.when_not_matched_insert({"name": source("name"), "balance": None})
-    return merge.execute(token=persist.token_of_key(key)).lower.element or 0
+    return merge.execute(token=key).time or 0
 
 
 def create_app(url: str | None = None) -> FastAPI:

@@ -60,7 +60,7 @@ class AsyncAttributes(AsyncHandle[Attributes], below=Attributes):
     async def get(self, key: object) -> int | None: ...
     async def get_many(self, keys: Iterable[K]) -> dict[K, int | None]: ...
     def scan(self, lower: object = None, upper: object = None) -> Steps[tuple[AttributeKey, int]]: ...
-    async def update(self, updates: AttributeUpdates, *, token: Token | None = None) -> None: ...
+    async def update(self, updates: AttributeUpdates, *, token: str | None = None) -> None: ...
 
 class AsyncChanges(AsyncHandle[Changes], below=Changes):
     @property
@@ -164,7 +164,7 @@ class AsyncMerge(AsyncHandle[Merge], below=Merge):
         self,
         *,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> Edited: ...
@@ -218,7 +218,7 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         lower: Time,
         upper: Time,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> c.Appended: ...
@@ -242,7 +242,7 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         expected_upper: Time,
         new_upper: Time,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> c.Appended: ...
@@ -261,7 +261,7 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         *,
         keys: Sequence[Any] | None = None,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> Edited: ...
@@ -273,10 +273,11 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         *,
         keys: Sequence[Any] | None = None,
         where: str | None = None,
+        gone: bool = False,
         deadline: timedelta | str | None = None,
         reason: str = "",
         tags: bool = False,
-        token: Token | None = None,
+        token: str | None = None,
         force: bool = False,
     ) -> ErasureStatus: ...
     async def erasures(self) -> dict[str, ErasureStatus]: ...
@@ -300,7 +301,7 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         self,
         updates: Updates,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> c.Appended: ...
@@ -326,7 +327,7 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         rows: Updates,
         *,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> Edited: ...
@@ -339,7 +340,7 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         rows: Updates,
         *,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> Edited: ...
@@ -347,7 +348,7 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         self,
         as_of: int | datetime,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         retries: int = 0,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
@@ -422,7 +423,7 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         *,
         mode: Literal["retract", "drop"] = "retract",
         dry_run: bool = False,
-        token: Token | None = None,
+        token: str | None = None,
         retries: int = 0,
         info: Info | None = None,
         force: bool = False,
@@ -434,7 +435,7 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         where: str | None = None,
         *,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> Edited: ...
@@ -445,7 +446,7 @@ class AsyncShard(AsyncHandle[Shard], below=Shard):
         *,
         delete_column: str | None = None,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> Edited: ...
@@ -491,7 +492,7 @@ class AsyncWriter(AsyncHandle[CheckedWriter], below=CheckedWriter):
         lower: Time,
         upper: Time,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> c.Appended: ...
@@ -503,7 +504,7 @@ class AsyncWriter(AsyncHandle[CheckedWriter], below=CheckedWriter):
         expected_upper: Time,
         new_upper: Time,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> c.Appended: ...
@@ -511,12 +512,12 @@ class AsyncWriter(AsyncHandle[CheckedWriter], below=CheckedWriter):
         self,
         updates: Updates,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = ...,
         info: Info | None = None,
     ) -> c.Appended: ...
     async def judged(self, updates: Updates, act: Callable[[Updates], _T]) -> _T: ...
-    async def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None: ...
+    async def update_attributes(self, updates: AttributeUpdates, *, token: str | None = None) -> None: ...
     def with_timeout(self, timeout_s: float) -> Self: ...
 
 def connect(url: str | None = None, *, threads: int = ..., **settings: Any) -> AsyncClient: ...

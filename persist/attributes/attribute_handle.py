@@ -8,7 +8,6 @@ from typing import Protocol, TypeVar
 from persist.core import commands as c
 from persist.core.attribute import AttributeKey, AttributeUpdate, attribute_key
 from persist.core.errors import InvalidUsage
-from persist.core.ids import Token
 
 READ_KEYS_MAX = 1_000  # keys per command
 SCAN_PAGE = 1_000  # attributes per command
@@ -20,7 +19,7 @@ K = TypeVar("K")
 class AttributeWriter(Protocol):
     """Changes attributes under an idempotency token."""
 
-    def __call__(self, updates: AttributeUpdates, *, token: Token | None = None) -> None: ...
+    def __call__(self, updates: AttributeUpdates, *, token: str | None = None) -> None: ...
 
 
 class Attributes:
@@ -73,7 +72,7 @@ class Attributes:
                 return
             start = page.following
 
-    def update(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
+    def update(self, updates: AttributeUpdates, *, token: str | None = None) -> None:
         """Change attributes as `updates` say, all or nothing.
 
         Raises: AttributeMismatch (a condition does not hold; `details["actual"]` has the values), Unavailable and

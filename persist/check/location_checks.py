@@ -285,7 +285,7 @@ def tokens(tokens_seen: Sequence[TokenFacts], now_ms: int, limits: CheckThreshol
             cause="its expiry in the tokens file; requests with it are rejected from then on",
             remedy="mint a replacement with its scopes and prefixes, name it in the quotas file if this one is there, "
             "give it to its users, and remove this one from the file",
-            command=f"persist token {token.name}-next --file FILE --scope {token.scope}"
+            command=f"persist token create {token.name}-next --file FILE --scope {token.scope}"
             + "".join(f" --prefix {prefix}" for prefix in token.prefixes),
         )
 

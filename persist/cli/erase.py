@@ -41,6 +41,7 @@ def _start(arguments: argparse.Namespace) -> int:
         done = shard.erase(
             keys=decode_json_keys(shard.schema, keys),
             where=arguments.where,
+            gone=arguments.gone,
             deadline=arguments.deadline,
             reason=arguments.reason,
             tags=arguments.tags,

@@ -30,7 +30,7 @@ from persist.client.write import WriteSettings
 from persist.core.audit_log import PAGE_MAX
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard
 from persist.core.frontier import Antichain
-from persist.core.ids import Token, check_shard_name, parse, token_of_key
+from persist.core.ids import Token, check_shard_name, given_token, token_of_key
 from persist.parts import DIFF, TIME, ShardSchema
 
 # What later commits did to the rows of an import, according to the commit history.
@@ -367,12 +367,9 @@ def _token(
 
     `is_given` False ignores --token.
     """
-    custom = arguments.token if is_given else None
+    custom = given_token(arguments.token if is_given else None)
     if custom is not None:
-        try:
-            return parse(Token, custom)
-        except InvalidUsage:
-            return token_of_key(custom)
+        return custom
     identity = ["persist import", verb, column_names, [(read.source.form, read.source.digest) for read in reads]]
     if arguments.null:
         identity.append(sorted(arguments.null))

@@ -28,7 +28,7 @@ from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.ids import Token, mint, parse
+from persist.core.ids import Token, given_token, mint
 from persist.core.shard_view import ShardView
 from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated, valid_schemas
 from persist.parts.filter_eval import Filter
@@ -50,10 +50,10 @@ class Question:
     where: str | None = None
 
     @classmethod
-    def of(cls, keys: Sequence[Any] | None, where: str | None) -> Question:
+    def of(cls, keys: Sequence[Any] | None, where: str | None, *, gone: bool) -> Question:
         """Raises InvalidUsage, which never shows the arguments."""
-        if where is not None and keys is not None:
-            raise InvalidUsage("give either keys or where, not both")
+        if (keys is not None) + (where is not None) + gone != 1:
+            raise InvalidUsage("give one of keys, where, and gone, which erases what was retracted or truncated before")
         if where is not None and (not isinstance(where, str) or not where.strip()):
             raise InvalidUsage("where is not text, or empty; it must be a predicate such as \"customer = 'x'\"")
         if keys is None:
@@ -331,24 +331,26 @@ class ErasureMethods(ShardBase):
         *,
         keys: Sequence[Any] | None = None,
         where: str | None = None,
+        gone: bool = False,
         deadline: timedelta | str | None = None,
         reason: str = "",
         tags: bool = False,
-        token: Token | None = None,
+        token: str | None = None,
         force: bool = False,
     ) -> ErasureStatus:
         """Remove rows for good: by one commit at the next time, and then from every byte of both stores.
 
         The latest contents are without them at once. The shard forgets the history before that commit, including its
         commit history; it waits for readers and tags that hold it. Maintenance (`persist maintain run`) rewrites and
-        deletes what showed the rows, and proves it: `erased` returns the progress and the receipt. With neither `keys`
-        nor `where` no row is removed: what was retracted or truncated before is erased. Scope `admin`. A shard that is
-        fed by `append` has no time for that commit: there the erasure is `pending` until the next commit of the
-        writer, which also retracts the rows. `erased` reports for how long it has been.
+        deletes what showed the rows, and proves it: `erased` returns the progress and the receipt. Scope `admin`. A
+        shard that is fed by `append` has no time for that commit: there the erasure is `pending` until the next commit
+        of the writer, which also retracts the rows. `erased` reports for how long it has been.
 
         Args:
             keys: up to 1,000 keys: tuples in key order, or the values themselves if there is one key column.
             where: a predicate, as the Spark option `where` says.
+            gone: remove no row of the latest contents, and erase what was retracted or truncated before. Exactly one of
+                `keys`, `where` and `gone` is given.
             deadline: when it should have ended, such as `30d`; it is only reported.
             reason: the reason for the receipt, up to 256 characters. It must not identify the rows.
             tags: also remove all tags of earlier times; otherwise it waits for them.
@@ -363,9 +365,9 @@ class ErasureMethods(ShardBase):
         """
         checked("tags", tags, bool)
         checked("force", force, bool)
-        question = Question.of(keys, where)
-        if token is not None:
-            parse(Token, token)
+        checked("gone", gone, bool)
+        question = Question.of(keys, where, gone=gone)
+        own = given_token(token)
         return EraseOperation.of(
             self._transport,
             self.name,
@@ -376,7 +378,7 @@ class ErasureMethods(ShardBase):
             reason=checked_reason(reason),
             tags=tags,
             force=force,
-        ).run(token)
+        ).run(own)
 
     @overload
     def erased(self, erasure: str) -> ErasureStatus: ...

@@ -45,7 +45,7 @@ from persist.core import commands as c
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain, frontier
-from persist.core.ids import Token, parse
+from persist.core.ids import given_token
 from persist.core.named_holds import Tag, check_tag_name
 from persist.core.shard_settings import ShardSettings, history_text
 
@@ -186,7 +186,7 @@ class HistoryMethods(ShardBase):
         self,
         as_of: int | datetime,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         retries: int = 0,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
@@ -213,10 +213,11 @@ class HistoryMethods(ShardBase):
         """
         if as_of is None:
             raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
-        settings, info_json, changes = self._settings, _checked(token, retries, info), as_attribute_updates(attributes)
+        own, info_json = given_token(token), _checked(retries, info)
+        settings, changes = self._settings, as_attribute_updates(attributes)
         to = NamedTime.of("as_of", as_of, self._transport, self.name, (0.0, settings.read.retry_s))
         restore = RestoreOperation.of(self._transport, self.name, settings, to, info=info_json, attributes=changes)
-        return restore.run(token, retries)
+        return restore.run(own, retries)
 
     def truncate(  # noqa: PLR0913 - each argument by its name
         self,
@@ -224,7 +225,7 @@ class HistoryMethods(ShardBase):
         *,
         mode: Literal["retract", "drop"] = "retract",
         dry_run: bool = False,
-        token: Token | None = None,
+        token: str | None = None,
         retries: int = 0,
         info: Info | None = None,
         force: bool = False,
@@ -264,13 +265,13 @@ class HistoryMethods(ShardBase):
         checked("dry_run", dry_run, bool)
         checked("force", force, bool)
         mode_of(mode)
-        settings, info_json = self._settings, _checked(token, retries, info)
+        own, settings, info_json = given_token(token), self._settings, _checked(retries, info)
         cut = cut_of(self._transport, self.name, before, settings.read.retry_s)
         if mode == DROP:
             drop = DropOperation.of(self._transport, self.name, settings, cut, info=info_json)
-            return drop.run(token, dry_run=dry_run, force=force)
+            return drop.run(own, dry_run=dry_run, force=force)
         truncation = TruncateOperation.of(self._transport, self.name, settings, cut, info=info_json)
-        return truncation.run(token, retries, dry_run=dry_run, force=force)
+        return truncation.run(own, retries, dry_run=dry_run, force=force)
 
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
         """Keep one time readable under a name, even when since passes it. Repeating it is safe. Scope `manage`.
@@ -310,9 +311,7 @@ class HistoryMethods(ShardBase):
         return self._send_for(c.TagRemoved, c.RemoveTag(check_tag_name(name))).tag is not None
 
 
-def _checked(token: Token | None, retries: int, info: Info | None) -> bytes:
+def _checked(retries: int, info: Info | None) -> bytes:
     """The encoded `info`. Raises InvalidUsage if an argument is invalid."""
     check_int("retries", retries, 0, RETRIES_MAX)
-    if token is not None:
-        parse(Token, token)
     return info_bytes("info", info)

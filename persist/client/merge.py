@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,7 +34,6 @@ from persist.client.dml_plans import (
 from persist.client.optimistic_edit import Edited
 from persist.client.write import Updates, as_updates
 from persist.core.errors import InvalidUsage
-from persist.core.ids import Token
 from persist.parts import DIFF, TIME, ShardSchema, negated
 from persist.parts.column_types import check_nesting, conform_column, to_plain, wide_type, without_empty_chunks
 from persist.parts.filter_eval import Filter
@@ -46,6 +46,7 @@ from persist.parts.value_order import Mask
 
 SIDES = "source", "target"
 SOURCE, TARGET = (f"{side}." for side in SIDES)
+_REFERENCE = re.compile(r"(source|target)\.(\w+)")
 ROW = "row number"  # the column that numbers the rows of a join
 CLAUSES_MAX = 100
 
@@ -95,7 +96,20 @@ class Clause:
         ]
 
 
-Runner: TypeAlias = "Callable[[Plan, int | None, Token | None, AttributeUpdates, Info | None], Edited]"
+def _values(given: Mapping[str, Any]) -> dict[str, Value]:
+    """The values of a clause by column. Raises InvalidUsage for one that is meant as a column, but is text."""
+    sets = checked_sets("what a clause sets", given)
+    for name, value in sets.items():
+        if isinstance(value, str) and (reference := _REFERENCE.fullmatch(value)):
+            of, column = reference.groups()
+            raise InvalidUsage(
+                f"column {name!r} is set to the text {value!r}: write persist.{of}({column!r}) for the value of that "
+                f"column, or pa.scalar({value!r}) for the text"
+            )
+    return sets
+
+
+Runner: TypeAlias = "Callable[[Plan, int | None, str | None, AttributeUpdates, Info | None], Edited]"
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,7 @@ class Merge:
     For each kind of rows the first clause whose condition is true applies. Rows without one stay unchanged. A condition
     is text as in the Spark option `where`, with `source.column` and `target.column`, which it may compare with each
     other (`source.seq > target.seq`), or an expression of `persist.source("column")` and `persist.target("column")`.
-    Values are Python values, or such expressions.
+    Values are Python values, or such expressions; the text `source.column` as a value is refused.
     """
 
     _run: Runner
@@ -127,7 +141,7 @@ class Merge:
             condition: which of them; None is all.
         Raises: InvalidUsage (an argument is invalid); `execute` if the shard has no such column, or it is of the key.
         """
-        return self._with(Clause(MATCHED, condition, {} if set is None else checked_sets("what a clause sets", set)))
+        return self._with(Clause(MATCHED, condition, {} if set is None else _values(set)))
 
     def when_matched_delete(self, condition: Condition = None) -> Merge:
         """Delete a row that has a match.
@@ -146,8 +160,7 @@ class Merge:
             condition: which of them, by columns of the source; None is all.
         Raises: InvalidUsage.
         """
-        sets = {} if values is None else checked_sets("what a clause sets", values)
-        return self._with(Clause(NOT_MATCHED, condition, sets))
+        return self._with(Clause(NOT_MATCHED, condition, {} if values is None else _values(values)))
 
     def when_not_matched_by_source_update(self, set: Mapping[str, Any], condition: Condition = None) -> Merge:  # noqa: A002
         """Set new values in a row of the shard that has no match in the source. The whole shard is read.
@@ -157,7 +170,7 @@ class Merge:
             condition: which of them; None is all.
         Raises: InvalidUsage.
         """
-        return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, checked_sets("what a clause sets", set)))
+        return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, _values(set)))
 
     def when_not_matched_by_source_delete(self, condition: Condition = None) -> Merge:
         """Delete a row of the shard that has no match in the source. The whole shard is read.
@@ -172,7 +185,7 @@ class Merge:
         self,
         *,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> Edited:

@@ -44,7 +44,7 @@ from persist.core.errors import (
     UnknownShard,
     UpperMismatch,
 )
-from persist.core.frontier import EMPTY, MINIMUM, Antichain
+from persist.core.frontier import EMPTY, MINIMUM, Antichain, last_time
 from persist.core.ids import Token, mint, writer_of
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.parts import current_schema
@@ -71,6 +71,11 @@ class Edited:
     added: int | None
     removed: int | None
     retries: int = 0
+
+    @property
+    def time(self) -> int | None:
+        """The time of its commit: a snapshot as of it shows the result. None: nothing was committed."""
+        return last_time(self.lower, self.upper)
 
     @property
     def changed(self) -> bool:

@@ -35,7 +35,7 @@ from persist.core.errors import (
     UnknownShard,
     UpperMismatch,
 )
-from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier
+from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier, last_time
 from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.transitions.part_admission import DIFF_MAX
@@ -67,6 +67,11 @@ class Restored:
     added: int | None
     removed: int | None
     attributes: tuple[str, ...] = ()
+
+    @property
+    def time(self) -> int | None:
+        """The time of its commit: a snapshot as of it shows the result. None: nothing was committed."""
+        return last_time(self.lower, self.upper)
 
     @property
     def changed(self) -> bool:
@@ -212,6 +217,11 @@ class Truncated:
     removed: int | None
     mode: str = RETRACT
     pending: bool = False
+
+    @property
+    def time(self) -> int | None:
+        """The time of its commit: a snapshot as of it shows the result. None: nothing was committed."""
+        return last_time(self.lower, self.upper)
 
     @property
     def changed(self) -> bool:

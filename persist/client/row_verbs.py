@@ -17,7 +17,7 @@ from persist.client.write import Updates, to_rereadable
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX, Antichain
-from persist.core.ids import Token, parse
+from persist.core.ids import given_token
 
 NOTHING_READ = -1  # the read time of an empty shard
 
@@ -35,7 +35,7 @@ class EditMethods(ShardBase):
         *,
         delete_column: str | None = None,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> Edited:
@@ -69,7 +69,7 @@ class EditMethods(ShardBase):
         *,
         keys: Sequence[Any] | None = None,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> Edited:
@@ -102,7 +102,7 @@ class EditMethods(ShardBase):
         where: str | None = None,
         *,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> Edited:
@@ -129,7 +129,7 @@ class EditMethods(ShardBase):
         rows: Updates,
         *,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> Edited:
@@ -154,7 +154,7 @@ class EditMethods(ShardBase):
         rows: Updates,
         *,
         read_time: int | None = None,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> Edited:
@@ -189,14 +189,13 @@ class EditMethods(ShardBase):
         self,
         plan: Plan,
         read_time: int | None,
-        token: Token | None,
+        token: str | None,
         attributes: AttributeUpdates,
         info: Info | None,
         known: int | None = None,
     ) -> Edited:
         """`known`: the id of the schema that names the columns of the plan; None: the one that the handle knows."""
-        if token is not None:
-            parse(Token, token)
+        own = given_token(token)
         return EditOperation.of(
             self._transport,
             self.name,
@@ -205,7 +204,7 @@ class EditMethods(ShardBase):
             plan=VerbBinding(plan, self._schema_id if known is None else known),
             expected=expected_of(read_time),
             attributes=as_attribute_updates(attributes),
-        ).run(token)
+        ).run(own)
 
 
 def expected_of(read_time: int | None) -> Antichain | None:

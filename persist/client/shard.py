@@ -31,7 +31,6 @@ from persist.core import commands as c
 from persist.core.audit_log import PURPOSE_CHARS_MAX, Caller
 from persist.core.errors import Conflict, InvalidUsage
 from persist.core.frontier import Antichain, frontier
-from persist.core.ids import Token
 from persist.core.shard_settings import ShardSettings
 from persist.core.shard_view import ShardView
 
@@ -88,7 +87,7 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
         self,
         updates: Updates,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
@@ -98,10 +97,11 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
             updates: an Arrow table or batches, a pandas or Polars frame, a DuckDB relation, any other Arrow stream, or
                 dicts in a list or another iterable. A column `__diff` is the multiplicity of each row (default 1; -1
                 removes one). A table without rows takes no time.
-            token: to repeat a call whose outcome is unknown, give the token of that call (`Client.new_token` makes
-                one), on any handle, client or process: if it has landed, it is answered as then, or refused as
-                TokenReused if the columns have changed since. Outcomes are remembered for at least seven days. None is
-                a new token, for this call's own retries. Text of your own is no token; `token_of_key` makes one of it.
+            token: to repeat a call whose outcome is unknown, give the token of that call, on any handle, client or
+                process: if it has landed, it is answered as then, or refused as TokenReused if the columns have changed
+                since. It is text of your own (1 to 200 characters) that identifies this write, such as
+                `load-2030-01-01`, or one of `Client.new_token`. Outcomes are remembered for at least seven days. None
+                is a new token, for this call's own retries.
             attributes: updates of attributes, which are committed together with the rows or not at all.
             info: what `history` shows for this write: a JSON object of at most 4 KiB. After retries it is that of the
                 try that landed.
@@ -121,7 +121,7 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
         expected_upper: Time,
         new_upper: Time,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
@@ -149,7 +149,7 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
         lower: Time,
         upper: Time,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
@@ -191,7 +191,7 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
         """The shard's attributes: read them, or change them without rows."""
         return Attributes(self.name, self._send, self._update_attributes)
 
-    def _update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
+    def _update_attributes(self, updates: AttributeUpdates, *, token: str | None = None) -> None:
         with self._writer() as writer:
             writer.update_attributes(updates, token=token)
 

@@ -25,7 +25,7 @@ from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, Expired, InvalidUsage
 from persist.core.frontier import Antichain, frontier
-from persist.core.ids import Token, WriterId, mint, parse, writer_of
+from persist.core.ids import Token, WriterId, given_token, mint, parse, writer_of
 from persist.core.record import replace
 from persist.core.shard_view import ViewRequest
 from persist.formats.store_errors import translated
@@ -127,7 +127,7 @@ class WriteHandle(Timeable):
         self,
         updates: Updates,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
@@ -135,9 +135,9 @@ class WriteHandle(Timeable):
 
         Raises: what it raises. After Indeterminate call again with the `token` of this call.
         """
-        changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
+        own, changes, info_json = given_token(token), as_attribute_updates(attributes), info_bytes("info", info)
         return self._by_schema(
-            updates, lambda rows, unique: self._inserted(rows, changes, token, info_json, unique=unique), token
+            updates, lambda rows, unique: self._inserted(rows, changes, own, info_json, unique=unique), own
         )
 
     def compare_and_append(
@@ -146,7 +146,7 @@ class WriteHandle(Timeable):
         expected_upper: Time,
         new_upper: Time,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
@@ -163,7 +163,7 @@ class WriteHandle(Timeable):
         lower: Time,
         upper: Time,
         *,
-        token: Token | None = None,
+        token: str | None = None,
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
@@ -185,20 +185,20 @@ class WriteHandle(Timeable):
         kind: type[c.CompareAndAppend] | type[c.Append],
         updates: Updates,
         interval: tuple[Antichain, Antichain],
-        token: Token | None,
+        token: str | None,
         attributes: AttributeUpdates,
         info: Info | None,
     ) -> c.Appended:
         """An append of this kind. It may land at any upper in the interval; a compare-and-append only at its lower."""
-        changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
+        own, changes, info_json = given_token(token), as_attribute_updates(attributes), info_bytes("info", info)
         until = interval[1] if kind is c.Append else interval[0]
 
         def write(rows: Updates, unique: bool) -> c.Appended:
             cut = self._look_up(rows, interval[0], until) if unique else 0
-            runs = self._parts(rows, interval[0].element, self._inline_bytes_max, digests=token is not None)
-            return self._appended(lambda w, t: kind(w, t, *interval, runs, changes, cut=cut), token, info_json)
+            runs = self._parts(rows, interval[0].element, self._inline_bytes_max, digests=own is not None)
+            return self._appended(lambda w, t: kind(w, t, *interval, runs, changes, cut=cut), own, info_json)
 
-        return self._by_schema(updates, write, token)
+        return self._by_schema(updates, write, own)
 
     def _by_schema(self, updates: Updates, write: Callable[[Updates, bool], _R], token: Token | None) -> _R:
         """Write rows by the schema of the shard. `write` gets whether keys have to be looked up first."""
@@ -208,14 +208,14 @@ class WriteHandle(Timeable):
         """Look the keys of rows up, as `CheckedWriter` does; returns the cut of a pending truncation, or 0."""
         return 0
 
-    def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
+    def update_attributes(self, updates: AttributeUpdates, *, token: str | None = None) -> None:
         """Apply `updates` to attributes without rows, all or nothing.
 
         Raises: AttributeMismatch (a condition does not hold), Indeterminate (it may have happened: call again with
             this call's `token`).
         """
         changes = as_attribute_updates(updates)
-        self._commit(lambda w, t: c.UpdateAttributes(w, t, changes), token)
+        self._commit(lambda w, t: c.UpdateAttributes(w, t, changes), given_token(token))
 
     def advance_upper(self, upper: Time, *, force: bool = False) -> c.Appended:
         """Declare every time before `upper` complete; None closes the shard to writes. Repeating it is safe.

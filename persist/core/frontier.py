@@ -70,6 +70,13 @@ EMPTY = Antichain(None)
 MINIMUM = Antichain(TIME_MIN)
 
 
+def last_time(lower: Antichain, upper: Antichain) -> int | None:
+    """The last time in `[lower, upper)`, or its first one if it has no end; None: it is empty."""
+    if lower == upper or lower.element is None:
+        return None
+    return lower.element if upper.element is None else upper.element - 1
+
+
 def frontier(time: int | Antichain | None) -> Antichain:
     """The frontier that a caller means: a time, None for closed, or a frontier as it is. Raises InvalidUsage."""
     element = time.element if isinstance(time, Antichain) else time

@@ -18,6 +18,7 @@ from persist.core.record import Meta, Record
 _HEX = re.compile(r"[0-9a-f]{32}\Z")
 LIFE_DIGITS = 8  # of a shard's id, which distinguish the lives of a name
 INCARNATION_MAX = 16**LIFE_DIGITS - 1
+TOKEN_CHARS_MAX = 200  # of a caller's own text
 NAME_CHARS_MAX = 256  # that every consensus store accepts in a key
 _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9._-]{1,128})?\Z")
 
@@ -75,7 +76,7 @@ def writer_of(token: Token) -> WriterId:
 
 
 def token_of_key(key: str) -> Token:
-    """The idempotency token for a text of your own, as with the parameter `token` and `Idempotency-Key` over HTTP.
+    """The token that a text of your own stands for as `token`, or as `Idempotency-Key` over HTTP.
 
     The same text is the same token, so choose one that identifies one write, such as `load-2030-01-01`. Raises
     InvalidUsage (`key` is no text, or empty).
@@ -84,6 +85,21 @@ def token_of_key(key: str) -> Token:
         raise InvalidUsage(f"a token is a non-empty Unicode text; {key!a:.80} is not")
     digits = hashlib.sha256(b"persist token\0" + key.encode()).hexdigest()
     return Token(f"i{digits[:12]}8{digits[13:32]}")
+
+
+def given_token(token: str | None) -> Token | None:
+    """The token of a caller's text: one that persist made, or else `token_of_key` of it; None stays None.
+
+    Raises InvalidUsage (it is no text of 1 to TOKEN_CHARS_MAX characters).
+    """
+    if token is None:
+        return None
+    if isinstance(token, str) and not 1 <= len(token) <= TOKEN_CHARS_MAX:
+        raise InvalidUsage(f"a token has 1 to {TOKEN_CHARS_MAX} characters, not {len(token)}")
+    try:
+        return parse(Token, token)
+    except InvalidUsage:
+        return token_of_key(token)
 
 
 def shard_id_of(name: str, incarnation: int = 0) -> ShardId:

@@ -9,7 +9,7 @@ from persist.core.attribute import AttributeKey
 from persist.core.batch import Part
 from persist.core.clock_index import Mark
 from persist.core.erasure import Erasure, Wait
-from persist.core.frontier import MINIMUM, Antichain
+from persist.core.frontier import MINIMUM, Antichain, last_time
 from persist.core.ids import SeqNo
 from persist.core.named_holds import Tag
 from persist.core.record import Record
@@ -39,6 +39,11 @@ class Appended(Result, frozen=True):
 
     lower: Antichain
     upper: Antichain
+
+    @property
+    def time(self) -> int | None:
+        """The last time that it completed: a snapshot as of it shows the rows. None: it added no time."""
+        return last_time(self.lower, self.upper)
 
 
 class AttributeValues(Result, frozen=True):

@@ -121,7 +121,7 @@ COMMANDS: dict[str, tuple[ModuleType, str, str, str]] = {
         rpc.cli,
         "token",
         "create, list and revoke bearer tokens of a server",
-        "create --file tokens.json --scope read",
+        "create etl --scope write --prefix eu/ --file tokens.json",
     ),
     "completion": (rpc.cli, "program", "print a script by which bash, zsh or fish complete commands", "bash"),
 }

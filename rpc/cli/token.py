@@ -1,4 +1,4 @@
-"""`persist token NAME`: mint, list and revoke the bearer tokens of a tokens file, which stores their hashes."""
+"""`persist token`: create, list and revoke the bearer tokens of a tokens file, which stores their hashes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from blob.private_files import locked
+from persist.cli.connection_args import add_subcommand
 from persist.cli.output_files import replacing
 from persist.core.commands import SCOPES
 from persist.core.errors import InvalidUsage, Unavailable
@@ -21,55 +22,66 @@ from rpc.tls import checked_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="the token's id, which appears in logs")
-    parser.add_argument("--file", required=True, help="the tokens file; created if it is missing")
-    does = parser.add_mutually_exclusive_group()
-    does.add_argument("--list", action="store_true", help="list the tokens of the file, a line of JSON each")
-    does.add_argument("--revoke", action="store_true", help="remove this token from the file")
-    parser.add_argument(
+    commands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
+    create = add_subcommand(commands, "create", "create a token, and print it", _create)
+    listing = add_subcommand(commands, "list", "list the tokens of the file, a line of JSON each", _list)
+    revoke = add_subcommand(commands, "revoke", "remove a token from the file", _revoke)
+    for subcommand in (create, revoke):
+        subcommand.add_argument("id", metavar="ID", help="the token's id, which appears in logs")
+    for subcommand in (create, listing, revoke):
+        subcommand.add_argument("--file", required=True, help="the tokens file; `create` makes a missing one")
+    create.add_argument(
         "--scope",
         choices=SCOPES,
         help="read (the default); write and maintain include read, manage includes write, admin includes all",
     )
-    parser.add_argument("--prefix", action="append", default=[], help="only shards with this prefix; can be repeated")
-    parser.add_argument(
+    create.add_argument("--prefix", action="append", default=[], help="only shards with this prefix; can be repeated")
+    create.add_argument(
         "--certificate",
         metavar="NAME",
         help="instead of a token, a client certificate with this name: DNS:…, URI:…, email:…, IP:… or subject:CN=…",
     )
-    parser.add_argument("--expires", metavar="DATE", help="ISO date or time of its expiry (UTC)")
+    create.add_argument("--expires", metavar="DATE", help="ISO date or time of its expiry (UTC)")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _create(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file)
-    if arguments.list == (arguments.name is not None):
-        raise InvalidUsage("give the id of a token, or --list")
-    mints = not (arguments.list or arguments.revoke)
-    if not mints and (arguments.scope or arguments.prefix or arguments.expires or arguments.certificate):
-        raise InvalidUsage("--scope, --prefix, --certificate and --expires are for a token that is minted")
-    if not mints and not path.exists():
-        raise InvalidUsage(f"the tokens file {path} does not exist")
-    if arguments.list:
-        tokens = _tokens(path)
-        _checked(path, tokens)
-        for entry in tokens:
-            print(json.dumps(_listed(entry)))
-        return 0
     with _locked(path):
         tokens = _tokens(path)
-        if mints:
-            token = _mint(arguments, path, tokens)
-            try:
-                print(token, flush=True)
-            except OSError:  # it was not shown, and cannot be shown again
-                _replace(path, tokens)
-                raise
-        else:
-            left = [entry for entry in tokens if entry.get("id") != arguments.name]
-            if len(left) == len(tokens):
-                raise InvalidUsage(f"{path} has no token {arguments.name!r}")
-            _replace(path, left)
+        token = _mint(arguments, path, tokens)
+        try:
+            print(token, flush=True)
+        except OSError:  # it was not shown, and cannot be shown again
+            _replace(path, tokens)
+            raise
     return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    path = _existing(arguments)
+    tokens = _tokens(path)
+    _checked(path, tokens)
+    for entry in tokens:
+        print(json.dumps(_listed(entry)))
+    return 0
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    path = _existing(arguments)
+    with _locked(path):
+        tokens = _tokens(path)
+        left = [entry for entry in tokens if entry.get("id") != arguments.id]
+        if len(left) == len(tokens):
+            raise InvalidUsage(f"{path} has no token {arguments.id!r}")
+        _replace(path, left)
+    return 0
+
+
+def _existing(arguments: argparse.Namespace) -> Path:
+    path = Path(arguments.file)
+    if not path.exists():
+        raise InvalidUsage(f"the tokens file {path} does not exist")
+    return path
 
 
 def _listed(entry: dict[str, Any]) -> dict[str, Any]:
@@ -82,10 +94,10 @@ def _listed(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mint(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, Any]]) -> str:
-    if any(entry.get("id") == arguments.name for entry in tokens):
-        raise InvalidUsage(f"{path} has a token {arguments.name!r} already; revoke it, or use another id")
-    token, digest = mint(arguments.name)
-    entry: dict[str, Any] = {"id": arguments.name, "sha256": digest, "scopes": [arguments.scope or "read"]}
+    if any(entry.get("id") == arguments.id for entry in tokens):
+        raise InvalidUsage(f"{path} has a token {arguments.id!r} already; revoke it, or use another id")
+    token, digest = mint(arguments.id)
+    entry: dict[str, Any] = {"id": arguments.id, "sha256": digest, "scopes": [arguments.scope or "read"]}
     if arguments.certificate is not None:
         del entry["sha256"]
         entry["certificate"] = token = _certificate(arguments.certificate)

@@ -71,6 +71,7 @@ async def erase(request: Request, token: IdempotencyToken = None) -> Response:
         return shard.erase(
             keys=decode_json_keys(shard.schema, body.keys),
             where=body.where,
+            gone=body.gone,
             deadline=body.deadline,
             reason=body.reason,
             tags=body.tags,
@@ -112,7 +113,4 @@ def _read(data: bytes) -> _Erasure:
         value = json.loads(data, object_pairs_hook=named_once, **EXACT_NUMBERS)
     except (ValueError, RecursionError):
         raise InvalidUsage("the body is not valid JSON") from None
-    body = body_reader(_Erasure)(value)
-    if body.gone != (body.keys is None and body.where is None):
-        raise InvalidUsage("give keys or where; or gone: true, to erase what was retracted or truncated before")
-    return body
+    return body_reader(_Erasure)(value)

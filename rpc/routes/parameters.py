@@ -25,7 +25,7 @@ from persist.core import frontier as antichain
 from persist.core.audit_log import Caller
 from persist.core.errors import Forbidden, InvalidUsage
 from persist.core.frontier import EMPTY, Antichain
-from persist.core.ids import SeqNo, Token, check_shard_name, parse, token_of_key
+from persist.core.ids import TOKEN_CHARS_MAX, SeqNo, Token, check_shard_name, given_token
 from persist.core.named_holds import check_tag_name
 from persist.core.shard_view import SeenVersion, ViewRequest
 from persist.formats.http_messages import named_once, result_to_json
@@ -45,7 +45,6 @@ from rpc.route import BY_COMMAND, ROUTE, Route, route_of
 
 B = TypeVar("B", bound="JsonBody")
 T = TypeVar("T")
-KEY_LENGTH_MAX = 200
 SEEN = "Persist-Seen"
 _CLOSED = ("[]", "closed")
 
@@ -68,7 +67,7 @@ IdempotencyToken = Annotated[
     str | None,
     Query(
         description="Makes retries safe: repeat the request with the same token to learn or complete its outcome. "
-        f"1 to {KEY_LENGTH_MAX} characters; alternatively the header Idempotency-Key.",
+        f"1 to {TOKEN_CHARS_MAX} characters; alternatively the header Idempotency-Key.",
         examples=["load-2030-01-01"],
     ),
 ]
@@ -332,13 +331,7 @@ def token_of(request: Request, parameter: str | None) -> Token | None:
         return None
     if len(texts) > 1:
         raise InvalidUsage("the parameter token and the header Idempotency-Key differ; give one of them")
-    [text] = texts
-    if not 1 <= len(text) <= KEY_LENGTH_MAX:
-        raise InvalidUsage(f"a token or Idempotency-Key has 1 to {KEY_LENGTH_MAX} characters, not {len(text)}")
-    try:
-        return parse(Token, text)
-    except InvalidUsage:
-        return token_of_key(text)
+    return given_token(texts.pop())
 
 
 # Authorization, before each handler and while a stream is sent. Handlers of bodies with names of shards check these

@@ -102,7 +102,7 @@ def test_what_lies_beside_is_looked_at_from_here(
 ) -> None:
     monkeypatch.setenv("PERSIST_TOKEN", here.tokens["admin"])
     file, url = tmp_path / "tokens.json", f"file://{tmp_path}/backups"
-    assert main(["token", "etl", "--file", str(file), "--expires", "2099-01-31"]) == 0
+    assert main(["token", "create", "etl", "--file", str(file), "--expires", "2099-01-31"]) == 0
     file.write_text(file.read_text().replace("2099", "2020"))  # years go by
     assert main(["backup", "create", "--to", url, "--dir", str(here.place)]) == 0
     at = ["--url", here.server.url, "--tokens", str(file), "--backup", url]

@@ -49,9 +49,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_of_an_empty_prefix_locked_everybody_out(
     prefix: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["token", "good", *FILE]) == 0
+    assert main(["token", "create", "good", *FILE]) == 0
     good = capsys.readouterr().out.strip()
-    assert main(["token", "bad", *(word for one in prefix for word in ("--prefix", one)), *FILE]) == 1
+    assert main(["token", "create", "bad", *(word for one in prefix for word in ("--prefix", one)), *FILE]) == 1
     assert capsys.readouterr().err == "persist token: --prefix is empty: give a prefix, or omit it for all shards\n"
     assert Tokens("tokens.json", now_s=lambda: 0.0).principal(f"Bearer {good}").name == "good"
 
@@ -73,7 +73,7 @@ def test_a_file_that_no_server_reads_was_written_again_or_raised(
 ) -> None:
     content = json.dumps({"tokens": [entry]})
     Path("tokens.json").write_text(content)
-    for words in (["more"], ["--list"]):
+    for words in (["create", "more"], ["list"]):
         assert main(["token", *words, *FILE]) == 1
         assert said in capsys.readouterr().err
     assert Path("tokens.json").read_text() == content
@@ -83,19 +83,19 @@ def test_a_file_that_no_server_reads_was_written_again_or_raised(
 
 def test_a_bad_token_can_be_revoked(capsys: pytest.CaptureFixture[str]) -> None:
     Path("tokens.json").write_text(json.dumps({"tokens": [{"id": "bad", "prefixes": [""]}]}))
-    assert main(["token", "bad", "--revoke", *FILE]) == 0
+    assert main(["token", "revoke", "bad", *FILE]) == 0
     Tokens("tokens.json", now_s=lambda: 0.0)
 
 
 def test_a_tokens_file_of_deep_json_raised(capsys: pytest.CaptureFixture[str]) -> None:
     Path("tokens.json").write_text("[" * 100_000)
-    for words in (["more"], ["more", "--revoke"], ["--list"]):
+    for words in (["create", "more"], ["revoke", "more"], ["list"]):
         assert main(["token", *words, *FILE]) == 1
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_tokens_that_were_minted_at_once_were_lost() -> None:
-    minting = [Forked(["token", f"t{n}", *FILE], environment()) for n in range(4)]
+    minting = [Forked(["token", "create", f"t{n}", *FILE], environment()) for n in range(4)]
     minted = [one.communicate()[0].strip() for one in minting]
     known = Tokens("tokens.json", now_s=lambda: 0.0)
     assert [known.principal(f"Bearer {one}").name for one in minted] == ["t0", "t1", "t2", "t3"]
@@ -105,7 +105,7 @@ def test_a_link_to_a_tokens_file_was_replaced_and_locked_apart(capsys: pytest.Ca
     Path("kept").mkdir()
     Path("tokens.json").symlink_to("kept/real.json")
     for name in ("one", "two"):
-        assert main(["token", name, *FILE]) == 0
+        assert main(["token", "create", name, *FILE]) == 0
     assert Path("tokens.json").is_symlink()
     assert sorted(os.listdir("kept")) == [".real.json.lock", "real.json"]
     assert Path("kept/real.json").stat().st_mode & 0o777 == 0o600
@@ -283,10 +283,10 @@ def test_output_that_could_not_be_written_ended_in_a_trace(words: str, end: str)
 
 
 def test_a_token_that_could_not_be_shown_was_stored() -> None:
-    command = f'"{sys.executable}" -m rpc.cli token ops --file tokens.json --scope admin'
+    command = f'"{sys.executable}" -m rpc.cli token create ops --file tokens.json --scope admin'
     shown = partial(subprocess.run, shell=True, capture_output=True, text=True, env=environment(), check=False)
     assert shown(f"{command} > /dev/full").returncode == 1
-    assert shown(f'"{sys.executable}" -m rpc.cli token --list --file tokens.json').stdout == ""
+    assert shown(f'"{sys.executable}" -m rpc.cli token list --file tokens.json').stdout == ""
     assert shown(command).returncode == 0
 
 

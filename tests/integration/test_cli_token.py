@@ -45,15 +45,15 @@ def is_let_in(url: str, bearer: str) -> bool:
 def test_a_token_is_listed_without_its_hash_and_revoked_while_a_server_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    etl = token(capsys, "etl", "--scope", "write", "--prefix", "eu/", "--expires", "2099-01-01")
-    other = token(capsys, "other")
-    assert [json.loads(line) for line in token(capsys, "--list").splitlines()] == [
+    etl = token(capsys, "create", "etl", "--scope", "write", "--prefix", "eu/", "--expires", "2099-01-01")
+    other = token(capsys, "create", "other")
+    assert [json.loads(line) for line in token(capsys, "list").splitlines()] == [
         {"id": "etl", "scopes": ["write"], "prefixes": ["eu/"], "expires": "2099-01-01", "expired": False},
         {"id": "other", "scopes": ["read"], "prefixes": None, "expires": None, "expired": False},
     ]
     with Server(tmp_path / "data", "--tokens", "tokens.json") as server:
         assert is_let_in(server.url, etl)
-        assert token(capsys, "etl", "--revoke") == ""
+        assert token(capsys, "revoke", "etl") == ""
         wait_until(lambda: not is_let_in(server.url, etl), "the server has read the file again")
         with persist.connect(server.url, token=other) as client:
             assert client.shards() == []
@@ -71,44 +71,36 @@ def held() -> list[str]:
     descriptor = os.open(".tokens.json.lock", os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the process ends, or until the fixture closes it
     HELD.append(descriptor)
-    return ["more", *FILE]
+    return ["create", "more", *FILE]
 
 
 def open_to_group() -> list[str]:
     Path("tokens.json").chmod(0o620)
-    return ["more", *FILE]
+    return ["create", "more", *FILE]
 
 
 def piped() -> list[str]:
     os.mkfifo("pipe")
-    return ["more", "--file", "pipe"]
+    return ["create", "more", "--file", "pipe"]
 
 
 HELD: list[int] = []
 CERTIFIED = json.dumps({"tokens": [{"id": "a", "certificate": "DNS:etl", "scopes": ["read"]}]})
 EMPTY_PREFIX = json.dumps({"tokens": [{"id": "a", "sha256": "00" * 32, "scopes": ["read"], "prefixes": [""]}]})
 WRONG = {
-    "neither an id nor `--list`, or both": lambda: ["etl", "--list", *FILE],
-    "an id that is not 1 to 64 letters, digits and `-`": lambda: ["e_t l", *FILE],
-    "an id that the file has already": lambda: ["etl", *FILE],
-    "`--revoke` of an id that the file does not have": lambda: ["another", "--revoke", *FILE],
-    "`--list` or `--revoke` of a file that is not there": lambda: ["--list", "--file", "no.json"],
-    "`--list` or `--revoke` with `--scope`, `--prefix`, `--certificate` or `--expires`": lambda: [
-        "etl",
-        "--revoke",
-        "--scope",
-        "read",
-        *FILE,
-    ],
-    "`--prefix` that is empty": lambda: ["all", "--prefix", "", *FILE],
-    "`--expires` that is no date, or past": lambda: ["late", "--expires", "2000-01-01", *FILE],
-    "`--certificate` that is no name as below": lambda: ["other", "--certificate", "etl.internal", *FILE],
-    "`--certificate` that the file has already": of_content(CERTIFIED, "other", "--certificate", "DNS:etl"),
-    "a file that cannot be read, or holds no tokens": of_content("[]", "--list"),
+    "an id that is not 1 to 64 letters, digits and `-`": lambda: ["create", "e_t l", *FILE],
+    "an id that the file has already": lambda: ["create", "etl", *FILE],
+    "`revoke` of an id that the file does not have": lambda: ["revoke", "another", *FILE],
+    "`list` of a file that is not there": lambda: ["list", "--file", "no.json"],
+    "`--prefix` that is empty": lambda: ["create", "all", "--prefix", "", *FILE],
+    "`--expires` that is no date, or past": lambda: ["create", "late", "--expires", "2000-01-01", *FILE],
+    "`--certificate` that is no name as below": lambda: ["create", "other", "--certificate", "etl.internal", *FILE],
+    "`--certificate` that the file has already": of_content(CERTIFIED, "create", "other", "--certificate", "DNS:etl"),
+    "a file that cannot be read, or holds no tokens": of_content("[]", "list"),
     "a file that its group, or everybody, may write": open_to_group,
     "a pipe, a device or a directory in its place": piped,
-    "`--list` of a file that a server would refuse": of_content(EMPTY_PREFIX, "--list"),
-    "a change after which a server would refuse the file": of_content(EMPTY_PREFIX, "more"),
+    "`list` of a file that a server would refuse": of_content(EMPTY_PREFIX, "list"),
+    "a change after which a server would refuse the file": of_content(EMPTY_PREFIX, "create", "more"),
     "a file that another `persist token` has held for 10 s": held,
 }
 
@@ -120,7 +112,7 @@ def contents() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("given", WRONG)
 def test_wrong_words_change_nothing(given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    token(capsys, "etl")
+    token(capsys, "create", "etl")
     words = WRONG[given]()
     before = contents()
     assert main(["token", *words]) == 1

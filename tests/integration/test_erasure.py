@@ -194,7 +194,7 @@ def test_what_was_empty_when_it_was_rewritten_and_joined_to_later_rows_is_rewrit
     shard.advance_upper(5)
     key = part_key(shard.view().shard_id, WriterId("w" + "1" * 32), f"p{machine.location.ids.uuid7()}")  # type: ignore[arg-type]
     world.blob.put(key, b"a write under way")
-    told = shard.erase()
+    told = shard.erase(gone=True)
     Maintenance(machine).step()
     assert shard.erased(told.id).phase == "rewritten", "no row is there that could show"
     for number in range(9):
@@ -479,15 +479,17 @@ def test_who_is_killed_at_any_step_is_followed_by_another(
         ({"keys": [("a", "b")]}, "a key does not have the right number of values: one for each of id"),
         ({"keys": [1]}, "a key has a value that its key column 'id' cannot hold: it must be a string, exactly"),
         ({"keys": ["a"] * 1_001}, "there are 1001 keys; one erasure takes at most 1000"),
-        ({"keys": ["a"], "where": "id = 'a'"}, "give either keys or where, not both"),
+        ({"keys": ["a"], "where": "id = 'a'"}, "give one of keys, where, and gone"),
+        ({"keys": ["a"], "gone": True}, "give one of keys, where, and gone"),
+        ({}, "give one of keys, where, and gone"),
         ({"where": ""}, "where is not text, or empty"),
         ({"where": "nobody = 'a'"}, "names 'nobody', which the shard does not have"),
-        ({"deadline": "soon"}, "it must be an age such as"),
-        ({"deadline": "none"}, "deadline is .none.; it must be an age such as .30d."),
-        ({"reason": "x" * 257}, "reason must be text of at most 256"),
-        ({"reason": 1}, "reason must be text"),
-        ({"tags": 1}, "tags"),
-        ({"token": "x"}, "Token is"),
+        ({"gone": True, "deadline": "soon"}, "it must be an age such as"),
+        ({"gone": True, "deadline": "none"}, "deadline is .none.; it must be an age such as .30d."),
+        ({"gone": True, "reason": "x" * 257}, "reason must be text of at most 256"),
+        ({"gone": True, "reason": 1}, "reason must be text"),
+        ({"gone": True, "tags": 1}, "tags"),
+        ({"keys": ["a"], "token": ""}, "a token has 1 to 200"),
     ],
 )
 def test_what_is_wrong_is_refused(machine: Machine, shard: Shard, asked: dict[str, object], sentence: str) -> None:
@@ -502,7 +504,7 @@ def test_what_is_wrong_is_refused(machine: Machine, shard: Shard, asked: dict[st
 def test_erasures_that_have_not_ended_are_bounded(shard: Shard) -> None:
     shard.insert([{"id": "a", "v": "1"}])
     for _ in range(ERASURES_MAX):
-        shard.erase()
+        shard.erase(gone=True)
     with pytest.raises(Conflict):
         shard.erase(keys=["a"])
 

@@ -87,7 +87,7 @@ def test_after_a_truncation_it_is_told_who_holds_the_rows(machine: Machine, shar
     assert (told["phase"], told["at"]) == ("retracted", 1)
     assert ("tag", "eom") in [(wait["kind"], wait["name"]) for wait in told["waits"]]
     shard.untag("eom")
-    shard.erase()
+    shard.erase(gone=True)
     maintained(machine)
     told = http.get(f"{PATH}/erasures", params={"before": 1}).json()
     assert (told["phase"], told["blobs_to_delete"]["count"], told["unnamed_blobs"]["count"]) == ("erased", 0, 0)

@@ -87,7 +87,7 @@ NAMELESS: dict[str, Call] = {
     "count": lambda s: s.count(),
     "critical_reader": lambda s: s.critical_reader("c"),
     "downgrade_since": lambda s: s.downgrade_since(0),
-    "erase": lambda s: s.erase(),
+    "erase": lambda s: s.erase(gone=True),
     "erased": lambda s: s.erased(before=0),
     "erasures": lambda s: s.erasures(),
     "forget": lambda s: s.forget(0),

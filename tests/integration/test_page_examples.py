@@ -118,7 +118,7 @@ def test_every_example_of_the_documentation_works(tmp_path: Path, shell: dict[st
     assert json.loads(answer("shards?prefix"))["shards"] == ["eu/orders", "eu/orders-test"]
     tokens = json.loads((tmp_path / "tokens.json").read_text())["tokens"]
     assert (tokens[0]["id"], tokens[0]["scopes"], tokens[0]["prefixes"]) == ("etl", ["write"], ["eu/"])
-    assert answer("persist token").startswith("pt_etl_")
+    assert answer("persist token create").startswith("pt_etl_")
     assert "pt_etl_" not in (tmp_path / "tokens.json").read_text()
 
 

@@ -323,7 +323,12 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ("a wait without end", lambda c, s: s.snapshot(0, wait_s=float("inf")), "wait_s is inf"),
     ("a poll of nan seconds", lambda c, s: list(s.listen(0).next_events(float("nan"))), "timeout_s is nan"),
     ("a poll without end", lambda c, s: list(s.listen(0).next_events(float("inf"))), "timeout_s is inf"),
-    ("a token of nothing", lambda c, s: s.insert([], token="again"), "Token is 'i' and 32 hex digits"),  # type: ignore[arg-type]
+    ("a token of nothing", lambda c, s: s.insert([], token=5), "a token is a non-empty Unicode text"),  # type: ignore[arg-type]
+    (
+        "a column as text in a merge",
+        lambda c, s: s.merge([{"id": 1}]).when_matched_update({"v": "source.v"}),
+        r"write persist.source\('v'\) for the value of that column, or pa.scalar\('source.v'\) for the text",
+    ),
     ("an attribute of nothing", lambda c, s: s.insert([], attributes=5), "AttributeUpdate, not int"),  # type: ignore[arg-type]
     ("a column as text", lambda c, s: s.snapshot(columns="id"), "columns is the string 'id'"),
     ("splits as text", lambda c, s: s.snapshot(num_splits="2"), "num_splits is '2'"),  # type: ignore[arg-type]

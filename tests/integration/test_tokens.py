@@ -218,10 +218,32 @@ def test_a_write_that_landed_is_told_by_its_condition_also_where_its_parts_are_t
 def test_what_is_no_token_is_refused(connect: Callable[[], persist.Client]) -> None:
     with connect() as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])
-        for token in ("load-17", 17, "i" + "\ud800" * 32, ""):
-            with pytest.raises(InvalidUsage, match="Token is 'i' and 32 hex digits"):
-                shard.insert(ROWS, token=token)  # type: ignore[arg-type]
+        for token in (17, "i" + "\ud800" * 32, "", "x" * 201):
+            for write in (shard.insert, shard.upsert):
+                with pytest.raises(
+                    InvalidUsage, match=r"a token (is a non-empty Unicode text|has 1 to 200 characters)"
+                ):
+                    write(ROWS, token=token)  # type: ignore[arg-type]
         assert shard.upper().element == 0
+
+
+def test_a_token_may_be_text_of_the_callers_own(connect: Callable[[], persist.Client]) -> None:
+    verbs: list[Callable[[Shard, str], Any]] = [
+        lambda s, token: s.insert(ROWS, token=token),
+        lambda s, token: s.upsert(ROWS, token=token),
+        lambda s, token: s.overwrite(ROWS[:1], token=token),
+        lambda s, token: s.restore(0, token=token),
+    ]
+    with connect() as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        for number, verb in enumerate(verbs):
+            first = verb(shard, f"load {number}")
+            assert verb(shard, f"load {number}").lower == first.lower
+            assert verb(client.shard("orders"), token_of_key(f"load {number}")).lower == first.lower
+            assert first.time in (None, shard.snapshot().as_of)
+        shard.attributes.update(persist.AttributeUpdate.replace(KEY, 1), token="position")
+        shard.attributes.update(persist.AttributeUpdate.replace(KEY, 1), token="position")
+        assert shard.attributes.get(KEY) == 1
 
 
 # --- a write that is answered with Unavailable has not happened, wherever the connection is lost

@@ -237,7 +237,7 @@ def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.Mon
         ({"before": 2, "dry_run": 1}, InvalidUsage, "dry_run"),
         ({"before": 2, "retries": -1}, InvalidUsage, "retries is -1"),
         ({"before": 2, "info": "x"}, InvalidUsage, "info"),
-        ({"before": 2, "token": "x"}, InvalidUsage, "Token is"),
+        ({"before": 2, "token": ""}, InvalidUsage, "a token has 1 to 200"),
     ],
 )
 def test_what_is_wrong_is_refused(

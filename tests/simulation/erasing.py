@@ -161,7 +161,8 @@ def _ask(host: Host, shard: Shard, write: Write, token: Token | None) -> c.Appen
         if by_predicate:
             found = shard.erase(where=where, reason=reason, token=token, force=True)
         else:
-            found = shard.erase(keys=list(meant.keys) or None, reason=reason, token=token, force=True)
+            keys = list(meant.keys) or None
+            found = shard.erase(keys=keys, gone=keys is None, reason=reason, token=token, force=True)
     except NotReadable as error:  # nobody holds the latest time, and since is beyond it
         raise Indeterminate("the latest time is forgotten, and an earlier try may be under way") from error
     host.run.path("erased" if write.removed else "erased the gone")

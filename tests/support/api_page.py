@@ -36,7 +36,7 @@ _INTERNAL = re.compile(
 )
 """Types that only the packages of persist make: no user gives them."""
 _SHARED = {
-    "token: Token = None", "attributes: AttributeUpdates = ()", "info: Info = None", "where: str = None",
+    "token: str = None", "attributes: AttributeUpdates = ()", "info: Info = None", "where: str = None",
     "columns: Sequence[str] = None", "start_key: Key = None", "end_key: Key = None", "key_prefix: Key = None",
     "as_of: int | datetime = None",
 }  # fmt: skip
@@ -57,7 +57,7 @@ types that a default shows are left out. Start with the [tutorial](tutorial.md).
 - Every call may raise `Unavailable`, `Overloaded`, `Unauthorized` and `Forbidden`, and every call of a shard
   `UnknownShard`. Entries list the other [errors](#errors). A call that changes something may also raise
   `Indeterminate`: retry it with the same token.
-- Parameters that many calls share are shown by their names, and may be omitted: `token: Token`, `attributes:
+- Parameters that many calls share are shown by their names, and may be omitted: `token: str`, `attributes:
   AttributeUpdates` and `info: Info` of a write; `where: str`, `columns: Sequence[str]`, `start_key`,
   `end_key`, `key_prefix` and `as_of: int | datetime` of a read.
 """

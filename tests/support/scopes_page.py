@@ -43,7 +43,7 @@ REWRITES: Mapping[str, c.Rewrite] = {
 HEAD = """\
 ## Scopes
 
-What a [token](http.md#tokens) may do. `persist token ID --scope SCOPE` mints one.
+What a [token](http.md#tokens) may do. `persist token create ID --scope SCOPE` creates one.
 
 | scope | includes | for |
 | --- | --- | --- |
