@@ -77,7 +77,7 @@ def tag_json(tag: ShardTag) -> dict[str, Any]:
 def settings_json(settings: ShardSettings) -> dict[str, Any]:
     """The settings for JSON, without the row policy; `history` is null if none was set yet."""
     history = history_text(settings.history_ms) if settings.version else None
-    return {"history": history, "mark_every_ms": settings.mark_every_ms, "version": settings.version}
+    return {"history": history, "mark_every": history_text(settings.mark_every_ms), "version": settings.version}
 
 
 class HistoryMethods(ShardBase):

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from persist.client.embedded import EmbeddedTransport
 from persist.client.history_api import settings_json
 from persist.client.maintenance_api import OPTIMIZE, VACUUM
+from persist.client.shard import Shard
 from persist.client.shard_listing import PAGE_MAX, DropRequest, drop_shards, summary_page
 from persist.client.transport import AsCaller
 from persist.codecs.schema_json import read_schema, write_schema
@@ -20,7 +21,7 @@ from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import ReaderId, ShardId, check_shard_name, critical_reader_id_of, parse
 from persist.core.shard_phases import dropped
-from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms
+from persist.core.shard_settings import ShardSettings, history_ms
 from persist.core.shard_view import ShardView, ViewRequest, view_of
 from persist.core.state import SchemaRecord
 from persist.formats.http_messages import RECORD, StagedRuns, decode_staged, encode_view, result_to_json, view_to_json
@@ -43,6 +44,7 @@ from rpc.routes.parameters import (
     frontier,
     json_body,
     json_response,
+    run_on_shard,
     seen_of,
     version_of,
 )
@@ -354,8 +356,8 @@ SETTINGS_BYTES_MAX = 64 * 1024
 
 
 class _SettingsBody(JsonBody):
-    history: Any
-    mark_every_ms: int = MARK_EVERY_MS
+    history: str | None = None
+    mark_every: str | None = None
 
 
 @router.on("GET", "/shards/{name}/settings", (READ,), summary="The settings of a shard")
@@ -370,18 +372,17 @@ async def settings(request: Request) -> Response:
     audit="settings",
     audits_body=True,
     summary="Change the settings of a shard",
-    openapi_extra=json_body(_SettingsBody, [IF_MATCH], example={"history": "30d", "mark_every_ms": 1000}),
+    openapi_extra=json_body(_SettingsBody, [IF_MATCH], example={"history": "30d", "mark_every": "1s"}),
 )
 async def configure(request: Request) -> Response:
-    """Omitted settings get their defaults. 409 if the current version is not that of If-Match."""
-    service, name = service_of(request), shard_of(request)
+    """Omitted settings are unchanged. 409 if the current version is not that of If-Match."""
     version = version_of(request)
-    body = await service.json(request, SETTINGS_BYTES_MAX, body_reader(_SettingsBody))
-    rows = (await service.state(name)).settings.rows  # unchanged, as the command checks the version
-    command = c.SetSettings(version, history_ms(body.history), body.mark_every_ms, rows)
-    result = await service.apply(name, command, caller_of(request))
-    assert isinstance(result, c.SettingsAre)
-    return _settings_response(result.settings)
+    body = await service_of(request).json(request, SETTINGS_BYTES_MAX, body_reader(_SettingsBody))
+
+    def work(shard: Shard) -> ShardSettings:
+        return shard.configure(history=body.history, mark_every=body.mark_every, expected_version=version)
+
+    return _settings_response(await run_on_shard(request, work))
 
 
 def _settings_response(settings: ShardSettings) -> Response:

@@ -285,11 +285,19 @@ def test_over_http_settings_are_compared_and_set(shard: Shard, http: TestClient)
     path = f"/v1/shards/{NAME}/settings"
     with http:
         found = http.get(path)
-        assert (found.json(), found.headers["etag"]) == ({"history": "1w", "mark_every_ms": 1000, "version": 1}, '"1"')
+        assert (found.json(), found.headers["etag"]) == ({"history": "1w", "mark_every": "1s", "version": 1}, '"1"')
         changed = http.put(path, json={"history": "none"}, headers={"If-Match": '"1"'})
-        assert changed.json() == {"history": "none", "mark_every_ms": 1000, "version": 2}
+        assert changed.json() == {"history": "none", "mark_every": "1s", "version": 2}
         assert http.put(path, json={"history": "7d"}, headers={"If-Match": '"1"'}).status_code == 409
-        for body, headers in [({"history": "7d"}, {}), ({"keep": "7d"}, {"If-Match": '"2"'}), ([], {"If-Match": "2"})]:
+        changed = http.put(path, json={"mark_every": "10s"}, headers={"If-Match": '"2"'})
+        assert changed.json() == {"history": "none", "mark_every": "10s", "version": 3}, "what is omitted is unchanged"
+        for body, headers in [
+            ({"history": "7d"}, {}),
+            ({"keep": "7d"}, {"If-Match": '"3"'}),
+            ({"mark_every": 1000}, {"If-Match": '"3"'}),
+            ({"mark_every": "none"}, {"If-Match": '"3"'}),
+            ([], {"If-Match": "3"}),
+        ]:
             assert http.put(path, json=body, headers=headers).status_code == 400
         assert http.put("/v1/shards/b", json={"fields": [{"name": "i", "type": "int8", "key": True}], "history": "2d"})
         assert http.get("/v1/shards/b/settings").json()["history"] == "2d"
