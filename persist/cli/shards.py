@@ -18,7 +18,7 @@ from persist.cli.schema import add_check_argument, read_checks, read_columns, re
 from persist.cli.terminal import Screen, plain
 from persist.client.arguments import columns_of
 from persist.client.connect import Client
-from persist.client.shard_listing import ShardsDropped
+from persist.client.stream_cuts import check_names_or_prefix
 from persist.client.timestamps import read_point, retention_ms
 from persist.core.batch import HollowBatch
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard
@@ -257,24 +257,26 @@ def add_drop(parser: argparse.ArgumentParser) -> None:
 
 def run_drop(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
-        names, prefix, force = arguments.names or None, arguments.prefix, arguments.force
-        chosen = client.drop_shards(names, prefix=prefix, force=force)
-        count = len(chosen.outcomes)
-        if not arguments.yes and not _is_confirmed(chosen):
-            print(f"persist drop: nothing was dropped: {count} would be; give --yes to drop them", file=sys.stderr)
+        names, prefix, force = tuple(dict.fromkeys(arguments.names)), arguments.prefix, arguments.force
+        check_names_or_prefix(names or None, prefix, "drop")
+        listed = client.drop_shards(prefix=prefix, force=force) if prefix is not None else None
+        if listed is not None:
+            names = tuple(outcome.shard for outcome in listed.outcomes)
+        if not arguments.yes and not _is_confirmed(names):
+            print(f"persist drop: nothing was dropped: {len(names)} would be; give --yes to drop them", file=sys.stderr)
             return REFUSED
-        dropped = client.drop_shards(names, prefix=prefix, confirm=count, force=force) if count else chosen
+        dropped = listed if listed is not None and not names else client.drop_shards(names, force=force)
     print(json.dumps(dropped.to_json()))
-    return 0 if dropped.complete or not count else 1
+    return 0 if dropped.complete or not names else 1
 
 
-def _is_confirmed(chosen: ShardsDropped) -> bool:
+def _is_confirmed(names: Sequence[str]) -> bool:
     """Ask the user at the terminal."""
     if not sys.stdin.isatty():
         return False
-    names = [plain(outcome.shard) for outcome in chosen.outcomes[:SHOWN_MAX]]
-    more = f" and {len(chosen.outcomes) - SHOWN_MAX} more" if len(chosen.outcomes) > SHOWN_MAX else ""
-    print(f"drop {', '.join(names)}{more}? [y/N] ", end="", file=sys.stderr, flush=True)
+    shown = [plain(name) for name in names[:SHOWN_MAX]]
+    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
+    print(f"drop {', '.join(shown)}{more}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

@@ -479,7 +479,7 @@ class Client(Timeable):
         Args:
             names: the shards, at most 1,000.
             prefix: instead of names: the shards whose names begin so. It must not be empty.
-            confirm: how many they are. None: only list which would be dropped.
+            confirm: how many they are. A prefix without it drops nothing: the result lists its shards.
             force: also while readers hold them.
         Returns: an outcome for each shard: an error of one does not stop the others.
         Raises: InvalidUsage (no such shards, too many, or not as many as were confirmed; nothing was dropped).

@@ -59,7 +59,7 @@ class ShardDropped:
 
 @dataclass(frozen=True)
 class ShardsDropped:
-    """The result of `Client.drop_shards`. `done` is false if it only listed the shards."""
+    """The result of `Client.drop_shards`. `done` is false if it only listed the shards of a prefix."""
 
     done: bool
     outcomes: tuple[ShardDropped, ...]
@@ -109,9 +109,9 @@ def drop_shards(transport: Transport, settings: HandleSettings, chosen: DropRequ
     names = chosen_names(transport, chosen.names, chosen.prefix, DROPPED_MAX)
     if len(names) > DROPPED_MAX:
         raise InvalidUsage(f"one call drops at most {DROPPED_MAX} shards; give fewer names, or a longer prefix")
-    if chosen.confirm is None:
+    if chosen.confirm is None and chosen.prefix is not None:
         return ShardsDropped(False, tuple(ShardDropped(name, None) for name in names))
-    if chosen.confirm != len(names):
+    if chosen.confirm not in (None, len(names)):
         raise InvalidUsage(
             f"confirm is {chosen.confirm}, and {len(names)} shards are selected: look at them, then confirm that many",
             count=len(names),

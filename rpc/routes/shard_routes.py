@@ -137,7 +137,7 @@ async def names(
     openapi_extra=json_body(_Drop, example={"prefix": "tmp/", "confirm": 12}),
 )
 async def delete_many(request: Request) -> Response:
-    """Pass `shards` or `prefix`; without `confirm`, their number, it only lists them. An outcome for each."""
+    """Pass `shards`, or `prefix`, which only lists them without `confirm`, their number. An outcome for each."""
     service, principal = service_of(request), principal_of(request)
     body = await service.json(request, SCHEMA_BYTES_MAX, body_reader(_Drop))
     chosen = DropRequest(body.shards, body.prefix, body.confirm, body.force)

@@ -73,12 +73,12 @@ def test_nothing_is_dropped_without_confirming_how_many(machine: Machine, http: 
 
 def test_what_one_shard_refuses_keeps_no_other(machine: Machine) -> None:
     machine.shard("tmp/a").critical_reader("billing")
-    done = machine.client.drop_shards([*NAMES, "nobody"], confirm=4)
+    done = machine.client.drop_shards([*NAMES, "nobody"])
     kinds = {one.shard: one.error.kind for one in done.outcomes if one.error}
     assert (kinds, done.complete) == ({"nobody": "unknown_shard", "tmp/a": "conflict"}, False)
     assert machine.client.shards() == ["tmp/a"]
-    assert machine.client.drop_shards(["tmp/a"], confirm=1, force=True).complete
-    assert machine.client.drop_shards(["tmp/a"], confirm=1).complete, "it is gone already"
+    assert machine.client.drop_shards(["tmp/a"], force=True).complete
+    assert machine.client.drop_shards(["tmp/a"]).complete, "it is gone already"
 
 
 @pytest.mark.parametrize(
