@@ -22,7 +22,7 @@ from tests.support.examples import is_whole, seeds, size
 
 FEW = range(7)
 MANY = [range(160)]  # `python -m tests.simulation 0:20000` runs more
-COPIED = range(CLONES_FROM, CLONES_FROM + size(2, 40))
+COPIED = range(CLONES_FROM, CLONES_FROM + size(2, 120))  # a clone after a drop happens in one of forty
 SHARED = range(SHARED_FROM, SHARED_FROM + size(2, 40))
 FED = range(INGESTED.start, INGESTED.start + size(2, 40))
 OF_TODAY = seeds(80)
