@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from persist.core.errors import TokenReused, Unauthorized, Unavailable, UnknownShard, UpgradeNeeded, UpperMismatch
 
     # isort: on
-    from persist.core.ids import Token, token_of_key
+    from persist.core.ids import Token
     from persist.parts import ShardSchema
 
     __version__: str
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot", "SnapshotSplit", "Listen", "ShardTag"]
 __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "CriticalReaderHandle", "Attributes"]
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
-__all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated", "Cut"]
+__all__ += ["Appended", "Token", "Changes", "ChangesSplit", "Restored", "Truncated", "Cut"]
 __all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun", "ShardSummary", "ShardDropped"]
 __all__ += ["ShardsDropped", "ErasureStatus", "ColumnRun", "Subscription", "Scan"]
 __all__ += ["Edited", "Merge", "source", "target", "Optimized", "Vacuumed"]

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import persist
 from persist.core.errors import PersistError
+from persist.core.ids import token_of_key
 from rpc.cli.program import parser_for
 from tests.support.examples import thinned
 from tests.support.typed import KINDS, Place, place_of
@@ -125,7 +125,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             columns = pa.schema([pa.field("id", pa.int64(), nullable=False), ("state", pa.string())])
             shard = client.create_shard("orders", columns, ["id"])
             shard.insert([{"id": 1, "state": "new"}])
-            shard.insert([{"id": 2, "state": "new"}], token=persist.token_of_key("used"))
+            shard.insert([{"id": 2, "state": "new"}], token=token_of_key("used"))
             shard.forget(1)
         yield found
 

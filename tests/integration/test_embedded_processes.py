@@ -45,7 +45,7 @@ with persist.connect(url) as client:
     while not os.path.exists(stop):
         os.write(file, b"?%d\\n" % number)
         if number % 5 == 4:
-            token = persist.token_of_key(f"{name}/{number}")
+            token = f"{name}/{number}"
             client.shard("orders").insert([{"name": name, "number": number}], token=token)
         else:
             writer.insert([{"name": name, "number": number}])

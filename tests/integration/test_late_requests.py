@@ -36,6 +36,7 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
+from persist.core.ids import token_of_key
 from persist.core.state import SchemaRecord
 from persist.http_client.http_calls import HttpCalls, Servers
 from persist.parts import ShardSchema
@@ -49,7 +50,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False)])
 WIDER = SCHEMA.append(pa.field("v", pa.int64()))
 WIDEST = WIDER.append(pa.field("w", pa.int64()))
 LOCK = persist.named_key("lock")
-TOKEN = persist.token_of_key("the write that comes late")
+TOKEN = token_of_key("the write that comes late")
 
 
 @dataclass

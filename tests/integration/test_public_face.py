@@ -30,7 +30,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 PUBLIC = """
     connect Client Connection Shard ShardSchema Snapshot SnapshotSplit Listen ShardTag ListenEvent ReadLease WriteHandle
     PipelinedWriter CriticalReaderHandle Attributes AttributeKey attribute_key named_key AttributeUpdate BYTE_COUNT
-    EVENT_COUNT Antichain Appended Token token_of_key Changes ChangesSplit Restored Truncated Cut CutTruncated
+    EVENT_COUNT Antichain Appended Token Changes ChangesSplit Restored Truncated Cut CutTruncated
     ShardTruncated RowRetention RetentionRun ShardSummary ShardDropped ShardsDropped ErasureStatus ColumnRun
     Subscription Scan Edited Merge source target Optimized Vacuumed
     HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings
@@ -316,8 +316,8 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ),
     ("a key of nothing", lambda c, s: persist.named_key(5), "the name of a key is text, not 5"),  # type: ignore[arg-type]
     ("a path's ?", lambda c, s: persist.connect("persist:///a?b"), "%3F for"),
-    ("a token of no text", lambda c, s: persist.token_of_key(""), "is a non-empty Unicode text"),
-    ("a token of half a character", lambda c, s: persist.token_of_key("\ud800"), "is a non-empty Unicode text"),
+    ("a token of no text", lambda c, s: s.insert([], token=""), "a token has 1 to 200 characters, not 0"),
+    ("a token of half a character", lambda c, s: s.upsert([], token="\ud800"), "is a non-empty Unicode text"),
     ("a key of half a character", lambda c, s: persist.named_key("\ud800"), "half a surrogate pair"),
     ("a wait of nan seconds", lambda c, s: s.snapshot(0, wait_s=float("nan")), "wait_s is nan"),
     ("a wait without end", lambda c, s: s.snapshot(0, wait_s=float("inf")), "wait_s is inf"),
