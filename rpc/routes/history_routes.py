@@ -52,13 +52,12 @@ router = Router(prefix="/v1/shards", tags=["history"])
 async def time_at(
     request: Request,
     timestamp: Annotated[str, Query(description="With a time zone (RFC 3339).", max_length=64)],
-    wait: Annotated[float, Query(ge=0, le=3600, description="Maximum seconds to wait for a future one.")] = 0.0,
+    wait: Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Maximum seconds to wait for a future one.")] = 0.0,
 ) -> Response:
     """All times before `frontier` were complete; the answer never changes. `as_of` is the latest of them."""
     service, name = service_of(request), shard_of(request)
     instant = read_instant("parameter timestamp", timestamp)
-    wait_s = min(wait, WAIT_S_MAX)
-    resolution = await service.work.run(partial(resolve_time, service.transport, name, instant, wait_s, wait_s))
+    resolution = await service.work.run(partial(resolve_time, service.transport, name, instant, wait, wait))
     upper = resolution.upper.element
     as_of = {} if upper is None or upper == 0 else {"as_of": upper - 1}
     return json_response({"frontier": resolution.upper.to_json(), **as_of, "timestamp": instant_text(resolution.at_ms)})
@@ -175,7 +174,7 @@ async def changes(
     other: Annotated[str | None, Query(description="A shard to compare with at `end`; default: this one.")] = None,
     columns: Annotated[str | None, Query(description="Names of columns, comma-separated; default: all.")] = None,
     form: Format = None,
-    wait: Annotated[float, Query(ge=0, le=3600, description="Maximum seconds to wait for the times.")] = 10.0,
+    wait: Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Maximum seconds to wait for the times.")] = 10.0,
 ) -> Response:
     """Streamed in key order; `__diff` is the multiplicity of a row at `end` minus that at `start`.
 
@@ -185,11 +184,11 @@ async def changes(
     service, name = service_of(request), shard_of(request)
     for compared in {name, name if other is None else check_shard_name(other)}:
         principal_of(request).require(READ, compared)
-    format_name, wait_s = rows.format_of(request.headers.get("accept"), form), min(wait, WAIT_S_MAX)
+    format_name = rows.format_of(request.headers.get("accept"), form)
 
     def opening() -> Changes:
         shard, later = open_shard(service, name), None if other is None else open_shard(service, other)
-        return shard.changes(*points, other=later, columns=columns_of(columns), wait_s=wait_s)
+        return shard.changes(*points, other=later, columns=columns_of(columns), wait_s=wait)
 
     return await streamed(service, opening, _headers, format_name)
 

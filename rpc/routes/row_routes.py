@@ -132,7 +132,7 @@ async def snapshot(
     wanted: Limited,
     form: Format = None,
     expand: Annotated[bool, Query(description="Repeat rows instead of a column __diff.")] = False,
-    wait: Annotated[float, Query(ge=0, le=3600, description="Maximum seconds to wait for `as_of`.")] = 10.0,
+    wait: Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Maximum seconds to wait for `as_of`.")] = 10.0,
 ) -> Response:
     """Streamed in key order.
 
@@ -142,14 +142,13 @@ async def snapshot(
     """
     service, name = service_of(request), shard_of(request)
     format_name = rows.format_of(request.headers.get("accept"), form)
-    wait_s = min(wait, WAIT_S_MAX)
 
     def headers(opened: Snapshot) -> dict[str, str]:
         return {"persist-as-of": str(opened.as_of), **timestamp_header("persist-timestamp", opened.timestamp)}
 
     def opening() -> Snapshot:
         shard, at, (selection, limit) = open_shard(service, name), _at(as_of), wanted
-        return snapshot_of(shard, at, resolve_selection(selection, shard.schema), limit, wait_s, "http snapshot")
+        return snapshot_of(shard, at, resolve_selection(selection, shard.schema), limit, wait, "http snapshot")
 
     return await streamed(service, opening, headers, format_name, expand)
 
@@ -159,15 +158,14 @@ async def count(
     request: Request,
     as_of: AsOfOrTag,
     selection: Selecting,
-    wait: Annotated[float, Query(ge=0, le=3600, description="Maximum seconds to wait for `as_of`.")] = 10.0,
+    wait: Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Maximum seconds to wait for `as_of`.")] = 10.0,
 ) -> Response:
     """The sum of `__diff`: each row counts by its multiplicity. `columns` has no effect, but must be valid."""
     service, name = service_of(request), shard_of(request)
-    wait_s = min(wait, WAIT_S_MAX)
 
     def work() -> dict[str, int]:
         shard = open_shard(service, name)
-        opened, rows = counted(shard, _at(as_of), resolve_selection(selection, shard.schema), wait_s)
+        opened, rows = counted(shard, _at(as_of), resolve_selection(selection, shard.schema), wait)
         return {"as_of": opened.as_of, "count": rows}
 
     with service.snapshots:

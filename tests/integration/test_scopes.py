@@ -397,5 +397,5 @@ def test_a_snapshot_beyond_a_forced_since_says_so_at_once(place: Place) -> None:
     shard = persist.Client(place.app.state.service.transport).shard(NAME)
     with pytest.raises(NotReadable, match=f"since .{BEYOND}., beyond its upper .10.: nothing can be read until"):
         shard.snapshot(wait_s=600)
-    answer = place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?wait=600")
+    answer = place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?wait=60")
     assert (answer.status_code, answer.json()["kind"]) == (410, "not_readable")
