@@ -9,7 +9,8 @@ BENCH := $(VENV)/.stamp-bench
 BENCHES := core kernel kernel_load console cost crowd codec history copies model regions tables stores maintenance parts sight sight_metrics service spark speed attributes consolidation walls streams
 PACKAGES := persist,blob,consensus,rpc,compactor,pyspark_persist
 ARGS ?=
-PARALLEL := -n logical --maxprocesses 4 --dist loadscope
+# More processes than two cores: tests wait for servers, pauses and each other.
+PARALLEL := -n 4 --dist loadscope
 # Spark waits 10 s for a Python worker to begin, and no setting changes that: its tests have a run of their own.
 SPARK := tests/integration/spark
 BUT_SPARK := --ignore=$(SPARK)

@@ -200,10 +200,10 @@ def _are_doubles(cells: pa.Array, whole: pa.Array, part: pa.Array, exponent: pa.
 
 
 def _is_shortest(cell: str) -> bool:
-    """Whether a double keeps the value of a cell: a whole number exactly, as reading requires, others by its text."""
+    """Whether the text of a double has the value of the cell. Reading takes only whole numbers that are exact."""
     value = float(cell)
-    if is_whole(cell):
-        return math.isfinite(value) and int(cell) == value
+    if is_whole(cell) and (math.isinf(value) or int(cell) != value):
+        return False
     return Decimal(repr(value)) == Decimal(cell)
 
 

@@ -146,6 +146,7 @@ def has_value(value: Any, cell: str) -> bool:
 
 @given(COLUMN)
 @example(["0.5", "1192092895507812500000000000000000"])  # the shortest text of a double, which is another number
+@example(["0.5", "25413345112752128"])  # a double, whose shortest text is another number
 def test_every_cell_of_csv_is_read_as_what_it_says(tmp_path_factory: pytest.TempPathFactory, cells: list[str]) -> None:
     path = tmp_path_factory.mktemp("csv") / "f.csv"
     sink = io.StringIO(newline="")
