@@ -139,7 +139,10 @@ WRONG = [
     (["maintain", "sweep", "--age", "6m"], "a blob that is 0.1 hours old"),
     (["maintain", "sweep", "--age", "nan"], "--age is 'nan'"),
     (["serve", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "the TLS files c.pem and k.pem cannot be used"),
-    (["token", "create", "a", "--file", "missing/tokens.json"], "the tokens file missing/tokens.json cannot be written"),
+    (
+        ["token", "create", "a", "--file", "missing/tokens.json"],
+        "the tokens file missing/tokens.json cannot be written",
+    ),
 ]
 
 
