@@ -119,7 +119,7 @@ class Threads:
             self._under_way -= 1
 
     def close_result(self, future: asyncio.Future[Any]) -> None:
-        """Close the resource that nobody took of a future that is done, on a thread. Raises nothing."""
+        """Close the unused resource of a future that is done, on a thread. Raises nothing."""
         with suppress(InvalidUsage, Overloaded):
             self.submit(partial(_close_result, future))
 

@@ -257,15 +257,15 @@ def add_drop(parser: argparse.ArgumentParser) -> None:
 
 def run_drop(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
-        names, prefix, force = tuple(dict.fromkeys(arguments.names)), arguments.prefix, arguments.force
+        names, prefix = tuple(dict.fromkeys(arguments.names)), arguments.prefix
         check_names_or_prefix(names or None, prefix, "drop")
-        listed = client.drop_shards(prefix=prefix, force=force) if prefix is not None else None
-        if listed is not None:
-            names = tuple(outcome.shard for outcome in listed.outcomes)
+        dropped = client.drop_shards(prefix=prefix) if prefix is not None else None  # which only lists them
+        names = names if dropped is None else tuple(outcome.shard for outcome in dropped.outcomes)
         if not arguments.yes and not _is_confirmed(names):
             print(f"persist drop: nothing was dropped: {len(names)} would be; give --yes to drop them", file=sys.stderr)
             return REFUSED
-        dropped = listed if listed is not None and not names else client.drop_shards(names, force=force)
+        if dropped is None or names:
+            dropped = client.drop_shards(names, force=arguments.force)
     print(json.dumps(dropped.to_json()))
     return 0 if dropped.complete or not names else 1
 

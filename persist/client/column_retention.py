@@ -14,6 +14,7 @@ from persist.client.commit_info import info_bytes
 from persist.client.contents_diff import NamedTime
 from persist.client.idempotency import send
 from persist.client.optimistic_loop import (
+    CommitResult,
     Count,
     RewriteOperation,
     Step,
@@ -24,7 +25,7 @@ from persist.client.optimistic_loop import (
 from persist.client.read_leases import HandleSettings
 from persist.client.restore_truncation import DROP, DropOperation, Truncated
 from persist.client.snapshot import Held, hold_time, part_reader, with_renewal
-from persist.client.timestamps import record_json, to_datetime
+from persist.client.timestamps import to_datetime
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core import record
@@ -57,7 +58,7 @@ COLUMN = "column"  # its name in the commit history and in `why`
 
 
 @dataclass(frozen=True)
-class ColumnRun:
+class ColumnRun(CommitResult):
     """The result of retention by a column. `RetentionRun.by_column` has it.
 
     Rows were removed whose `column` was older than the wall clock `older_than`: `removed` of them, in the interval from
@@ -69,15 +70,6 @@ class ColumnRun:
     lower: Antichain
     upper: Antichain
     removed: int
-
-    @property
-    def changed(self) -> bool:
-        """Whether any row was removed."""
-        return self.lower != self.upper
-
-    def to_json(self) -> dict[str, Any]:
-        """The same for JSON; the wall clock in RFC 3339. Raises nothing."""
-        return record_json(self)
 
 
 @dataclass(frozen=True)

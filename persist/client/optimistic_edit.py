@@ -19,6 +19,7 @@ from persist.client.contents_diff import may_replace_all, runs_in_interval, runs
 from persist.client.dml_plans import Contents, VerbBinding
 from persist.client.idempotency import send_for
 from persist.client.optimistic_loop import (
+    CommitResult,
     Count,
     RewriteOperation,
     Step,
@@ -30,7 +31,6 @@ from persist.client.optimistic_loop import (
 )
 from persist.client.shared_lease_reads import hold_for_block
 from persist.client.snapshot import Held, part_reader, with_renewal
-from persist.client.timestamps import record_json
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c
@@ -44,7 +44,7 @@ from persist.core.errors import (
     UnknownShard,
     UpperMismatch,
 )
-from persist.core.frontier import EMPTY, MINIMUM, Antichain, last_time
+from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.ids import Token, mint, writer_of
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.parts import current_schema
@@ -54,7 +54,7 @@ REDONE_MAX = 100  # times that the updates are computed anew
 
 
 @dataclass(frozen=True)
-class Edited:
+class Edited(CommitResult):
     """The result of an edit verb.
 
     `lower` and `upper` are the interval that it took, as for an insert; they are equal if nothing changed, so that
@@ -71,20 +71,6 @@ class Edited:
     added: int | None
     removed: int | None
     retries: int = 0
-
-    @property
-    def time(self) -> int | None:
-        """The time of its commit: a snapshot as of it shows the result. None: nothing was committed."""
-        return last_time(self.lower, self.upper)
-
-    @property
-    def changed(self) -> bool:
-        """Whether anything changed."""
-        return self.lower != self.upper
-
-    def to_json(self) -> dict[str, Any]:
-        """The same for JSON. Raises nothing."""
-        return record_json(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from persist.client.dml_plans import GainedKeys
 from persist.client.idempotency import send_for
 from persist.client.read_leases import HandleSettings
 from persist.client.snapshot import Held, ReadSettings, check_lease
-from persist.client.timestamps import instant_of
+from persist.client.timestamps import instant_of, record_json
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteHandle, WriteSettings
 from persist.core import commands as c
@@ -38,7 +38,7 @@ from persist.core.errors import (
     SchemaMismatch,
     UpperMismatch,
 )
-from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
+from persist.core.frontier import MINIMUM, TIME_MAX, Antichain, last_time
 from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.transitions.part_admission import DIFF_MAX
@@ -74,6 +74,27 @@ class Count:
         """Count all rows, without passing them on."""
         for _ in self.of(tables):
             pass
+
+
+class CommitResult:
+    """The base of results: the interval `[lower, upper)` that the commit took, empty if nothing was committed."""
+
+    lower: Antichain
+    upper: Antichain
+
+    @property
+    def time(self) -> int | None:
+        """The time of its commit: a snapshot as of it shows the result. None: nothing was committed."""
+        return last_time(self.lower, self.upper)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything changed, so that it was committed."""
+        return self.lower != self.upper
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON; wall clocks in RFC 3339. Raises nothing."""
+        return record_json(self)
 
 
 class Step(Enum):

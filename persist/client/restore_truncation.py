@@ -15,6 +15,7 @@ from persist.client.contents_diff import READS_AT_ONCE, HeldInterval, NamedTime,
 from persist.client.dml_plans import Contents, GainedKeys
 from persist.client.idempotency import after_commit
 from persist.client.optimistic_loop import (
+    CommitResult,
     Count,
     Draft,
     RewriteOperation,
@@ -24,7 +25,7 @@ from persist.client.optimistic_loop import (
     read_facts,
 )
 from persist.client.snapshot import Held, hold_time, part_reader, with_renewal
-from persist.client.timestamps import record_json, resolve_time, to_datetime
+from persist.client.timestamps import resolve_time, to_datetime
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
@@ -35,7 +36,7 @@ from persist.core.errors import (
     UnknownShard,
     UpperMismatch,
 )
-from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier, last_time
+from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.transitions.part_admission import DIFF_MAX
@@ -50,7 +51,7 @@ from persist.parts.constraint_checks import check_rows
 
 
 @dataclass(frozen=True)
-class Restored:
+class Restored(CommitResult):
     """The result of a restore.
 
     `as_of` is the time whose contents the shard has again, and `timestamp` the first wall clock that shows it (None:
@@ -68,19 +69,9 @@ class Restored:
     removed: int | None
     attributes: tuple[str, ...] = ()
 
-    @property
-    def time(self) -> int | None:
-        """The time of its commit: a snapshot as of it shows the result. None: nothing was committed."""
-        return last_time(self.lower, self.upper)
-
-    @property
-    def changed(self) -> bool:
-        """Whether any row differed."""
-        return self.lower != self.upper
-
     def to_json(self) -> dict[str, Any]:
         """The same for JSON; the wall clock in RFC 3339. Raises nothing."""
-        return {**record_json(self), "attributes": {"changed": list(self.attributes), "others": "kept"}}
+        return {**super().to_json(), "attributes": {"changed": list(self.attributes), "others": "kept"}}
 
 
 @dataclass(frozen=True)
@@ -199,7 +190,7 @@ FORCED_TRIES_MAX = 100  # each failed one means that the writer has appended mea
 
 
 @dataclass(frozen=True)
-class Truncated:
+class Truncated(CommitResult):
     """The result of a truncation.
 
     `before` is the cut: rows that were there at the time before it were removed, if they still were there; `timestamp`
@@ -217,20 +208,6 @@ class Truncated:
     removed: int | None
     mode: str = RETRACT
     pending: bool = False
-
-    @property
-    def time(self) -> int | None:
-        """The time of its commit: a snapshot as of it shows the result. None: nothing was committed."""
-        return last_time(self.lower, self.upper)
-
-    @property
-    def changed(self) -> bool:
-        """Whether any row was removed."""
-        return self.lower != self.upper
-
-    def to_json(self) -> dict[str, Any]:
-        """The same for JSON; the wall clock in RFC 3339. Raises nothing."""
-        return record_json(self)
 
 
 @dataclass(frozen=True)

@@ -24,114 +24,133 @@ from persist.cli.output_files import OutputLost, drop_output, take_streams
 from persist.cli.terminal import complain, without_secrets_of
 from persist.core.errors import InvalidUsage, PersistError
 
-# command -> (package, module, one line of help, example)
-COMMANDS: dict[str, tuple[ModuleType, str, str, str]] = {
-    "create": (persist.cli, "shards", "make a shard", 'orders --schema "id int64, state string" --key id'),
-    "import": (
-        persist.cli,
-        "import_job",
-        "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow",
-        "orders orders.csv --upsert",
-    ),
-    "export": (persist.cli, "row_commands", "write the rows of a shard to a file", "orders orders.parquet --as-of 17"),
-    "cat": (persist.cli, "row_commands", "show the rows of a shard, or count them", "orders --where \"state = 'new'\""),
-    "tail": (
-        persist.cli,
-        "row_commands",
-        "show the latest changes of a shard; with -f, also later ones",
-        "orders -n 20 -f",
-    ),
-    "diff": (
-        persist.cli,
-        "row_commands",
-        "show the difference of two times of a shard, or of two shards",
-        "orders 16 17",
-    ),
-    "schema": (
-        persist.cli,
-        "schema",
-        "show and change the columns and the constraints of a shard",
-        "show orders",
-    ),
-    "drop": (persist.cli, "shards", "drop shards, by names or a prefix", "orders --yes"),
-    "shards": (persist.cli, "shards", "list shards, or show one", "--prefix eu/"),
-    "clone": (
-        persist.cli,
-        "shards",
-        "make a shard with the contents of another one; no row is copied",
-        "orders orders-test --at 17",
-    ),
-    "history": (
-        persist.cli,
-        "history",
-        "show and set how much history a shard keeps; list its commits",
-        "orders --keep 90d",
-    ),
-    "restore": (persist.cli, "history", "give a shard its earlier contents again", "orders --at 2026-11-01T00:00:00Z"),
-    "tag": (
-        persist.cli,
-        "history",
-        "keep single times of a shard readable, by name",
-        "set orders eom-2026-10 --at 416 --keep 400d",
-    ),
-    "retention": (
-        persist.cli,
-        "retention",
-        "delete rows by age or size: policies, truncation, stream cuts",
-        "set orders --age 90d",
-    ),
-    "erase": (
-        persist.cli,
-        "erase",
-        "delete rows of a shard for good, and show the progress",
-        "start orders --keys keys.json --deadline 30d",
-    ),
-    "check": (
-        rpc.cli,
-        "check",
-        "find faults with causes and remedies; --repair repairs a shard",
-        "--deep --rate 50MiB",
-    ),
-    "inspect": (
-        persist.cli,
-        "inspect",
-        "show the internals of shards and stores, also of damaged ones",
-        "state orders",
-    ),
-    "backup": (
-        persist.cli,
-        "backup",
-        "back up and restore a location, and recover from lost stores",
-        "create --to s3://backups/shop",
-    ),
-    "region": (
-        persist.cli,
-        "region",
-        "replicate to other regions, switch over, fail over",
-        "list --index regions.json",
-    ),
-    "serve": (rpc.cli, "serve", "serve shards over HTTP", "--dir shop --port 8000"),
-    "maintain": (
-        compactor.cli,
-        "maintain",
-        "merge batches and delete garbage in the background",
-        "run --dir shop --once",
-    ),
-    "token": (
-        rpc.cli,
-        "token",
-        "create, list and revoke bearer tokens of a server",
-        "create etl --scope write --prefix eu/ --file tokens.json",
-    ),
-    "completion": (rpc.cli, "program", "print a script by which bash, zsh or fish complete commands", "bash"),
+# group -> command -> (package, module, one line of help, example)
+GROUPS: dict[str, dict[str, tuple[ModuleType, str, str, str]]] = {
+    "shards and rows": {
+        "create": (persist.cli, "shards", "make a shard", 'orders --schema "id int64, state string" --key id'),
+        "import": (
+            persist.cli,
+            "import_job",
+            "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow",
+            "orders orders.csv --upsert",
+        ),
+        "export": (
+            persist.cli,
+            "row_commands",
+            "write the rows of a shard to a file",
+            "orders orders.parquet --as-of 17",
+        ),
+        "cat": (
+            persist.cli,
+            "row_commands",
+            "show the rows of a shard, or count them",
+            "orders --where \"state = 'new'\"",
+        ),
+        "tail": (
+            persist.cli,
+            "row_commands",
+            "show the latest changes of a shard; with -f, also later ones",
+            "orders -n 20 -f",
+        ),
+        "diff": (
+            persist.cli,
+            "row_commands",
+            "show the difference of two times of a shard, or of two shards",
+            "orders 16 17",
+        ),
+        "schema": (
+            persist.cli,
+            "schema",
+            "show and change the columns and the constraints of a shard",
+            "show orders",
+        ),
+        "drop": (persist.cli, "shards", "drop shards, by names or a prefix", "orders --yes"),
+        "shards": (persist.cli, "shards", "list shards, or show one", "--prefix eu/"),
+        "clone": (
+            persist.cli,
+            "shards",
+            "make a shard with the contents of another one; no row is copied",
+            "orders orders-test --at 17",
+        ),
+    },
+    "history": {
+        "history": (
+            persist.cli,
+            "history",
+            "show and set how much history a shard keeps; list its commits",
+            "orders --keep 90d",
+        ),
+        "restore": (
+            persist.cli,
+            "history",
+            "give a shard its earlier contents again",
+            "orders --at 2026-11-01T00:00:00Z",
+        ),
+        "tag": (
+            persist.cli,
+            "history",
+            "keep single times of a shard readable, by name",
+            "set orders eom-2026-10 --at 416 --keep 400d",
+        ),
+        "retention": (
+            persist.cli,
+            "retention",
+            "delete rows by age or size: policies, truncation, stream cuts",
+            "set orders --age 90d",
+        ),
+        "erase": (
+            persist.cli,
+            "erase",
+            "delete rows of a shard for good, and show the progress",
+            "start orders --keys keys.json --deadline 30d",
+        ),
+    },
+    "faults and copies": {
+        "check": (
+            rpc.cli,
+            "check",
+            "find faults with causes and remedies; --repair repairs a shard",
+            "--deep --rate 50MiB",
+        ),
+        "inspect": (
+            persist.cli,
+            "inspect",
+            "show the internals of shards and stores, also of damaged ones",
+            "state orders",
+        ),
+        "backup": (
+            persist.cli,
+            "backup",
+            "back up and restore a location, and recover from lost stores",
+            "create --to s3://backups/shop",
+        ),
+        "region": (
+            persist.cli,
+            "region",
+            "replicate to other regions, switch over, fail over",
+            "list --index regions.json",
+        ),
+    },
+    "services": {
+        "serve": (rpc.cli, "serve", "serve shards over HTTP", "--dir shop --port 8000"),
+        "maintain": (
+            compactor.cli,
+            "maintain",
+            "merge batches and delete garbage in the background",
+            "run --dir shop --once",
+        ),
+        "token": (
+            rpc.cli,
+            "token",
+            "create, list and revoke bearer tokens of a server",
+            "create etl --scope write --prefix eu/ --file tokens.json",
+        ),
+    },
+    "shell": {
+        "completion": (rpc.cli, "program", "print a script by which bash, zsh or fish complete commands", "bash"),
+    },
 }
-GROUPS: dict[str, tuple[str, ...]] = {
-    "shards and rows": ("create", "import", "export", "cat", "tail", "diff", "schema", "drop", "shards", "clone"),
-    "history": ("history", "restore", "tag", "retention", "erase"),
-    "faults and copies": ("check", "inspect", "backup", "region"),
-    "services": ("serve", "maintain", "token"),
-    "shell": ("completion",),
-}
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -164,8 +183,8 @@ def module_of(command: str) -> ModuleType:
 def parser_for(command: str | None = None) -> argparse.ArgumentParser:
     """The parser of the program, with the arguments of this command only."""
     listed = (
-        f"{group}:\n" + "".join(f"    {name:<10}  {COMMANDS[name][2]}\n" for name in names)
-        for group, names in GROUPS.items()
+        f"{group}:\n" + "".join(f"    {name:<10}  {what}\n" for name, (_, _, what, _) in commands.items())
+        for group, commands in GROUPS.items()
     )
     parser = _Parser(
         prog="persist",

@@ -179,11 +179,11 @@ def test_rows_in_csv_or_ndjson_could_take_a_terminal_over(directory: Path, form:
 
 
 def test_help_has_a_line_for_each_command_in_five_groups() -> None:
-    told = ran("--help")
-    assert re.findall(r"^    (\S+)", told.stdout, re.MULTILINE) == list(COMMANDS)
-    assert re.findall(r"^(\S.*):$", told.stdout, re.MULTILINE) == ["options", *GROUPS]
-    assert max(map(len, told.stdout.splitlines())) < 80
-    assert told.returncode == 0
+    shown = ran("--help")
+    assert re.findall(r"^    (\S+)", shown.stdout, re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^(\S.*):$", shown.stdout, re.MULTILINE) == ["options", *GROUPS]
+    assert max(map(len, shown.stdout.splitlines())) < 80
+    assert shown.returncode == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)
