@@ -120,8 +120,9 @@ class Threads:
 
     def close_result(self, future: asyncio.Future[Any]) -> None:
         """Close the unused resource of a future that is done, on a thread. Raises nothing."""
-        with suppress(InvalidUsage, Overloaded):
-            self.submit(partial(_close_result, future))
+        if _has_result(future):
+            with suppress(InvalidUsage, Overloaded):
+                self.submit(partial(_close_result, future))
 
     def close(self) -> None:
         """End: results of calls under way are dropped, and waiting calls never start. Raises nothing."""
@@ -129,10 +130,12 @@ class Threads:
         self._waits.close()
 
 
+def _has_result(future: Future[Any] | asyncio.Future[Any]) -> bool:
+    return not future.cancelled() and future.exception() is None
+
+
 def _close_result(future: Future[Any] | asyncio.Future[Any]) -> None:
-    if future.cancelled() or future.exception() is not None:
-        return
-    close = getattr(future.result(), "close", None)
+    close = getattr(future.result(), "close", None) if _has_result(future) else None
     if close is not None:
         with suppress(Exception):  # the caller is gone
             close()
