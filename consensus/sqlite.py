@@ -96,6 +96,7 @@ class SqliteConsensus(SqlConsensus):
         self._path = os.path.abspath(path)
         self._write_lock = threading.Lock()
         self._writer: Any = None  # guarded by the lock
+        self._file: tuple[int, int] | None = None  # device and inode of the file, once it is open
         self._turns = FileTurns(f"{self._path}-turns")
         self._poll_stop = threading.Event()
         self._followers = 0
@@ -103,7 +104,7 @@ class SqliteConsensus(SqlConsensus):
         self._followed = threading.Event()  # set while a key is followed, and when polling ends
         engine = sa.create_engine(
             "sqlite://",
-            creator=lambda: _open(self._path, busy_timeout_ms / 1000),
+            creator=lambda: self._open_file(busy_timeout_ms / 1000),
             poolclass=sa.pool.QueuePool,
             pool_size=POOL_SIZE,
             max_overflow=0,
@@ -125,6 +126,28 @@ class SqliteConsensus(SqlConsensus):
     @property
     def url(self) -> str:
         return f"sqlite:///{self._path}"
+
+    def _open_file(self, timeout_s: float) -> _Connection:
+        self._check_file()  # before a new, empty file is made where the open one was
+        connection = _open(self._path, timeout_s)
+        self._file = self._file or _file_at(self._path)
+        return connection
+
+    def _check_file(self) -> None:
+        """Raise ConsensusUnavailable if another file, or none, is now where the open file was.
+
+        SQLite goes on with the file that it has open, wherever that is now: what it commits would be lost for every
+        process that opens the path later.
+        """
+        if self._file is not None and self._file != _file_at(self._path):
+            raise ConsensusUnavailable(
+                f"{self.url} was moved, deleted or replaced while it was open, so it is neither read nor written: move "
+                "it back, or restart this process to use what is there now"
+            )
+
+    def _begin_call(self, connection: Any) -> int:
+        self._check_file()
+        return super()._begin_call(connection)
 
     def _translate(self, error: Exception, kind: Kind) -> Exception:
         if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):  # the store was closed meanwhile
@@ -171,6 +194,7 @@ class SqliteConsensus(SqlConsensus):
         check_process(self._pid, self.url, ConsensusUsage)
         text, parameters = bind(compiled, values)
         with self._write_lock:
+            self._check_file()
             pooled = self._writer or self._pooled_connection()
             try:
                 count: int = pooled.driver_connection.execute(text, parameters).rowcount
@@ -368,6 +392,14 @@ def _is_read_only(path: str) -> bool:
     with contextlib.suppress(OSError):
         return bool(os.statvfs(os.path.dirname(path)).f_flag & os.ST_RDONLY)
     return False
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    """Device and inode of the file at this path; None if it cannot be looked up."""
+    with contextlib.suppress(OSError):
+        file = os.stat(path)
+        return file.st_dev, file.st_ino
+    return None
 
 
 def _size(path: str) -> int:

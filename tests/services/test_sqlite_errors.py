@@ -61,6 +61,24 @@ def test_another_process_keeps_the_write_lock(store: SqliteConsensus, path: Path
     assert store.compare_and_set("k", 1, b"x")
 
 
+@pytest.mark.parametrize("then", ["nothing", "a copy"])
+def test_a_file_that_was_moved_is_neither_written_nor_made_anew(store: SqliteConsensus, path: Path, then: str) -> None:
+    """SQLite goes on with the file that it has open: what was acknowledged so would be lost for all others."""
+    assert store.compare_and_set("k", 1, b"x")
+    moved = path.with_name("moved.db")
+    path.rename(moved)
+    if then == "a copy":
+        path.write_bytes(moved.read_bytes())
+    for call in (lambda: store.compare_and_set("k", 2, b"y"), lambda: store.head("k"), store.check):
+        with pytest.raises(ConsensusUnavailable, match=r"moved, deleted or replaced .* move it back, or restart"):
+            call()
+    assert path.exists() == (then == "a copy")
+    moved.rename(path)
+    head = store.head("k")
+    assert head is not None and (head.seqno, head.data) == (1, b"x")
+    assert store.compare_and_set("k", 2, b"y")
+
+
 def test_the_disk_is_full(tiny_disk: Path) -> None:
     with closing(SqliteConsensus(str(tiny_disk / "consensus.db"))) as store:
         with pytest.raises(ConsensusUnavailable, match="full"):
