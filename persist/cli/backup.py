@@ -23,7 +23,7 @@ from persist.client.timestamps import instant_text, read_instant, retention_ms
 from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up
 from persist.copies.backup_restore import RestoreRequest, restore, select_backup, verify_backup
-from persist.copies.backup_store import Backup, BackupStore, KeepRule, prune
+from persist.copies.backup_store import Backup, BackupStore, KeepRule, check_separate, prune
 from persist.copies.recovery import GAP, Recovered, RecoveryRequest, plan, recover
 from persist.copies.state_file import FILE_BYTES_MAX, export_state, import_state, read_file
 from persist.copies.throttled_blob import read_rate
@@ -112,12 +112,10 @@ def _create(arguments: argparse.Namespace) -> int:
         tuple(arguments.names), arguments.prefix, arguments.consistent, read_rate(arguments.rate), arguments.at_once
     )
     request.check()
-    with (
-        closing(where_of(arguments).open(must_exist=True)) as location,
-        blob_at(arguments.to, must_exist=False) as blob,
-        _progress_line() as show,
-    ):
-        backup = back_up(location, BackupStore(blob, SystemClock(), SystemIds()), request, show)
+    with closing(where_of(arguments).open(must_exist=True)) as location:
+        check_separate(location.blob.url, arguments.to)
+        with blob_at(arguments.to, must_exist=False) as blob, _progress_line() as show:
+            backup = back_up(location, BackupStore(blob, SystemClock(), SystemIds()), request, show)
     print(json.dumps(_line(backup)))
     return 0
 

@@ -15,15 +15,17 @@ gives up if there is one. So both may give up, but never both proceed. Killed ru
 from __future__ import annotations
 
 import json
+import posixpath
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct, ValidationError, convert, to_builtins
 
-from blob import Blob, BlobExists, BlobNotFound
+from blob import Blob, BlobExists, BlobNotFound, without_secrets
 from persist.commit.system import Clock
 from persist.core.blob_keys import belongs_to
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UpgradeNeeded
@@ -130,6 +132,27 @@ class BackupListing:
                 instead = "" if last is None else f". The latest readable one is {last.id}: give its id"
                 raise type(unread.error)(f"{unread.error.message}{instead}")
         return last
+
+
+def check_separate(location: str, backups: str) -> None:
+    """Check that a backup would survive its location: both are URLs of blob stores.
+
+    Raises InvalidUsage: the backups would be in memory, or below the location's own blobs, whose sweeps list them.
+    """
+    if backups[:4].lower() == "mem:":
+        raise InvalidUsage(f"{backups} is in memory, so the backup would end with this command: give another store")
+    if _folder(backups).startswith(_folder(location)):
+        raise InvalidUsage(
+            f"{without_secrets(backups)} is in the blob store of the location, {without_secrets(location)}: give the "
+            "backups a store, or a prefix, beside it"
+        )
+
+
+def _folder(url: str) -> str:
+    """A blob store's URL without its options, with a slash at its end."""
+    parts = urlsplit(url)
+    host = "" if parts.netloc == "localhost" else parts.netloc
+    return f"{parts.scheme}://{host}{posixpath.normpath(unquote(parts.path) or '/')}/"
 
 
 class BackupStore:

@@ -132,6 +132,10 @@ def to_a_location(place: Place) -> list[object]:
     return ["create", "--dir", place.data, "--to", f"file://{place.data}/blob"]
 
 
+def to_its_own(place: Place) -> list[object]:
+    return ["create", "--dir", place.data, "--to", f"file://localhost{place.data}/blob/./copies"]
+
+
 def to_anothers(place: Place) -> list[object]:
     filled(place.root / "other", ["orders"])
     return ["create", "--dir", place.root / "other", "--to", place.url]
@@ -194,6 +198,8 @@ def beside(place: Place, kind: str, *arguments: object) -> list[object]:
 BAD_PACE = "`--at-once` above 64"
 WRONG: dict[str, Wrong] = {
     "`--to` is the blob store of a location, or has other content": to_a_location,
+    "`--to` is below the blobs of the location": to_its_own,
+    "`--to` is in memory": lambda p: ["create", "--dir", p.data, "--to", "mem:copies"],
     "`--to` has backups of another location": to_anothers,
     "`--from` has no backups": no_backups,
     "`--backup` is not an id": lambda p: ["show", "--from", p.url, "--backup", "../x"],
@@ -248,6 +254,7 @@ def test_what_is_wrong_is_refused_and_nothing_is_written(
     assert (code, out, err.count("\n")) == (1, [], 1), err
     assert {error.kind for error in made if error.message in err} == {DOCUMENTED.get(row, "invalid_usage")}, err
     assert kept(place) == before
+    assert not (place.data / "blob" / "copies").exists()
     if (place.root / "again").exists():
         with persist.connect(f"persist://{place.root}/again") as client:
             assert "eu/orders" not in client.shards()

@@ -75,7 +75,8 @@ def test_a_file_that_was_moved_is_neither_written_nor_made_anew(store: SqliteCon
     assert path.exists() == (then == "a copy")
     moved.rename(path)
     head = store.head("k")
-    assert head is not None and (head.seqno, head.data) == (1, b"x")
+    assert head is not None
+    assert (head.seqno, head.data) == (1, b"x")
     assert store.compare_and_set("k", 2, b"y")
 
 
