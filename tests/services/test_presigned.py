@@ -22,6 +22,7 @@ from persist.core.blob_keys import is_part_key, part_key
 from persist.core.ids import PartId, WriterId, shard_id_of
 from rpc.client.http_stores import HttpBlob
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([pa.field("id", pa.string()), pa.field("n", pa.int64())])
 ROWS = 50_000
@@ -66,7 +67,7 @@ def test_credentials_go_to_no_endpoint_that_the_client_does_not_have_itself(
         with monkeypatch.context() as environment:
             if own is not None:
                 environment.setenv(name, own)
-            with persist.connect(server.url) as client:
+            with persist.connect(server.url, connect_s=WAIT_S) as client:  # a slow bucket is left to the server
                 metered = client.transport.blob
                 shard = client.create_shard("one", SCHEMA, ["id"])
                 shard.insert(pa.table({"id": ["a"] * ROWS, "n": list(range(ROWS))}))
