@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unauthorized
 from persist.telemetry.metrics import REASON_MAX
-from persist.telemetry.tracing import TRACEPARENT, TraceSpan, begin_request
+from persist.telemetry.tracing import TraceSpan, begin_request
 from rpc import csrf
 from rpc.app_state import Service
 from rpc.audit import SHARDS_KEY, describe_request
@@ -57,7 +57,7 @@ class RequestMiddleware:
         elif tracer is None or not scope["path"].startswith("/v1/"):
             await self._handle(scope, receive, send)
         else:
-            traceparent = dict(scope["headers"]).get(TRACEPARENT.encode(), b"").decode("latin-1")
+            traceparent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
             parent = tracer.place_of(traceparent) if traceparent else None
             with tracer.span("persist.server", {}, kind="server", below=parent) as span:
                 await self._handle(scope, receive, send, span)

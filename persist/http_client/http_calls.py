@@ -32,7 +32,7 @@ from persist.core.errors import (
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from persist.http_client.http_connection import ANSWER_BYTES_MAX, Broken, ConnectionPool, NotSent, Reply, tls_of
 from persist.telemetry.metrics import Durations, Storms
-from persist.telemetry.tracing import TRACEPARENT, Requesting, Tracer, open_tracer
+from persist.telemetry.tracing import Requesting, Tracer, open_tracer
 
 # Every client with the same list of servers sends a shard to the same server, so that its commits meet in one queue. A
 # server that does not answer is passed over, and probed by one request at a time until it answers again.
@@ -170,7 +170,7 @@ class HttpCalls:
         """As `_call`, in a span that is the parent of the server's."""
         attributes = {"persist.request_id": request_id, "persist.shard": call.shard}
         with tracer.span(f"persist.client {call.method}", attributes, kind="client") as span:
-            headers = {**call.headers, TRACEPARENT: tracer.traceparent()}
+            headers = {**call.headers, **tracer.headers()}
             try:
                 reply = self._call(replace(call, headers=headers), request_id)
             except PersistError as error:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from blob.metrics import Observe
 from persist.core import commands as c
 from persist.core.errors import Corruption, PersistError
 from persist.formats.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Labelled, Spread, single_series
-from persist.telemetry.tracing import Place, Tracer, TraceSpan, request_id
+from persist.telemetry.tracing import Tracer, TraceSpan, request_id
 
 
 class StoreCalls:
@@ -285,7 +285,7 @@ class Sight:
 
     @contextmanager
     def _span(
-        self, name: str, attributes: Mapping[str, str | int], places: Sequence[Place] = ()
+        self, name: str, attributes: Mapping[str, str | int], places: Sequence[Any] = ()
     ) -> Iterator[TraceSpan | None]:
         """A child span of the first of the places; None without a tracer."""
         if self.tracer is None:
@@ -307,7 +307,7 @@ class Origin:
 
     queued_s: float
     request_id: str
-    place: Place | None
+    place: Any  # of the tracer
 
 
 class CommitWatch:

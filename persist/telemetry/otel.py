@@ -17,30 +17,35 @@ from opentelemetry.trace.propagation import tracecontext
 
 from blob import optional
 from persist.core.errors import InvalidUsage
-from persist.telemetry.tracing import TRACEPARENT, TRACEPARENT_CHARS_MAX
 
 KINDS = {"client": SpanKind.CLIENT, "server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
+TRACEPARENT_CHARS_MAX = 128
 REASON_MAX = 500  # characters of an error message in a span
 EXTRA = "persist-shards[otel]"
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 class OtelSpan:
-    """Implements `persist.telemetry.tracing.TraceSpan`."""
+    """An active span."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
 
     def tell(self, name: str, value: str | int) -> None:
+        """Set an attribute."""
         self._span.set_attribute(name, value)
 
     def failed(self, kind: str, reason: str) -> None:
+        """Mark the operation of the span as failed."""
         self._span.set_attribute("error.type", kind)
         self._span.set_status(Status(StatusCode.ERROR, reason[:REASON_MAX]))
 
 
 class OtelTracer:
-    """Implements `persist.telemetry.tracing.Tracer`. `provider` None: the global one of the program."""
+    """Makes spans. Thread-safe. `provider` None: the global one of the program.
+
+    A SpanContext is the place of a span in its trace, for child spans and links.
+    """
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
         self._provider = provider
@@ -48,6 +53,7 @@ class OtelTracer:
         self._propagator = tracecontext.TraceContextTextMapPropagator()
 
     def current(self) -> SpanContext | None:
+        """The place of the active span in this thread or task, or None."""
         return _place_in(None)
 
     @contextmanager
@@ -60,6 +66,10 @@ class OtelTracer:
         below: SpanContext | None = None,
         links: Sequence[SpanContext] = (),
     ) -> Iterator[OtelSpan]:
+        """A span that is the current one during a `with`: a child of the span at `below`, or of the current span.
+
+        `kind`: `client`, `server` or `internal`.
+        """
         context = None if below is None else trace.set_span_in_context(NonRecordingSpan(below))
         with self._tracer.start_as_current_span(
             name,
@@ -73,6 +83,7 @@ class OtelTracer:
             yield OtelSpan(span)
 
     def passed(self, name: str, seconds: float, attributes: Mapping[str, str | int], *, failed: str = "") -> None:
+        """Record a child of the current span that has just ended after `seconds`."""
         ended_ns = time.time_ns()
         span = self._tracer.start_span(
             name, kind=SpanKind.CLIENT, attributes=dict(attributes), start_time=ended_ns - int(seconds * 1e9)
@@ -81,15 +92,17 @@ class OtelTracer:
             OtelSpan(span).failed(failed, failed)
         span.end(ended_ns)
 
-    def traceparent(self) -> str:
+    def headers(self) -> dict[str, str]:
+        """The current place as the header `traceparent` of W3C; none if there is no span."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier)
-        return carrier.get(TRACEPARENT, "")
+        return carrier
 
     def place_of(self, traceparent: str) -> SpanContext | None:
+        """The place in the `traceparent` of a caller, or None if it is not valid."""
         if len(traceparent) > TRACEPARENT_CHARS_MAX:
             return None
-        return _place_in(self._propagator.extract({TRACEPARENT: traceparent}))
+        return _place_in(self._propagator.extract({"traceparent": traceparent}))
 
 
 def _place_in(context: Context | None) -> SpanContext | None:

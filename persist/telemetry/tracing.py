@@ -1,73 +1,19 @@
-"""The interface of tracers, and the request that the current work belongs to.
-
-`persist.telemetry.otel` implements it with OpenTelemetry. Without a tracer there are no spans and no such imports. The
-id of the request is a context variable.
-"""
+"""Opens tracers, and knows the request that the current work belongs to, a context variable."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
-from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from blob import optional
 from persist.core.errors import InvalidUsage
 from persist.core.ids import IdSource
 
-Place = Any
-"""The position of a span in its trace, specific to the tracer, for child spans and links."""
-
-TRACEPARENT = "traceparent"
-TRACEPARENT_CHARS_MAX = 128
-
-
-class TraceSpan(Protocol):
-    """An active span."""
-
-    def tell(self, name: str, value: str | int) -> None:
-        """Set an attribute."""
-        ...
-
-    def failed(self, kind: str, reason: str) -> None:
-        """Mark the operation of the span as failed."""
-        ...
-
-
-class Tracer(Protocol):
-    """Makes spans. Thread-safe."""
-
-    def current(self) -> Place | None:
-        """The place of the active span in this thread or task, or None."""
-        ...
-
-    def span(
-        self,
-        name: str,
-        attributes: Mapping[str, str | int],
-        *,
-        kind: str = "internal",
-        below: Place | None = None,
-        links: Sequence[Place] = (),
-    ) -> AbstractContextManager[TraceSpan]:
-        """A span that is the current one during a `with`.
-
-        It is a child of the span at `below`, or of the current span. `kind`: `client`, `server` or `internal`.
-        """
-        ...
-
-    def passed(self, name: str, seconds: float, attributes: Mapping[str, str | int], *, failed: str = "") -> None:
-        """Record a child of the current span that has just ended after `seconds`."""
-        ...
-
-    def traceparent(self) -> str:
-        """The current place as a W3C `traceparent`; "" if there is none."""
-        ...
-
-    def place_of(self, traceparent: str) -> Place | None:
-        """The place in the `traceparent` of a caller, or None if it is not valid."""
-        ...
+if TYPE_CHECKING:
+    from persist.telemetry.otel import OtelSpan as TraceSpan
+    from persist.telemetry.otel import OtelTracer as Tracer
+else:  # OpenTelemetry is optional; without a tracer it is not imported
+    TraceSpan = Tracer = Any
 
 
 def open_tracer(service: str = "") -> Tracer:
@@ -124,6 +70,6 @@ class Requesting:
             self._token = _CURRENT.set(request)
         return request
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._token is not None:
             _CURRENT.reset(self._token)

@@ -13,142 +13,74 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from types import ModuleType
 from typing import Any, NoReturn
 
-import compactor.cli
-import persist.cli
-import rpc.cli
+import persist
 from blob import without_secrets
 from persist.cli.output_files import OutputLost, drop_output, take_streams
 from persist.cli.terminal import complain, without_secrets_of
 from persist.core.errors import InvalidUsage, PersistError
 
-# group -> command -> (package, module, one line of help, example)
-GROUPS: dict[str, dict[str, tuple[ModuleType, str, str, str]]] = {
+# group -> command -> (module, one line of help)
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "shards and rows": {
-        "create": (persist.cli, "shards", "make a shard", 'orders --schema "id int64, state string" --key id'),
-        "import": (
-            persist.cli,
-            "import_job",
-            "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow",
-            "orders orders.csv --upsert",
-        ),
-        "export": (
-            persist.cli,
-            "row_commands",
-            "write the rows of a shard to a file",
-            "orders orders.parquet --as-of 17",
-        ),
-        "cat": (
-            persist.cli,
-            "row_commands",
-            "show the rows of a shard, or count them",
-            "orders --where \"state = 'new'\"",
-        ),
-        "tail": (
-            persist.cli,
-            "row_commands",
-            "show the latest changes of a shard; with -f, also later ones",
-            "orders -n 20 -f",
-        ),
-        "diff": (
-            persist.cli,
-            "row_commands",
-            "show the difference of two times of a shard, or of two shards",
-            "orders 16 17",
-        ),
-        "schema": (
-            persist.cli,
-            "schema",
-            "show and change the columns and the constraints of a shard",
-            "show orders",
-        ),
-        "drop": (persist.cli, "shards", "drop shards, by names or a prefix", "orders --yes"),
-        "shards": (persist.cli, "shards", "list shards, or show one", "--prefix eu/"),
-        "clone": (
-            persist.cli,
-            "shards",
-            "make a shard with the contents of another one; no row is copied",
-            "orders orders-test --at 17",
-        ),
+        "create": ("persist.cli.shards", "make a shard"),
+        "import": ("persist.cli.import_job", "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow"),
+        "export": ("persist.cli.row_commands", "write the rows of a shard to a file"),
+        "cat": ("persist.cli.row_commands", "show the rows of a shard, or count them"),
+        "tail": ("persist.cli.row_commands", "show the latest changes of a shard; with -f, also later ones"),
+        "diff": ("persist.cli.row_commands", "show the difference of two times of a shard, or of two shards"),
+        "schema": ("persist.cli.schema", "show and change the columns and the constraints of a shard"),
+        "drop": ("persist.cli.shards", "drop shards, by names or a prefix"),
+        "shards": ("persist.cli.shards", "list shards, or show one"),
+        "clone": ("persist.cli.shards", "make a shard with the contents of another one; no row is copied"),
     },
     "history": {
-        "history": (
-            persist.cli,
-            "history",
-            "show and set how much history a shard keeps; list its commits",
-            "orders --keep 90d",
-        ),
-        "restore": (
-            persist.cli,
-            "history",
-            "give a shard its earlier contents again",
-            "orders --at 2026-11-01T00:00:00Z",
-        ),
-        "tag": (
-            persist.cli,
-            "history",
-            "keep single times of a shard readable, by name",
-            "set orders eom-2026-10 --at 416 --keep 400d",
-        ),
-        "retention": (
-            persist.cli,
-            "retention",
-            "delete rows by age or size: policies, truncation, stream cuts",
-            "set orders --age 90d",
-        ),
-        "erase": (
-            persist.cli,
-            "erase",
-            "delete rows of a shard for good, and show the progress",
-            "start orders --keys keys.json --deadline 30d",
-        ),
+        "history": ("persist.cli.history", "show and set how much history a shard keeps; list its commits"),
+        "restore": ("persist.cli.history", "give a shard its earlier contents again"),
+        "tag": ("persist.cli.history", "keep single times of a shard readable, by name"),
+        "retention": ("persist.cli.retention", "delete rows by age or size: policies, truncation, stream cuts"),
+        "erase": ("persist.cli.erase", "delete rows of a shard for good, and show the progress"),
     },
     "faults and copies": {
-        "check": (
-            rpc.cli,
-            "check",
-            "find faults with causes and remedies; --repair repairs a shard",
-            "--deep --rate 50MiB",
-        ),
-        "inspect": (
-            persist.cli,
-            "inspect",
-            "show the internals of shards and stores, also of damaged ones",
-            "state orders",
-        ),
-        "backup": (
-            persist.cli,
-            "backup",
-            "back up and restore a location, and recover from lost stores",
-            "create --to s3://backups/shop",
-        ),
-        "region": (
-            persist.cli,
-            "region",
-            "replicate to other regions, switch over, fail over",
-            "list --index regions.json",
-        ),
+        "check": ("rpc.cli.check", "find faults with causes and remedies; --repair repairs a shard"),
+        "inspect": ("persist.cli.inspect", "show the internals of shards and stores, also of damaged ones"),
+        "backup": ("persist.cli.backup", "back up and restore a location, and recover from lost stores"),
+        "region": ("persist.cli.region", "replicate to other regions, switch over, fail over"),
     },
     "services": {
-        "serve": (rpc.cli, "serve", "serve shards over HTTP", "--dir shop --port 8000"),
-        "maintain": (
-            compactor.cli,
-            "maintain",
-            "merge batches and delete garbage in the background",
-            "run --dir shop --once",
-        ),
-        "token": (
-            rpc.cli,
-            "token",
-            "create, list and revoke bearer tokens of a server",
-            "create etl --scope write --prefix eu/ --file tokens.json",
-        ),
+        "serve": ("rpc.cli.serve", "serve shards over HTTP"),
+        "maintain": ("compactor.cli.maintain", "merge batches and delete garbage in the background"),
+        "token": ("rpc.cli.token", "create, list and revoke bearer tokens of a server"),
     },
     "shell": {
-        "completion": (rpc.cli, "program", "print a script by which bash, zsh or fish complete commands", "bash"),
+        "completion": ("rpc.cli.program", "print a script by which bash, zsh or fish complete commands"),
     },
+}
+EXAMPLES = {
+    "create": 'orders --schema "id int64, state string" --key id',
+    "import": "orders orders.csv --upsert",
+    "export": "orders orders.parquet --as-of 17",
+    "cat": "orders --where \"state = 'new'\"",
+    "tail": "orders -n 20 -f",
+    "diff": "orders 16 17",
+    "schema": "show orders",
+    "drop": "orders --yes",
+    "shards": "--prefix eu/",
+    "clone": "orders orders-test --at 17",
+    "history": "orders --keep 90d",
+    "restore": "orders --at 2026-11-01T00:00:00Z",
+    "tag": "set orders eom-2026-10 --at 416 --keep 400d",
+    "retention": "set orders --age 90d",
+    "erase": "start orders --keys keys.json --deadline 30d",
+    "check": "--deep --rate 50MiB",
+    "inspect": "state orders",
+    "backup": "create --to s3://backups/shop",
+    "region": "list --index regions.json",
+    "serve": "--dir shop --port 8000",
+    "maintain": "run --dir shop --once",
+    "token": "create etl --scope write --prefix eu/ --file tokens.json",
+    "completion": "bash",
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 EXIT_ERROR = 1
@@ -174,16 +106,10 @@ class _Parser(argparse.ArgumentParser):
         super().error(without_secrets_of(self._words, message))
 
 
-def module_of(command: str) -> ModuleType:
-    """The module of a command."""
-    package, name, _, _ = COMMANDS[command]
-    return importlib.import_module(f"{package.__name__}.{name}")
-
-
 def parser_for(command: str | None = None) -> argparse.ArgumentParser:
     """The parser of the program, with the arguments of this command only."""
     listed = (
-        f"{group}:\n" + "".join(f"    {name:<10}  {what}\n" for name, (_, _, what, _) in commands.items())
+        f"{group}:\n" + "".join(f"    {name:<10}  {what}\n" for name, (_, what) in commands.items())
         for group, commands in GROUPS.items()
     )
     parser = _Parser(
@@ -197,10 +123,10 @@ def parser_for(command: str | None = None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         prog="persist", metavar="COMMAND", required=True, dest="command", help=argparse.SUPPRESS
     )
-    for name, (_, _, what, example) in COMMANDS.items():
-        subparser = commands.add_parser(name, description=what, epilog=f"example: persist {name} {example}")
+    for name, (module_name, what) in COMMANDS.items():
+        subparser = commands.add_parser(name, description=what, epilog=f"example: persist {name} {EXAMPLES[name]}")
         if name == command:
-            module = module_of(name)
+            module = importlib.import_module(module_name)
             is_shared = hasattr(module, f"add_{name}")
             subparser.set_defaults(run=getattr(module, f"run_{name}" if is_shared else "run", None))
             getattr(module, f"add_{name}" if is_shared else "add_arguments")(subparser)

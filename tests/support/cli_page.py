@@ -27,7 +27,7 @@ def page(text: str) -> str:
 
 def _rows(command: str) -> Iterator[str]:
     [subparsers] = _subparsers(parser_for(command))
-    yield from _rows_of(command, subparsers.choices[command], COMMANDS[command][2])
+    yield from _rows_of(command, subparsers.choices[command], COMMANDS[command][1])
 
 
 def _rows_of(words: str, parser: argparse.ArgumentParser, what: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ from rpc.cli.program import ARROW_ALLOCATOR, COMMANDS, main
 from tests.support.waiting import WAIT_S
 
 LOADED = [
-    *sorted({f"{package.__name__}.{module}" for package, module, *_ in COMMANDS.values()}),
+    *sorted({module for module, _ in COMMANDS.values()}),
     "rpc.app",
     "consensus.sqlite",  # by the scheme of a URL, and by nothing above: SQLAlchemy takes longer than a command does
     "tests.crash.command",
