@@ -57,31 +57,23 @@ class Readiness:
     def __init__(self, check_stores: Callable[[], Awaitable[list[str]]], monotonic: Callable[[], float]) -> None:
         self._check_stores = check_stores
         self._monotonic = monotonic
-        self._running: asyncio.Task[list[str]] | None = None
-        self._unwritable: list[str] | None = None
-        self._checked_s = 0.0
+        self._last: asyncio.Task[tuple[list[str], float]] | None = None
 
     async def check(self) -> list[str]:
         """The result of a check that is at most `READINESS_CACHE_S` old or running. Raises what that check raised.
 
         Failures are not cached.
         """
-        if self._unwritable is not None and self._monotonic() - self._checked_s < READINESS_CACHE_S:
-            return self._unwritable
-        if self._running is None:
-            self._running = asyncio.get_running_loop().create_task(self._run())
-            self._running.add_done_callback(self._finish)
-        return await asyncio.shield(self._running)
+        last = self._last
+        if last is None or (last.done() and (last.cancelled() or last.exception() or self._is_old(last.result()[1]))):
+            last = self._last = asyncio.get_running_loop().create_task(self._run())
+        return (await asyncio.shield(last))[0]
 
-    async def _run(self) -> list[str]:
-        self._unwritable = await self._check_stores()
-        self._checked_s = self._monotonic()
-        return self._unwritable
+    async def _run(self) -> tuple[list[str], float]:
+        return await self._check_stores(), self._monotonic()
 
-    def _finish(self, task: asyncio.Task[list[str]]) -> None:
-        self._running = None
-        if not task.cancelled():
-            task.exception()  # retrieved here, because every waiting request may have been cancelled
+    def _is_old(self, checked_s: float) -> bool:
+        return self._monotonic() - checked_s >= READINESS_CACHE_S
 
 
 T = TypeVar("T")
@@ -151,12 +143,12 @@ class Service:
             "download_bytes": work.downloads,
             "listeners": self.listeners,
             "snapshots": self.snapshots,
+            "lead_threads": work.leads,
         }
         return {
             **{name: (slot.taken, slot.most) for name, slot in slots.items()},
             "connections": (self.bounds.connections, self.bounds.connections_max),
             "waits": (self.watcher.waiting, WAITS_MAX),
-            "lead_threads": (min(work.leads, work.lead_threads), work.lead_threads),
             "io_threads": (min(work.io_queued.taken, limits.io_threads), limits.io_threads),
         }
 

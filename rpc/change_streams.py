@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from weakref import WeakValueDictionary
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -102,7 +102,7 @@ class Listeners:
                     async for upper, frame in self._step(state, frontier, min(state.upper, until), wanted):
                         yield frame
                         frontier, is_first = upper, False
-                hold.move(frontier)
+                hold.frontier = frontier
 
     async def _step(
         self, state: State, frontier: Antichain, until: Antichain, form: _Form
@@ -286,49 +286,42 @@ MOVES_PER_LEASE = 60
 RENEWALS_PER_LEASE = 3
 
 
-@dataclass
+@dataclass(eq=False)
 class _Lease:
-    """A leased reader of a shard, the frontiers of its listeners, and the States that they are reading from.
-
-    `moves_since`: the shard's since follows it.
-    """
+    """A leased reader of a shard, and its listeners. `moves_since`: the shard's since follows it."""
 
     shard: ShardId
     moves_since: bool
     reader: ReaderId
     since: Antichain
     renewed_s: float
-    frontiers: dict[int, Antichain] = field(default_factory=dict)
-    reading: dict[int, SeqNo] = field(default_factory=dict)
+    holds: set[StreamHold] = field(default_factory=set)
     lost: PersistError | None = None
 
 
 class StreamHold:
-    """A listener's share of a lease: maintenance keeps everything at or beyond its frontier."""
+    """A listener's share of a lease: maintenance keeps everything at or beyond its frontier.
 
-    def __init__(self, number: int, lease: _Lease) -> None:
-        self._number = number
-        self._lease = lease
+    `frontier`: the listener has received everything before it. `shard` is the incarnation that it holds.
+    """
 
-    @property
-    def shard(self) -> ShardId:
-        """The incarnation of the shard that it holds."""
-        return self._lease.shard
+    def __init__(self, lease: _Lease, frontier: Antichain) -> None:
+        self.lease = lease
+        self.shard = lease.shard
+        self.frontier = frontier
+        self.seqno: SeqNo | None = None  # of the State that it is reading from
+        lease.holds.add(self)
 
     @contextlib.contextmanager
     def reading(self, seqno: SeqNo) -> Iterator[None]:
         """Protect the blobs of the State at `seqno` until the context ends. Raises Expired if the lease has lapsed."""
-        if self._lease.lost is not None:
-            raise self._lease.lost
-        self._lease.reading[self._number] = seqno
+        if self.lease.lost is not None:
+            raise self.lease.lost
+        self.seqno = seqno
         try:
             yield
         finally:
-            self._lease.reading.pop(self._number, None)
-
-    def move(self, frontier: Antichain) -> None:
-        """Record that the listener has received everything before `frontier`."""
-        self._lease.frontiers[self._number] = frontier
+            self.seqno = None
 
 
 class StreamLeases:
@@ -338,8 +331,7 @@ class StreamLeases:
         self._location = location
         self._work = work
         self._by_name: dict[str, list[_Lease]] = {}
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
-        self._numbers = itertools.count()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by shard, while in use
         self._keeper: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
@@ -348,30 +340,28 @@ class StreamLeases:
 
         Raises NotReadable if that is already compacted, and UnknownShard.
         """
-        number = next(self._numbers)
-        lease = await self._lease_for(name, frontier, number, moves_since)
+        hold = await self._hold(name, frontier, moves_since)
         try:
-            yield StreamHold(number, lease)
+            yield hold
         finally:
-            del lease.frontiers[number]
-            if not lease.frontiers:
-                await asyncio.shield(self._expire(name, lease))
+            hold.lease.holds.remove(hold)
+            if not hold.lease.holds:
+                await asyncio.shield(self._expire(name, hold.lease))
 
     def stop(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
 
-    async def _lease_for(self, name: str, frontier: Antichain, number: int, moves_since: bool) -> _Lease:
+    async def _hold(self, name: str, frontier: Antichain, moves_since: bool) -> StreamHold:
         since = _since(frontier)
         machine = self._location.machine(name)
         cached = machine.cached
         shard = (cached if cached is not None else await self._work.run(machine.refresh)).shard_id
-        async with self._locked(name):
+        async with self._lock(name):
             for lease in self._by_name.get(name, ()):
                 fits = lease.shard == shard and lease.moves_since == moves_since
                 if lease.lost is None and fits and lease.since <= since:
-                    lease.frontiers[number] = frontier
-                    return lease
+                    return StreamHold(lease, frontier)
             reader, started = mint(ReaderId, self._location.ids), self._now()
             try:
                 await self._apply(name, c.RegisterReader(reader, since, LEASE_MS, "http listen", shard=shard))
@@ -381,17 +371,17 @@ class StreamLeases:
                 raise Unavailable(f"shard {name!r} was dropped and recreated just now; listen again") from None
             except Indeterminate as error:  # if the lease was registered, it lapses
                 raise Unavailable(f"cannot listen to shard {name!r} now: no answer came; listen again") from error
-            lease = _Lease(shard, moves_since, reader, since, started, {number: frontier})
+            lease = _Lease(shard, moves_since, reader, since, started)
             self._by_name.setdefault(name, []).append(lease)
             if self._keeper is None:
                 self._keeper = asyncio.get_running_loop().create_task(self._keep())
-            return lease
+            return StreamHold(lease, frontier)
 
     async def _expire(self, name: str, lease: _Lease) -> None:
         """Give up a lease, unless another listener has joined it."""
-        async with self._locked(name):
+        async with self._lock(name):
             leases = self._by_name.get(name, [])
-            if lease.frontiers or lease not in leases:
+            if lease.holds or lease not in leases:
                 return
             leases.remove(lease)
             if not leases:
@@ -399,20 +389,8 @@ class StreamLeases:
             with contextlib.suppress(PersistError):  # the lease lapses
                 await self._apply(name, c.ExpireReader(lease.reader, shard=lease.shard))
 
-    @contextlib.asynccontextmanager
-    async def _locked(self, name: str) -> AsyncIterator[None]:
-        """A lock per shard, which exists while it is in use."""
-        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
-        self._locks[name] = lock, users + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[name]
-            if users == 1:
-                del self._locks[name]
-            else:
-                self._locks[name] = lock, users - 1
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
 
     async def _keep(self) -> None:
         """Renew and move the leases while there are any."""
@@ -426,11 +404,11 @@ class StreamLeases:
 
     async def _renew(self, name: str, lease: _Lease) -> None:
         state = self._location.machine(name).cached
-        since = _since(min(lease.frontiers.values(), default=lease.since))
+        since = _since(min((hold.frontier for hold in lease.holds), default=lease.since))
         due = self._now() - lease.renewed_s > LEASE_MS / 1000 / RENEWALS_PER_LEASE
         if state is None or not (due or lease.since < since):
             return
-        seqno = min([*lease.reading.values(), state.seqno])
+        seqno = min([*(hold.seqno for hold in lease.holds if hold.seqno is not None), state.seqno])
         started, before = self._now(), lease.since
         lease.since = max(since, before)  # a listener that joins now must not rely on what is given up here
         try:

@@ -24,8 +24,7 @@ from persist.core.state import State
 from persist.core.transitions.context import SOUND, Verdict
 from rpc.settings import Limits
 
-# Slots are limited in total and per caller. What is taken is always given back by a `with` block. Only `SharedSlots`
-# may be used outside the event loop's thread.
+# Slots are limited in total and per caller. What is taken is always given back by a `with` block.
 
 
 K = TypeVar("K")
@@ -42,57 +41,42 @@ def share(most: int, percent: int = SHARE_PERCENT) -> int:
 
 
 class Slots:
-    """`taken` of `most` slots are in use, at most `share` by one caller; `what` names the work in errors."""
+    """`taken` of `most` slots are in use, at most `share` by one caller. Thread-safe. `what` names the work in errors."""
 
     def __init__(self, most: int, what: str, share: int | None = None) -> None:
         self.taken = 0
         self.most = most
         self._share = most if share is None else share
         self._what = what
+        self._lock = threading.Lock()
         self._by_caller: dict[str, int] = {}  # callers with at least one slot
 
     def take(self, count: int = 1) -> None:
         """Raises Overloaded beyond a limit; then nothing was taken."""
         caller = CALLER.get()
-        if self.taken + count > self.most:
-            raise Overloaded(f"the server has too {self._what}; slow down", retry_after_s=RETRY_AFTER_S)
-        if caller:
-            mine = self._by_caller.get(caller, 0) + count
-            if mine > self._share and mine > count:
-                raise Overloaded(
-                    f"{caller} has too {self._what}: one caller may use {self._share} of {self.most}; slow down",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-            self._by_caller[caller] = mine
-        self.taken += count
+        with self._lock:
+            if self.taken + count > self.most:
+                raise Overloaded(f"the server has too {self._what}; slow down", retry_after_s=RETRY_AFTER_S)
+            if caller:
+                mine = self._by_caller.get(caller, 0) + count
+                if mine > self._share and mine > count:
+                    raise Overloaded(
+                        f"{caller} has too {self._what}: one caller may use {self._share} of {self.most}; slow down",
+                        retry_after_s=RETRY_AFTER_S,
+                    )
+                self._by_caller[caller] = mine
+            self.taken += count
 
     def give_back(self, count: int = 1) -> None:
-        self.taken -= count
-        caller = CALLER.get()
-        if caller:
-            decrease(self._by_caller, caller, count)
+        with self._lock:
+            self.taken -= count
+            decrease(self._by_caller, CALLER.get(), count)
 
     def __enter__(self) -> None:
         self.take()
 
     def __exit__(self, *_: object) -> None:
         self.give_back()
-
-
-class SharedSlots(Slots):
-    """Slots for use from any thread."""
-
-    def __init__(self, most: int, what: str, share: int | None = None) -> None:
-        super().__init__(most, what, share)
-        self._lock = threading.Lock()
-
-    def take(self, count: int = 1) -> None:
-        with self._lock:
-            super().take(count)
-
-    def give_back(self, count: int = 1) -> None:
-        with self._lock:
-            super().give_back(count)
 
 
 class CommandTurns:
@@ -208,13 +192,10 @@ class Work:
 
     def __init__(self, limits: Limits, linger_s: float = 0.0) -> None:
         self._linger_s = linger_s
-        self.lead_threads = max(1, limits.io_threads // 2)
-        self._leads = ThreadPoolExecutor(self.lead_threads, thread_name_prefix="persist-commit")
+        self.leads = Slots(max(1, limits.io_threads // 2), "many commits")  # commits that are running
+        self._leads = ThreadPoolExecutor(self.leads.most, thread_name_prefix="persist-commit")
         self._io = ThreadPoolExecutor(limits.io_threads, thread_name_prefix="persist-io")
         self._answers: _Answers | None = None
-        self.leads = 0  # commits that are queued or running
-        self._counting = threading.Lock()
-        self.limits = limits
         self.io_queued = Slots(IO_QUEUE_MAX, "much work queued", share(IO_QUEUE_MAX))
         # The queue bounds the total.
         self._io_turns = CommandTurns(IO_QUEUE_MAX, share(limits.io_threads, IO_SHARE_PERCENT))
@@ -225,7 +206,7 @@ class Work:
         # One whole body must always fit: its rows are counted in pieces.
         decoding = limits.decoded_bytes_max * DECODING_PERCENT // 100
         most = max(share(decoding), limits.decoded_bytes_max)
-        self.decoded = SharedSlots(decoding, "many rows to work on", most)
+        self.decoded = Slots(decoding, "many rows to work on", most)
         self.downloads = CommandTurns(DOWNLOADS_BYTES_MAX, share(DOWNLOADS_BYTES_MAX))
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
@@ -238,7 +219,9 @@ class Work:
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._io, copy_context().run, work, *args)
             except RuntimeError as error:
-                raise _closing(error) from error
+                if "shutdown" not in str(error):
+                    raise
+                raise Unavailable("the server is shutting down; retry, or use another server") from error
             finally:
                 self._io_turns.give_back()
 
@@ -297,20 +280,13 @@ class Work:
 
     def _lead(self, lead: Callable[[], None]) -> None:
         def counted() -> None:
-            try:
+            with self.leads:
                 lead()
-            finally:
-                self._count(-1)
 
-        self._count(1)
         try:
             self._leads.submit(counted)
         except RuntimeError:  # shutting down: queued commands must still be answered
-            counted()
-
-    def _count(self, more: int) -> None:
-        with self._counting:
-            self.leads += more
+            lead()
 
 
 class _Answers:
@@ -341,12 +317,6 @@ class _Answers:
                 waiter.set_exception(outcome)
             else:
                 waiter.set_result(outcome)
-
-
-def _closing(error: RuntimeError) -> Exception:
-    if "shutdown" in str(error):
-        return Unavailable("the server is shutting down; retry, or use another server")
-    return error
 
 
 # Leased readers of each token at this server: on one shard, and in total.
@@ -429,10 +399,8 @@ class TokenLeases:
 
     def _renew(self, token: str, shard: str, reader: ReaderId) -> None:
         known = self._leases.get(token, {}).get((shard, reader))
-        if known is not None:
-            self._take(token, shard, reader, known.lease_s)
-        elif not self._is_full(token, shard):  # taken at another server, or before a restart
-            self._take(token, shard, reader, RENEWED_S)
+        if known is not None or not self._is_full(token, shard):  # None: taken at another server, or before a restart
+            self._take(token, shard, reader, RENEWED_S if known is None else known.lease_s)
 
     def _forget(self, token: str, shard: str, reader: ReaderId) -> None:
         leases = self._leases.get(token, {})

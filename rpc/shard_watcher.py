@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from persist.commit.location import POLL_WITHOUT_PUSH_S, Location
 from persist.commit.machine import Machine
@@ -67,9 +67,23 @@ class ShardWatcher:
                     return state
                 await watch.wait(left)
 
-    def watch(self, name: str) -> Watch:
-        """A context manager that watches a shard."""
-        return Watch(self, name)
+    @contextlib.contextmanager
+    def watch(self, name: str) -> Iterator[Watch]:
+        """Watch a shard."""
+        watched = self._watched.get(name)
+        if watched is None:
+            machine = self._location.machine(name)
+            watched = self._watched[name] = _Watched(machine, machine.watch(self._waker(name)))
+        watched.users += 1
+        if self._poller is None and not self.stopping.is_set():
+            self._poller = asyncio.get_running_loop().create_task(self._poll())
+        try:
+            yield Watch(watched)
+        finally:
+            watched.users -= 1
+            if watched.users == 0:
+                watched.stop()
+                del self._watched[name]
 
     def stop(self) -> None:
         """End all waits at once, with the current State."""
@@ -78,23 +92,6 @@ class ShardWatcher:
             watched.moved.set()
         if self._poller is not None:
             self._poller.cancel()
-
-    def _enter(self, name: str) -> _Watched:
-        watched = self._watched.get(name)
-        if watched is None:
-            machine = self._location.machine(name)
-            watched = self._watched[name] = _Watched(machine, machine.watch(self._waker(name)))
-        watched.users += 1
-        if self._poller is None and not self.stopping.is_set():
-            self._poller = asyncio.get_running_loop().create_task(self._poll())
-        return watched
-
-    def _leave(self, name: str) -> None:
-        watched = self._watched[name]
-        watched.users -= 1
-        if watched.users == 0:
-            watched.stop()
-            del self._watched[name]
 
     def _waker(self, name: str) -> Callable[[State], None]:
         loop = asyncio.get_running_loop()
@@ -141,17 +138,9 @@ class ShardWatcher:
 class Watch:
     """A watched shard."""
 
-    def __init__(self, watcher: ShardWatcher, name: str) -> None:
-        self._watcher = watcher
-        self._name = name
-
-    def __enter__(self) -> Watch:
-        self._watched = self._watcher._enter(self._name)
-        self._moved = self._watched.moved
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watcher._leave(self._name)
+    def __init__(self, watched: _Watched) -> None:
+        self._watched = watched
+        self._moved = watched.moved
 
     @property
     def machine(self) -> Machine:

@@ -29,7 +29,7 @@ from persist.parts import ShardSchema, encode_inline
 from persist.parts.memory_size import column_bytes
 from rpc import concurrency_limits as work_module
 from rpc.app import create_app
-from rpc.concurrency_limits import CALLER, SharedSlots, Work
+from rpc.concurrency_limits import CALLER, Slots, Work
 from rpc.settings import Limits, ServerSettings
 from tests.support.asking import typed
 from tests.support.bombs import file, named, nulls_within, stream, viewed, zeros
@@ -122,7 +122,7 @@ def test_a_stream_lies_about_what_its_buffers_hold() -> None:
 
 
 def test_what_all_rows_take_is_bounded_and_small_ones_are_never_kept_out() -> None:
-    total = SharedSlots(DECODED, "many rows to work on")
+    total = Slots(DECODED, "many rows to work on")
     with Allowance(total, DECODED) as large, Allowance(total, DECODED) as other:
         large.spend(DECODED)
         other.spend(SMALL_BYTES)
@@ -156,7 +156,7 @@ def test_one_caller_cannot_have_all_that_rows_may_take(monkeypatch: pytest.Monke
 
 
 def test_threads_that_count_rows_lose_none() -> None:
-    total = SharedSlots(1_000_000, "many rows")
+    total = Slots(1_000_000, "many rows")
 
     def work() -> None:
         for _ in range(2_000):

@@ -120,7 +120,7 @@ def test_a_listener_that_needs_more_takes_a_lease_of_its_own(stage: Play) -> Non
 def test_a_listener_for_what_is_forgotten_or_was_never_there_is_refused(stage: Play) -> None:
     async def act(scene: Scene) -> None:
         async with scene.leases.hold("orders", Antichain(9), moves_since=True) as hold:
-            hold.move(Antichain(15))
+            hold.frontier = Antichain(15)
             scene.clock.advance_ms(LEASE_MS // 2)
             await scene.until(lambda: scene.sinces() == [14])
         with pytest.raises(NotReadable):
@@ -142,10 +142,10 @@ def test_the_shards_since_follows_only_those_who_may_move_it(stage: Play) -> Non
             scene.leases.hold("orders", Antichain(3), moves_since=True) as writes,
         ):
             assert scene.sinces() == [2, 2], "they share no lease"
-            reads.move(Antichain(15))
+            reads.frontier = Antichain(15)
             await scene.until(lambda: scene.sinces() == [14, 2])
             assert scene.state.since == Antichain(0)
-            writes.move(Antichain(9))
+            writes.frontier = Antichain(9)
             await scene.until(lambda: scene.sinces() == [14, 8])
             assert scene.state.since == Antichain(8)
         assert scene.state.since == Antichain(8)
@@ -156,12 +156,12 @@ def test_the_shards_since_follows_only_those_who_may_move_it(stage: Play) -> Non
 def test_a_lease_moves_with_the_slowest_of_its_listeners(stage: Play) -> None:
     async def act(scene: Scene) -> None:
         async with scene.leases.hold("orders", Antichain(3)) as slow, scene.leases.hold("orders", Antichain(3)) as fast:
-            fast.move(Antichain(12))
+            fast.frontier = Antichain(12)
             scene.clock.advance_ms(LEASE_MS)
             await scene.until(lambda: True)
             await asyncio.sleep(4 * LEASE_MS / 1000 / module.MOVES_PER_LEASE)
             assert scene.sinces() == [2]
-            slow.move(Antichain(8))
+            slow.frontier = Antichain(8)
             await scene.until(lambda: scene.sinces() == [7])
 
     stage(act)
@@ -188,10 +188,10 @@ def test_files_that_a_listener_reads_are_held(stage: Play) -> None:
             reading = scene.state.seqno
             with hold.reading(reading):
                 scene.location.machine("orders").apply(c.AdvanceUpper(Antichain(UPPER + 1)))
-                hold.move(Antichain(9))
+                hold.frontier = Antichain(9)
                 await scene.until(lambda: scene.sinces() == [8])
                 assert [reader.seqno for reader in scene.state.leased_readers.values()] == [reading]
-            hold.move(Antichain(12))
+            hold.frontier = Antichain(12)
             await scene.until(lambda: scene.sinces() == [11])
             assert min(reader.seqno for reader in scene.state.leased_readers.values()) > reading
 
@@ -203,7 +203,7 @@ def test_a_lease_that_is_gone_tells_its_listeners_and_is_not_joined_again(stage:
         async with scene.leases.hold("orders", Antichain(3)) as hold:
             (reader,) = scene.state.leased_readers
             scene.location.machine("orders").apply(c.ExpireReader(reader))
-            hold.move(Antichain(9))
+            hold.frontier = Antichain(9)
             await scene.until(lambda: is_lost(hold, scene.state))
             async with scene.leases.hold("orders", Antichain(9)) as other:
                 assert not is_lost(other, scene.state)
@@ -224,10 +224,10 @@ def test_a_store_that_is_away_for_a_while_costs_no_lease(stage: Play) -> None:
     async def act(scene: Scene) -> None:
         async with scene.leases.hold("orders", Antichain(3)) as hold:
             scene.consensus.away = True
-            hold.move(Antichain(9))
+            hold.frontier = Antichain(9)
             await asyncio.sleep(4 * LEASE_MS / 1000 / module.MOVES_PER_LEASE)
             scene.consensus.away = False
-            hold.move(Antichain(10))
+            hold.frontier = Antichain(10)
             await scene.until(lambda: scene.sinces() == [9])
             assert not is_lost(hold, scene.state)
             scene.consensus.away = True
