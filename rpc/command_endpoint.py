@@ -38,7 +38,7 @@ from rpc.audit import ACTION_KEY, describe_command, upper_of
 from rpc.auth import Principal, label_of
 from rpc.concurrency_limits import LEASE_COMMANDS
 from rpc.post_batching import PreparedPost
-from rpc.quotas import admit, check_only_deletes, check_rows, settle
+from rpc.quotas import check_only_deletes
 from rpc.request_body import decode_record
 
 COMMAND_BYTES_MAX = 16 * 1024 * 1024  # body of one command
@@ -92,16 +92,17 @@ async def _commit(
     name = machine.name
     if c.WRITE not in principal.scopes:
         check_only_deletes(command, lambda: machine.cached)
-    check_rows(service.quotas, principal, command)
+    if isinstance(command, c.WRITES_ROWS):  # before its parts are validated
+        service.quotas.count_rows(principal, 0)
 
     def admitted(verdict: Verdict) -> None:
         if verdict.constrains:
             scope[ACTION_KEY] = describe_command(command, verdict)
-        admit(service.quotas, principal, name, command)
+        service.quotas.admit(principal, name, command)
 
     await service.give_back(name, command)
     result = await service.work.apply(machine, command, caller, admitted)
-    settle(service.quotas, principal, name, command, lambda: machine.cached)
+    service.quotas.settle(principal, name, command, lambda: machine.cached)
     return encoded(result)
 
 

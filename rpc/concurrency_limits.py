@@ -41,7 +41,7 @@ def share(most: int, percent: int = SHARE_PERCENT) -> int:
 
 
 class Slots:
-    """`taken` of `most` slots are in use, at most `share` by one caller. Thread-safe. `what` names the work in errors."""
+    """`taken` of `most` slots are in use, at most `share` by one caller. Thread-safe. `what` is for errors."""
 
     def __init__(self, most: int, what: str, share: int | None = None) -> None:
         self.taken = 0

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import cache
 from typing import Annotated, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, convert, to_builtins
@@ -219,10 +220,8 @@ SHOWN_MAX = 100  # tokens, and prefixes, with their own series
 RETRY_AFTER_S = 60.0  # for quotas that require deletions
 STAGED_MAX = 10_000  # uncommitted parts of a prefix that came through this server
 STAGED_S = 24 * 3600.0  # how long such a part counts
-FREED_TIMES, FREED_BYTES = (
-    2,
-    1 << 20,
-)  # bytes that deletions may write beyond a quota: a multiple of the usage, plus some
+# Bytes that deletions may write beyond a quota: a multiple of the usage, plus some.
+FREED_TIMES, FREED_BYTES = 2, 1 << 20
 _REMEDIES = {"shards": "drop some", "bytes": "delete rows, forget history, or drop shards"}
 REFUNDS: ContextVar[list[Callable[[], None]] | None] = ContextVar("persist.charged", default=None)
 """Refunds of what was counted for the current request; the middleware calls them if the request is refused."""
@@ -350,12 +349,22 @@ class Quotas:
         if new:
             self._add_refund(lambda: self._forget(new, (key,)))
 
-    def commit_parts(
-        self, principal: Principal, shard: str, keys: Sequence[str], known: Callable[[], State | None]
-    ) -> None:
-        """Stop counting those of the staged parts that are in the shard's State after a command."""
+    def admit(self, principal: Principal, shard: str, command: c.Command) -> None:
+        """Count what a command uses, once its parts are validated. Raises QuotaFull."""
+        if isinstance(command, c.Recreate):
+            self.add(principal, shard, "shards")
+        elif isinstance(command, c.WRITES_ROWS):
+            parts = list(parts_of(command.runs))
+            self.count_rows(principal, sum(part.rows for part in parts))
+            size, staged = sum(part.size for part in parts), _keys_of(parts)
+            self.add(principal, shard, "bytes", size, frees=frees(command), staged=staged)
+
+    def settle(self, principal: Principal, shard: str, command: c.Command, known: Callable[[], State | None]) -> None:
+        """After a command: stop counting its staged parts that are in the shard's State."""
+        if not isinstance(command, c.WRITES_ROWS):
+            return
         rooms = self._rooms(principal, shard, "bytes")
-        named = {key for key in keys if any(key in room.staged for room in rooms)}
+        named = {key for key in _keys_of(parts_of(command.runs)) if any(key in room.staged for room in rooms)}
         state = known() if named else None
         if state is not None:  # a retry or another replica may have been answered without committing these parts
             self._forget(rooms, [part.key for part in state.trace.parts() if part.key in named])
@@ -386,7 +395,7 @@ class Quotas:
         """
         rooms = self._rooms(principal, shard, quota)
         if not rooms:
-            return _nothing
+            return lambda: None
         beyond: list[PrefixRoom] = []
         with self._lock:
             for room in rooms:
@@ -406,7 +415,7 @@ class Quotas:
                 for room in beyond:
                     room.free(-count)
 
-        refund = _once(give_back)
+        refund = cache(give_back)  # at most once
         self._add_refund(refund)
         return refund
 
@@ -442,7 +451,7 @@ class Quotas:
     def _buckets_of(self, principal: Principal) -> Mapping[str, RateBucket]:
         """The rates of a caller; usually none."""
         if self._file is None or principal is MAINTENANCE or principal is ANONYMOUS:
-            return _NO_BUCKETS
+            return {}
         buckets = self._tokens.get(principal.name)
         if buckets is None:
             with self._lock:
@@ -538,9 +547,6 @@ class Quotas:
         )
 
 
-_NO_BUCKETS: Mapping[str, RateBucket] = {}
-
-
 def _with_rates(buckets: Mapping[str, RateBucket], rates: Mapping[str, int], now_s: float) -> dict[str, RateBucket]:
     """Buckets with these rates; those that exist keep their level."""
     changed = {quota: buckets.get(quota) or RateBucket(rate, now_s) for quota, rate in rates.items()}
@@ -549,45 +555,7 @@ def _with_rates(buckets: Mapping[str, RateBucket], rates: Mapping[str, int], now
     return changed
 
 
-def _nothing() -> None:
-    """Refunds nothing."""
-
-
-def _once(refund: Callable[[], None]) -> Callable[[], None]:
-    """`refund` that does nothing the second time."""
-    left = [refund]
-    return lambda: left.pop()() if left else None
-
-
-# Quotas of a command, checked before it is committed.
-
-
-def check_rows(quotas: Quotas, principal: Principal, command: c.Command) -> None:
-    """Raises QuotaFull if the quota of rows is used up, before the parts of the command are validated."""
-    if isinstance(command, c.WRITES_ROWS):
-        quotas.count_rows(principal, 0)
-
-
-def admit(quotas: Quotas, principal: Principal, shard: str, command: c.Command) -> None:
-    """Count what a command uses, once its parts are validated. Raises QuotaFull."""
-    if isinstance(command, c.Recreate):
-        quotas.add(principal, shard, "shards")
-    elif isinstance(command, c.WRITES_ROWS):
-        parts = list(parts_of(command.runs))
-        quotas.count_rows(principal, sum(part.rows for part in parts))
-        size, staged = sum(part.size for part in parts), keys_of(parts)
-        quotas.add(principal, shard, "bytes", size, frees=frees(command), staged=staged)
-
-
-def settle(
-    quotas: Quotas, principal: Principal, shard: str, command: c.Command, known: Callable[[], State | None]
-) -> None:
-    """After a command: stop counting its staged parts that are in the shard's State."""
-    if isinstance(command, c.WRITES_ROWS):
-        quotas.commit_parts(principal, shard, keys_of(parts_of(command.runs)), known)
-
-
-def keys_of(parts: Iterable[Part]) -> list[str]:
+def _keys_of(parts: Iterable[Part]) -> list[str]:
     """The keys of the parts that are blobs."""
     return [part.key for part in parts if part.key is not None]
 

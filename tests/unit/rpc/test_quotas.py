@@ -38,7 +38,6 @@ from rpc.quotas import (
     QuotaFull,
     Quotas,
     RateBucket,
-    admit,
     read_rules,
 )
 from tests.support.location import TestClock, memory_location
@@ -72,7 +71,7 @@ class House:
         """What gives back what was counted, where that is possible."""
         charged: list[Callable[[], None]] = []
         REFUNDS.set(charged)
-        admit(self.quotas, principal, shard, command)
+        self.quotas.admit(principal, shard, command)
         return charged[0] if charged else None
 
     def shown(self, principal: Principal = ANONYMOUS) -> dict[tuple[str, ...], float]:
