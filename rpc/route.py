@@ -79,9 +79,9 @@ class Router(APIRouter):
 
     def on(  # noqa: PLR0913 - a field of `Route` each
         self,
-        method: str,
-        path: str,
+        request: str,
         scopes: tuple[str, ...] | None,
+        summary: str,
         *,
         audit: str | None = None,
         audits_body: bool = False,
@@ -91,25 +91,25 @@ class Router(APIRouter):
         direct: bool = False,
         **declared: Any,
     ) -> Callable[[Handler], Handler]:
-        """Declare a handler with the fields of its `Route`.
+        """Declare a handler of a `request` such as `GET /{name}/tags`, with the fields of its `Route`.
 
         `direct`: all its parameters are strings, and it returns a Response: simple requests bypass FastAPI. `declared`:
-        arguments for FastAPI, such as `summary`.
+        arguments for FastAPI.
         """
+        method, path = request.split(" ")
+        full_path = f"{self.prefix}{path}"
 
         def declare(handler: Handler) -> Handler:
             names, required = _arguments(handler) if direct else (None, frozenset[str]())
-            full_path = f"{self.prefix}{path}"
-            label = _label(method, full_path)
-            flags = (audit, audits_body, closes_by, writes, frees)
-            self.table.append(Route(method, full_path, handler, scopes, label, *flags, names, required))
-            return self.api_route(path, methods=[method], **declared)(handler)
+            flags = (_label(method, full_path), audit, audits_body, closes_by, writes, frees)
+            self.table.append(Route(method, full_path, handler, scopes, *flags, names, required))
+            return self.api_route(path, methods=[method], summary=summary, **declared)(handler)
 
         return declare
 
     def write(self, verb: str, summary: str, **declared: Any) -> Callable[[Handler], Handler]:
         """Declare a handler of `POST /{name}/verb` that writes rows and is audited under its verb."""
-        return self.on("POST", f"/{{name}}/{verb}", (WRITE,), audit=verb, writes=True, summary=summary, **declared)
+        return self.on(f"POST /{{name}}/{verb}", (WRITE,), summary, audit=verb, writes=True, **declared)
 
 
 class Table:

@@ -31,11 +31,10 @@ _OCTETS = "application/octet-stream"
 
 
 @router.on(
-    "PUT",
-    "/{key:path}",
+    "PUT /{key:path}",
     (WRITE, MAINTAIN),
+    "Write a part, all or nothing",
     writes=True,
-    summary="Write a part, all or nothing",
     status_code=204,
     response_class=Response,
 )
@@ -52,7 +51,7 @@ async def put(request: Request, key: str) -> Response:
     return Response(status_code=204)
 
 
-@router.on("GET", "/{key:path}", (READ,), summary="Read a part, or a range of it", response_class=Response)
+@router.on("GET /{key:path}", (READ,), "Read a part, or a range of it", response_class=Response)
 async def get(
     request: Request,
     key: str,
@@ -81,7 +80,7 @@ async def get(
         return HeldStream(rest, held.pop_all(), media_type=_OCTETS, headers=headers, status=status)
 
 
-@router.on("HEAD", "/{key:path}", (READ,), summary="Size and time of a part", response_class=Response)
+@router.on("HEAD /{key:path}", (READ,), "Size and time of a part", response_class=Response)
 async def head(request: Request, key: str) -> Response:
     service = await _checked(request, key, is_part_key(key) or is_bundle_key(key))
     stat = await service.work.run(_stat, service, key)

@@ -129,12 +129,11 @@ async def replace_where(
 
 
 @router.on(
-    "POST",
-    "/{name}/delete",
+    "POST /{name}/delete",
     (WRITE,),
+    "Delete rows",
     audit="delete",
     frees=True,
-    summary="Delete rows",
     openapi_extra=json_body(_Delete, CALLER_PARAMETERS, example={"where": "amount < 0"}),
 )
 async def delete(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:

@@ -51,12 +51,11 @@ _EXAMPLE = {"keys": [["ann"]], "deadline": "30d", "reason": "dsr-4711"}
 
 
 @router.on(
-    "POST",
-    "/{name}/erasures",
+    "POST /{name}/erasures",
     (ADMIN,),
+    "Erase rows, including their history",
     audit="erase",
     frees=True,
-    summary="Erase rows, including their history",
     openapi_extra=json_body(_Erasure, example=_EXAMPLE),
 )
 async def erase(request: Request, token: IdempotencyToken = None) -> Response:
@@ -83,10 +82,9 @@ async def erase(request: Request, token: IdempotencyToken = None) -> Response:
 
 
 @router.on(
-    "GET",
-    "/{name}/erasures",
+    "GET /{name}/erasures",
     (ADMIN,),
-    summary="The progress of erasures, or what still holds rows that were deleted before a time",
+    "The progress of erasures, or what still holds rows that were deleted before a time",
 )
 async def erasures(
     request: Request,
@@ -101,7 +99,7 @@ async def erasures(
     return json_response({"erasures": [status.to_json() for status in statuses.values()]})
 
 
-@router.on("GET", "/{name}/erasures/{erasure}", (ADMIN,), summary="The progress of an erasure, or its certificate")
+@router.on("GET /{name}/erasures/{erasure}", (ADMIN,), "The progress of an erasure, or its certificate")
 async def show_erasure(request: Request, erasure: str) -> Response:
     status = await run_on_shard(request, lambda shard: shard.erased(erasure))
     return json_response(status.to_json())

@@ -48,7 +48,7 @@ from rpc.routes.row_routes import open_shard, streamed, timestamp_header
 router = Router(prefix="/v1/shards", tags=["history"])
 
 
-@router.on("GET", "/{name}/time-at", (READ,), summary="The times that were complete at a wall clock")
+@router.on("GET /{name}/time-at", (READ,), "The times that were complete at a wall clock")
 async def time_at(
     request: Request,
     timestamp: Annotated[str, Query(description="With a time zone (RFC 3339).", max_length=64)],
@@ -63,7 +63,7 @@ async def time_at(
     return json_response({"frontier": resolution.upper.to_json(), **as_of, "timestamp": instant_text(resolution.at_ms)})
 
 
-@router.on("GET", "/{name}/timestamp-of", (READ,), summary="The wall clock at which a time became readable")
+@router.on("GET /{name}/timestamp-of", (READ,), "The wall clock at which a time became readable")
 async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> Response:
     """`timestamp` is null if it is unknown."""
     service, name = service_of(request), shard_of(request)
@@ -72,19 +72,16 @@ async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> R
 
 
 @router.on(
-    "POST",
-    "/{name}/forget",
+    "POST /{name}/forget",
     (MANAGE,),
+    "Forget history before a time now, as far as readers allow",
     audit="forget history",
-    summary="Forget history before a time now, as far as readers allow",
 )
 async def forget(request: Request, before: Frontier) -> Response:
     return await commit(request, c.ForgetHistory(frontier(before, "before")))
 
 
-@router.on(
-    "GET", "/{name}/history", (READ,), summary="Commit history: an entry for each command that changed the shard"
-)
+@router.on("GET /{name}/history", (READ,), "Commit history: an entry for each command that changed the shard")
 async def history(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX, description="Maximum number of entries.")] = 100,
@@ -111,13 +108,13 @@ async def history(
 # Tags: times that stay readable when since passes them.
 
 
-@router.on("GET", "/{name}/tags", (READ,), summary="The tags of a shard")
+@router.on("GET /{name}/tags", (READ,), "The tags of a shard")
 async def tags(request: Request) -> Response:
     named = (await service_of(request).state(shard_of(request))).tags
     return json_response({"tags": [tag_json(ShardTag.of(tag, named[tag])) for tag in sorted(named)]})
 
 
-@router.on("GET", "/{name}/tags/{tag}", (READ,), summary="One tag")
+@router.on("GET /{name}/tags/{tag}", (READ,), "One tag")
 async def show_tag(request: Request, tag: str) -> Response:
     """410 if there is no such tag."""
     name = shard_of(request)
@@ -128,11 +125,7 @@ async def show_tag(request: Request, tag: str) -> Response:
 
 
 @router.on(
-    "PUT",
-    "/{name}/tags/{tag}",
-    (MANAGE,),
-    audit="set tag",
-    summary="Keep a time readable under a name, even when since passes it",
+    "PUT /{name}/tags/{tag}", (MANAGE,), "Keep a time readable under a name, even when since passes it", audit="set tag"
 )
 async def put(
     request: Request,
@@ -146,7 +139,7 @@ async def put(
     return json_response(tag_json(await run_on_shard(request, lambda shard: shard.tag(tag, at, keep=keep))))
 
 
-@router.on("DELETE", "/{name}/tags/{tag}", (MANAGE,), audit="remove tag", summary="Delete a tag")
+@router.on("DELETE /{name}/tags/{tag}", (MANAGE,), "Delete a tag", audit="remove tag")
 async def delete(request: Request, tag: str) -> Response:
     """`removed` says whether it existed. Repeating the request is safe."""
     return json_response({"tag": tag, "removed": await run_on_shard(request, lambda shard: shard.untag(tag))})
@@ -167,7 +160,7 @@ def _points(
 Points = Annotated[tuple[int | datetime, int | datetime | None], Depends(_points)]
 
 
-@router.on("GET", "/{name}/changes", (READ,), summary="The difference between two times", response_class=Response)
+@router.on("GET /{name}/changes", (READ,), "The difference between two times", response_class=Response)
 async def changes(
     request: Request,
     points: Points,
@@ -193,7 +186,7 @@ async def changes(
     return await streamed(service, opening, _headers, format_name)
 
 
-@router.on("POST", "/{name}/restore", (WRITE,), audit="restore", summary="Restore the contents of an earlier time")
+@router.on("POST /{name}/restore", (WRITE,), "Restore the contents of an earlier time", audit="restore")
 async def restore(
     request: Request,
     as_of: AsOf,
@@ -219,7 +212,7 @@ async def restore(
     )
 
 
-@router.on("POST", "/{name}/truncate", (WRITE,), audit="truncate", summary="Delete the rows written before a time")
+@router.on("POST /{name}/truncate", (WRITE,), "Delete the rows written before a time", audit="truncate")
 async def truncate(  # noqa: PLR0913 - a query parameter each
     request: Request,
     before: Annotated[str, Query(description="A time, or a wall clock with a time zone (RFC 3339).", max_length=64)],

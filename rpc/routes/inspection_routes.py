@@ -52,7 +52,7 @@ PIECE_CHARS = 256 * 1024  # sent at a time
 _Keys = Annotated[bool, Query(description="Show keys of rows, which are data; default: their hashes.")]
 
 
-@router.on("GET", "/inspect/{what}", (ADMIN,), summary="The shards of a location with their sizes, or one part")
+@router.on("GET /inspect/{what}", (ADMIN,), "The shards of a location with their sizes, or one part")
 async def of_location(
     request: Request,
     what: str,
@@ -95,10 +95,7 @@ def _within(  # noqa: PLR0913 - a query parameter each
 
 
 @router.on(
-    "GET",
-    "/shards/{name}/inspect/{what}",
-    (ADMIN,),
-    summary="One shard: its State, log, parts, holders, attributes, or digest",
+    "GET /shards/{name}/inspect/{what}", (ADMIN,), "One shard: its State, log, parts, holders, attributes, or digest"
 )
 async def of_shard(
     request: Request,
@@ -158,7 +155,7 @@ def _limits(
     return read_limits(held, behind, "", token_age, free)
 
 
-@check_router.on("GET", "/check", (ADMIN,), summary="Findings about the location and its shards, with remedies")
+@check_router.on("GET /check", (ADMIN,), "Findings about the location and its shards, with remedies")
 async def check(
     request: Request,
     limits: Annotated[CheckThresholds, Depends(_limits)],
@@ -213,10 +210,9 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 @statistics_router.on(
-    "GET",
-    "/shards/{name}/trace",
+    "GET /shards/{name}/trace",
     (READ,),
-    summary="Batches, merges in progress, holds on since, recent commits",
+    "Batches, merges in progress, holds on since, recent commits",
     response_class=Response,
     responses=_RESPONSES,
 )
@@ -237,7 +233,7 @@ async def trace(request: Request) -> Response:
         return event_stream(request, held, events, EVENTS)
 
 
-@statistics_router.on("GET", "/activity", (READ,), summary="Shards with their sizes, frontiers and latest writes")
+@statistics_router.on("GET /activity", (READ,), "Shards with their sizes, frontiers and latest writes")
 async def activity(
     request: Request,
     prefix: Annotated[str, Query(max_length=260)] = "",

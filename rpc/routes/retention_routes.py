@@ -50,19 +50,18 @@ BODY_BYTES_MAX = 64 * 1024
 _EXAMPLE = {"age": "90d", "bytes": "500GiB", "cut_every": "1d", "consumers": ["billing"], "consumers_max_age": "120d"}
 
 
-@router.on("GET", "/{name}/retention", (READ,), summary="The retention policy, and what delays it")
+@router.on("GET /{name}/retention", (READ,), "The retention policy, and what delays it")
 async def show(request: Request) -> Response:
     """`policy` is null if all rows are kept. `held_by` has a sentence for everything that delays it."""
     return _policy_response(await run_on_shard(request, Shard.retention))
 
 
 @router.on(
-    "PUT",
-    "/{name}/retention",
+    "PUT /{name}/retention",
     (MANAGE,),
+    "Set the retention policy",
     audit="retention",
     audits_body=True,
-    summary="Set the retention policy",
     openapi_extra=json_body(None, [IF_MATCH], example=_EXAMPLE),
 )
 async def configure_retention(
@@ -77,13 +76,7 @@ async def configure_retention(
         return _policy_response(await run_on_shard(request, retain))
 
 
-@router.on(
-    "POST",
-    "/{name}/retention/run",
-    (MANAGE, MAINTAIN),
-    audit="run retention",
-    summary="Apply the retention policy now",
-)
+@router.on("POST /{name}/retention/run", (MANAGE, MAINTAIN), "Apply the retention policy now", audit="run retention")
 async def run(
     request: Request,
     dry_run: Annotated[bool, Query(description="Only report what would be deleted by existing cuts.")] = False,
@@ -122,10 +115,9 @@ _CUT = {"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upper", "
 
 
 @cuts_router.on(
-    "POST",
-    "/cuts",
+    "POST /cuts",
     (READ,),
-    summary="Take a stream cut: a frontier for each of many shards",
+    "Take a stream cut: a frontier for each of many shards",
     openapi_extra=json_body(_Cut, example={"prefix": "eu/", "at": "2030-01-01T12:00:00Z"}),
 )
 async def cut(request: Request) -> Response:
@@ -141,12 +133,11 @@ async def cut(request: Request) -> Response:
 
 
 @cuts_router.on(
-    "POST",
-    "/truncate",
+    "POST /truncate",
     (WRITE,),
+    "Truncate every shard of a cut",
     audit="truncate",
     audits_body=True,
-    summary="Truncate every shard of a cut",
     openapi_extra=json_body(None, example=_CUT),
 )
 async def truncate_all(

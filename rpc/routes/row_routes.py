@@ -120,11 +120,7 @@ _COUNT: dict[int | str, dict[str, Any]] = {
 
 
 @router.on(
-    "GET",
-    "/{name}/snapshot",
-    (READ,),
-    summary="The exact contents as of a time, with multiplicities",
-    response_class=Response,
+    "GET /{name}/snapshot", (READ,), "The exact contents as of a time, with multiplicities", response_class=Response
 )
 async def snapshot(
     request: Request,
@@ -153,7 +149,7 @@ async def snapshot(
     return await streamed(service, opening, headers, format_name, expand)
 
 
-@router.on("GET", "/{name}/count", (READ,), summary="The number of rows as of a time", responses=_COUNT)
+@router.on("GET /{name}/count", (READ,), "The number of rows as of a time", responses=_COUNT)
 async def count(
     request: Request,
     as_of: AsOfOrTag,
@@ -250,10 +246,9 @@ class _Place:
 
 
 @listen_router.on(
-    "GET",
-    "/{name}/listen",
+    "GET /{name}/listen",
     (READ,),
-    summary="Every update after a time, as it is committed",
+    "Every update after a time, as it is committed",
     response_class=Response,
     responses=_RESPONSES,
 )

@@ -38,12 +38,11 @@ class _Columns(JsonBody):
 
 
 @router.on(
-    "POST",
-    "/shards/{name}/schema",
+    "POST /shards/{name}/schema",
     (MANAGE,),
+    "Change the columns of a shard, by one commit",
     audit="evolve schema",
     audits_body=True,
-    summary="Change the columns of a shard, by one commit",
     openapi_extra=json_body(_Columns, example={"changes": EXAMPLE}),
 )
 async def alter(request: Request) -> Response:
@@ -76,19 +75,18 @@ class _Constraints(JsonBody):
 _EXAMPLE = {"unique": True, "not_null": ["amount"], "checks": {"positive": "amount > 0"}}
 
 
-@router.on("GET", "/shards/{name}/constraints", (READ,), summary="The constraints of a shard")
+@router.on("GET /shards/{name}/constraints", (READ,), "The constraints of a shard")
 async def constraints(request: Request) -> Response:
     state = await service_of(request).state(shard_of(request))
     return _constraints_response(current_schema(state.schemas)[1])
 
 
 @router.on(
-    "PUT",
-    "/shards/{name}/constraints",
+    "PUT /shards/{name}/constraints",
     (MANAGE,),
+    "Change the constraints of a shard",
     audit="set constraints",
     audits_body=True,
-    summary="Change the constraints of a shard",
     openapi_extra=json_body(_Constraints, example=_EXAMPLE),
 )
 async def change(request: Request) -> Response:

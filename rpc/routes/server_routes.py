@@ -67,14 +67,12 @@ router = Router(tags=["health"])
 _log = logging.getLogger("persist.rpc")
 
 
-@router.on("GET", "/healthz", None, summary="Whether the process answers")
+@router.on("GET /healthz", None, "Whether the process answers")
 async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.on(
-    "GET", "/readyz", None, summary="Whether both stores answer", responses={503: {"description": "A store does not"}}
-)
+@router.on("GET /readyz", None, "Whether both stores answer", responses={503: {"description": "A store does not"}})
 async def readyz(request: Request) -> dict[str, Any]:
     """With tokens, only `admin` on all shards receives the URLs of the stores and their errors.
 
@@ -101,7 +99,7 @@ def _sees_stores(principal: Principal) -> bool:
     return ADMIN in principal.scopes and principal.is_unlimited
 
 
-@router.on("GET", "/metrics", (READ,), summary="Counters in Prometheus' text format", response_class=Response)
+@router.on("GET /metrics", (READ,), "Counters in Prometheus' text format", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Omits shards that the token may not see. A token for some shards sees only its own metrics of tokens."""
     service, principal = service_of(request), principal_of(request)
@@ -114,7 +112,7 @@ async def metrics(request: Request) -> Response:
 location_router = Router(prefix="/v1", tags=["location"])
 
 
-@location_router.on("GET", "/location", (READ,), summary="The blob store, and the inline limits")
+@location_router.on("GET /location", (READ,), "The blob store, and the inline limits")
 async def location(request: Request) -> dict[str, Any]:
     """`blob.url` has no secrets. A client that opens it and finds `blob.proof` may use the store directly.
 
@@ -144,7 +142,7 @@ regions_router = Router(prefix="/v1", tags=["location"])
 SHARDS_LISTED_MAX = 1_000
 
 
-@regions_router.on("GET", "/regions", (READ,), summary="The region, and its replication lag")
+@regions_router.on("GET /regions", (READ,), "The region, and its replication lag")
 async def regions(request: Request) -> dict[str, Any]:
     """`role` is `home`, or `copy` for a read-only server.
 
@@ -216,18 +214,18 @@ PATHS = frozenset({HOME, HOME + "/", *(f"{HOME}/{name}" for name in _FILES)})
 """Every path of the console."""
 
 
-@console_router.on("GET", HOME, None)
+@console_router.on(f"GET {HOME}", None, "The page")
 async def page(request: Request) -> Response:
     return _sent(request, _FILES[PAGE])
 
 
-@console_router.on("GET", HOME + "/", None)
+@console_router.on(f"GET {HOME}/", None, "The page")
 async def with_slash() -> Response:
     """Redirects to the page by a relative address, since a proxy may serve it below a path."""
     return Response(status_code=307, headers={"location": f"..{HOME}", "content-security-policy": POLICY.decode()})
 
 
-@console_router.on("GET", HOME + "/{file}", None)
+@console_router.on(f"GET {HOME}/{{file}}", None, "A file of the page")
 async def file(request: Request, file: str) -> Response:
     console_file = _FILES.get(file)
     if console_file is None:

@@ -107,7 +107,7 @@ _COMMAND_BODY = {
 }
 
 
-@router.on("GET", "/shards", (READ,), summary="Names of shards, ascending, without dropped ones")
+@router.on("GET /shards", (READ,), "Names of shards, ascending, without dropped ones")
 async def names(
     request: Request,
     prefix: Annotated[str, Query(max_length=260)] = "",
@@ -128,12 +128,11 @@ async def names(
 
 
 @router.on(
-    "POST",
-    "/shards:delete",
+    "POST /shards:delete",
     (ADMIN,),
+    "Drop many shards, by a list or a prefix",
     audit="drop",
     audits_body=True,
-    summary="Drop many shards, by a list or a prefix",
     openapi_extra=json_body(_Drop, example={"prefix": "tmp/", "confirm": 12}),
 )
 async def delete_many(request: Request) -> Response:
@@ -153,12 +152,11 @@ async def delete_many(request: Request) -> Response:
 
 
 @router.on(
-    "PUT",
-    "/shards/{name}",
+    "PUT /shards/{name}",
     (WRITE,),
+    "Create a shard, unless it exists with this schema",
     audit="create",
     audits_body=True,
-    summary="Create a shard, unless it exists with this schema",
     openapi_extra=json_body(_Create, examples=_CREATE_EXAMPLES),
 )
 async def create(
@@ -193,12 +191,11 @@ def _new(value: Any) -> tuple[SchemaRecord, ShardSettings | None]:
 
 
 @router.on(
-    "POST",
-    "/clones",
+    "POST /clones",
     (WRITE,),
+    "Clone a shard as of now, without copying rows",
     audit="clone",
     audits_body=True,
-    summary="Clone a shard as of now, without copying rows",
     openapi_extra=json_body(_Clone, example={"source": "orders", "name": "orders-test"}),
 )
 async def clone(request: Request) -> Response:
@@ -227,7 +224,7 @@ def _cloned(value: Any) -> _Clone:
     return body
 
 
-@router.on("GET", "/shards/{name}", (READ,), summary="Frontiers and schemas; can wait until a time is complete")
+@router.on("GET /shards/{name}", (READ,), "Frontiers and schemas; can wait until a time is complete")
 async def view(  # noqa: PLR0913 - a query parameter each
     request: Request,
     past: Annotated[int | None, Query(ge=0, description="Wait until this time is complete.")] = None,
@@ -264,13 +261,7 @@ def _view(request: Request, view: ShardView) -> Response:
     return json_response({**view_to_json(view), "fields": write_schema(view.schemas)})
 
 
-@router.on(
-    "DELETE",
-    "/shards/{name}",
-    (ADMIN,),
-    audit="drop",
-    summary="Drop a shard; maintenance then deletes its data",
-)
+@router.on("DELETE /shards/{name}", (ADMIN,), "Drop a shard; maintenance then deletes its data", audit="drop")
 async def drop(
     request: Request, force: Annotated[bool, Query(description="Even if readers hold it.")] = False
 ) -> Response:
@@ -278,11 +269,10 @@ async def drop(
 
 
 @router.on(
-    "POST",
-    "/shards/{name}/commands",
+    "POST /shards/{name}/commands",
     BY_COMMAND,
+    "Commit one command of the protocol",
     direct=True,
-    summary="Commit one command of the protocol",
     openapi_extra=_COMMAND_BODY,
 )
 async def commands(request: Request) -> Response:
@@ -292,13 +282,7 @@ async def commands(request: Request) -> Response:
         return Response(result, media_type=RECORD)
 
 
-@router.on(
-    "POST",
-    "/shards/{name}/receipts",
-    (WRITE, MAINTAIN),
-    summary="Validate staged parts",
-    openapi_extra=_COMMAND_BODY,
-)
+@router.on("POST /shards/{name}/receipts", (WRITE, MAINTAIN), "Validate staged parts", openapi_extra=_COMMAND_BODY)
 async def receipts(request: Request) -> Response:
     """The parts with receipts, so that a later commit through this server skips validation. Changes nothing."""
     service, name = service_of(request), shard_of(request)
@@ -310,12 +294,11 @@ async def receipts(request: Request) -> Response:
 
 
 @router.on(
-    "POST",
-    "/shards/{name}/advance-upper",
+    "POST /shards/{name}/advance-upper",
     (MANAGE,),
+    "Declare every time before `upper` complete, without rows",
     audit=MOVE_UPPER,
     closes_by="upper",
-    summary="Declare every time before `upper` complete, without rows",
 )
 async def advance_upper(
     request: Request,
@@ -326,11 +309,7 @@ async def advance_upper(
 
 
 @router.on(
-    "POST",
-    "/shards/{name}/downgrade-since",
-    (MANAGE,),
-    audit=MOVE_CURSOR,
-    summary="Allow history before `since` to be forgotten",
+    "POST /shards/{name}/downgrade-since", (MANAGE,), "Allow history before `since` to be forgotten", audit=MOVE_CURSOR
 )
 async def downgrade_since(
     request: Request,
@@ -360,18 +339,17 @@ class _SettingsBody(JsonBody):
     mark_every: str | None = None
 
 
-@router.on("GET", "/shards/{name}/settings", (READ,), summary="The settings of a shard")
+@router.on("GET /shards/{name}/settings", (READ,), "The settings of a shard")
 async def settings(request: Request) -> Response:
     return _settings_response((await service_of(request).state(shard_of(request))).settings)
 
 
 @router.on(
-    "PUT",
-    "/shards/{name}/settings",
+    "PUT /shards/{name}/settings",
     (MANAGE,),
+    "Change the settings of a shard",
     audit="settings",
     audits_body=True,
-    summary="Change the settings of a shard",
     openapi_extra=json_body(_SettingsBody, [IF_MATCH], example={"history": "30d", "mark_every": "1s"}),
 )
 async def configure(request: Request) -> Response:
@@ -395,13 +373,13 @@ def _settings_response(settings: ShardSettings) -> Response:
 maintenance_router = Router(prefix="/v1/shards", tags=["maintenance"])
 
 
-@maintenance_router.on("POST", "/{name}/optimize", (MAINTAIN,), audit="optimize", summary="Merge batches now")
+@maintenance_router.on("POST /{name}/optimize", (MAINTAIN,), "Merge batches now", audit="optimize")
 async def optimize(request: Request) -> Response:
     """A few merges by this server; rows are unchanged. Repeat the request while `more` is true."""
     return await _maintain(request, OPTIMIZE)
 
 
-@maintenance_router.on("POST", "/{name}/vacuum", (MAINTAIN,), audit="vacuum", summary="Delete garbage now")
+@maintenance_router.on("POST /{name}/vacuum", (MAINTAIN,), "Delete garbage now", audit="vacuum")
 async def vacuum(request: Request) -> Response:
     """Deletes blobs and log entries that neither history nor readers need. Repeat the request while `more` is true."""
     return await _maintain(request, VACUUM)
