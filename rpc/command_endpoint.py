@@ -209,13 +209,13 @@ async def _insert_at_once(service: Service, posted: Posted, data: bytes) -> c.Ap
             result = await service.work.commit(machine, command, verdict, posted.caller)
         except (Unavailable, Overloaded, Indeterminate) as error:
             if prepared is not None:
-                prepared.end()  # a retry may take long and must not delay other posts
+                prepared.ended.set()  # a retry may take long and must not delay other posts
             result = await service.work.run(handle.resumed, command, posted.caller, error)
     except (Expired, InvalidUsage, SchemaMismatch):
         return None
     finally:
         if prepared is not None:
-            prepared.end()
+            prepared.ended.set()
     writers.give_back(handle)
     assert isinstance(result, c.Appended)
     return result

@@ -12,8 +12,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from persist.client.embedded import EmbeddedTransport
@@ -40,17 +39,14 @@ _Key: TypeAlias = tuple[str, ShardId, int, int]
 
 @dataclass(slots=True)
 class PreparedPost:
-    """The staged rows of a post, and their number."""
+    """The staged rows of a post, and their number.
+
+    Set `ended` when it is committed, or retried: the next group is prepared when all posts of this one have ended.
+    """
 
     runs: tuple[Run, ...]
     rows: int
-    _ended: Callable[[], None] | None = None
-
-    def end(self) -> None:
-        """The post is committed, or retried: the next group is prepared when all posts of this one have ended."""
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended()
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
@@ -127,64 +123,51 @@ class PostGroups:
         self._writers = writers
         self._allowance = allowance
         self._rows_max = rows_max
-        self._waiting: dict[_Key, deque[_Waiting]] = {}  # of each shard with posts that wait or are being committed
-        self._running: dict[_Key, int] = {}
+        # By shard: the posts that wait, and the task that prepares them.
+        self._waiting: dict[_Key, tuple[deque[_Waiting], asyncio.Task[None]]] = {}
 
     async def prepared(self, name: str, names: Names, data: bytes, rows_bytes: int) -> PreparedPost | None:
         """The staged rows of a body for an insert without a token; None: handle the post alone.
 
-        `rows_bytes` is their size in memory. The caller must call `PreparedPost.end`.
+        `rows_bytes` is their size in memory. The caller must set `PreparedPost.ended`.
         """
         loop = asyncio.get_running_loop()
         key = (name, names.shard, names.id, names.newest)
         post = _Waiting(data, rows_bytes, loop.create_future())
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            waiting = self._waiting[key] = deque()
-            loop.call_soon(self._prepare, key, names)
-        waiting.append(post)
+        if key not in self._waiting:
+            waiting = deque[_Waiting]()
+            self._waiting[key] = waiting, loop.create_task(self._prepare_all(key, names, waiting))
+        self._waiting[key][0].append(post)
         try:
             return await post.prepared
         except asyncio.CancelledError:
             prepared = post.prepared.result() if post.prepared.done() and not post.prepared.cancelled() else None
             if prepared is not None:
-                prepared.end()
+                prepared.ended.set()
             raise
 
-    def _end(self, key: _Key, names: Names) -> None:
-        self._running[key] -= 1
-        if not self._running[key]:
-            del self._running[key]
-            self._start_next(key, names)
-
-    def _start_next(self, key: _Key, names: Names) -> None:
-        if self._waiting[key]:
-            asyncio.get_running_loop().call_soon(self._prepare, key, names)
-        else:
-            del self._waiting[key]
-
-    def _prepare(self, key: _Key, names: Names) -> None:
+    async def _prepare_all(self, key: _Key, names: Names, waiting: deque[_Waiting]) -> None:
+        """Prepare the posts that wait, group by group."""
         CALLER.set("")  # it works for the whole group, not for the first caller
-        group: list[_Waiting] = []
-        waiting, size, rows_bytes = self._waiting[key], 0, 0
-        while waiting and len(group) < GROUP_POSTS_MAX:
-            post = waiting[0]
-            if not post.prepared.done():  # else it was cancelled
-                size, rows_bytes = size + len(post.data), rows_bytes + post.rows_bytes
-                if group and (size > GROUP_BYTES_MAX or rows_bytes > GROUP_ROWS_BYTES_MAX):
-                    break
-                group.append(post)
-            waiting.popleft()
-        results = self._stage_all(key[0], names, [post.data for post in group])
-        running = [prepared for prepared in results if prepared is not None]
-        for prepared in running:
-            prepared._ended = partial(self._end, key, names)
-        if running:
-            self._running[key] = len(running)
-        else:
-            self._start_next(key, names)
-        for post, result in zip(group, results, strict=True):
-            post.prepared.set_result(result)
+        while waiting:
+            group: list[_Waiting] = []
+            size, rows_bytes = 0, 0
+            while waiting and len(group) < GROUP_POSTS_MAX:
+                post = waiting[0]
+                if not post.prepared.done():  # else it was cancelled
+                    size, rows_bytes = size + len(post.data), rows_bytes + post.rows_bytes
+                    if group and (size > GROUP_BYTES_MAX or rows_bytes > GROUP_ROWS_BYTES_MAX):
+                        break
+                    group.append(post)
+                waiting.popleft()
+            results = self._stage_all(key[0], names, [post.data for post in group])
+            for post, result in zip(group, results, strict=True):
+                post.prepared.set_result(result)
+            await asyncio.sleep(0)
+            for result in results:
+                if result is not None:
+                    await result.ended.wait()
+        del self._waiting[key]
 
     def _stage_all(self, name: str, names: Names, bodies: list[bytes]) -> list[PreparedPost | None]:
         try:
