@@ -113,12 +113,10 @@ FILES_RESERVED = 512  # of the files that this process may open: for stores, spo
 class _Server(uvicorn.Server):
     """Ends waits and streams first, so that only work in progress delays the shutdown."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
-        self._service = service
+    service: Service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.stop()
+        self.service.stop()
         await super().shutdown(sockets)
 
 
@@ -207,7 +205,8 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
     if settings.tls is not None:
         config.load()
         config.ssl = TlsContext(settings.tls, time.time)
-    server = _Server(config, service)
+    server = _Server(config)
+    server.service = service
 
     def end(_number: int, _frame: object) -> None:
         server.should_exit = True

@@ -48,13 +48,11 @@ class Audit:
             _log.handle(record)
         except Exception:  # from a handler that raises where the standard ones only report
             record.is_lost = True
-        if getattr(record, "is_lost", False):
-            self._failed += 1
-        else:
-            self._written += 1
+        is_lost = getattr(record, "is_lost", False)
+        self._failed += is_lost
+        self._written += not is_lost
 
     def families(self) -> Iterator[Family]:
-        """The metrics of the audit log."""
         yield single_series("persist_audit_lines_total", COUNTER, "Lines of the audit that were written", self._written)
         yield single_series("persist_audit_failures_total", COUNTER, "Lines of the audit that failed", self._failed)
 
@@ -67,11 +65,8 @@ _PARAMETERS = (
     "as_of", "at", "before", "confirm", "cursor", "dry_run", "expected_upper", "follows", "force", "keep", "lower",
     "min_seqno", "mode", "new_upper", "read_time", "retries", "since", "timestamp", "upper",
 )  # fmt: skip
-BODY_KEY, ACTION_KEY = (
-    "persist.body",
-    "persist.did",
-)  # keys of a request's scope: a short body; the description of its command
-SHARDS_KEY = "persist.many"  # likewise: the names of the shards of a request about many
+# Keys of a request's scope: a short body; the description of its command; the names of the shards, if it is about many.
+BODY_KEY, ACTION_KEY, SHARDS_KEY = "persist.body", "persist.did", "persist.many"
 BODY_BYTES_MAX = 2_000  # of a body that is logged
 
 MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER, CLOSE = "move cursor", "move since", "move upper", "close"

@@ -10,7 +10,7 @@ import logging
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -98,11 +98,6 @@ def has_token(principal: Principal) -> bool:
     return principal is not ANONYMOUS and principal is not UNAUTHENTICATED
 
 
-def maintenance_token() -> str:
-    """A token for the maintenance process that a server starts; valid until that server ends."""
-    return f"pt_maintenance_{secrets.token_urlsafe(32)}"
-
-
 @dataclass(frozen=True, slots=True)
 class KnownToken:
     """An entry of the file: the principal, and the hash of its token or the name of its certificate."""
@@ -127,12 +122,12 @@ class Tokens:
         self._is_broken = False
         self._by_id: dict[str, KnownToken] = {}
         self._by_certificate: dict[str, KnownToken] = {}
-        self._take(_read(path))
+        self._take(read_tokens(path))
 
-    def ending(self) -> list[Principal]:
-        """The principals of tokens with an expiry."""
+    def known(self) -> Mapping[str, KnownToken]:
+        """The tokens of the file, by their ids."""
         self._reload_if_changed()
-        return _ending(self._by_id)
+        return self._by_id
 
     def principal(self, authorization: str | None, peer: Peer | None = None) -> Principal:
         """The principal of this Authorization header or, without one, of the client certificate.
@@ -187,7 +182,7 @@ class Tokens:
 
     def _reload(self) -> None:
         try:
-            tokens = _read(self._path)
+            tokens = read_tokens(self._path)
         except InvalidUsage as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _TRANSIENT:
                 _log.warning("the known tokens stay valid, and reading the file is retried: %s", error.message)
@@ -204,21 +199,12 @@ class Tokens:
         self._by_id = tokens
 
 
-def read_ending(path: str) -> list[Principal]:
-    """The principals with an expiry in a tokens file. Raises InvalidUsage."""
-    return _ending(_read(path))
-
-
-def _ending(tokens: dict[str, KnownToken]) -> list[Principal]:
-    return [known.principal for known in tokens.values() if known.principal.expires_s is not None]
-
-
-def _read(path: str) -> dict[str, KnownToken]:
+def read_tokens(path: str) -> dict[str, KnownToken]:
+    """The tokens of a file, by their ids. Raises InvalidUsage."""
     try:
-        data = read_tokens_file(path)
+        return parse_tokens(read_tokens_file(path), path)
     except FileNotFoundError as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
-    return parse_tokens(data, path)
 
 
 def read_tokens_file(path: str) -> bytes:
@@ -302,19 +288,18 @@ def mint(name: str) -> tuple[str, str]:
     return token, hashlib.sha256(token.encode()).hexdigest()
 
 
-# Tokens with an expiry, for `persist check`.
-
 _WIDEST_FIRST = (ADMIN, MANAGE, WRITE, MAINTAIN, READ)
 
 
-def tokens_for_check(ending: Iterable[Principal]) -> list[TokenFacts]:
-    """The tokens for the check, sorted by id."""
-    tokens = []
-    for principal in sorted(ending, key=lambda principal: principal.name):
-        assert principal.expires_s is not None
-        scope = next(scope for scope in _WIDEST_FIRST if scope in principal.scopes)
-        tokens.append(TokenFacts(principal.name, int(principal.expires_s * 1000), scope, principal.prefixes))
-    return tokens
+def tokens_for_check(tokens: Mapping[str, KnownToken]) -> list[TokenFacts]:
+    """The tokens with an expiry for `persist check`, sorted by id."""
+    facts = []
+    for name, known in sorted(tokens.items()):
+        principal = known.principal
+        if principal.expires_s is not None:
+            scope = next(scope for scope in _WIDEST_FIRST if scope in principal.scopes)
+            facts.append(TokenFacts(name, int(principal.expires_s * 1000), scope, principal.prefixes))
+    return facts
 
 
 # Labels of callers in metrics and logs. Token ids have no underscore, so these cannot collide with one.

@@ -70,9 +70,7 @@ async def commit_command(
             principal.require_any(scopes, name)
         if type(command) in _RESTRICTED:
             command = restrict(command, principal)
-            scope[ACTION_KEY] = describe_command(
-                command
-            )  # of the effective command: without `manage` since does not move
+            scope[ACTION_KEY] = describe_command(command)  # the effective one: without `manage` since does not move
         machine = service.location.machine(name)
         if service.leases is None or type(command) not in LEASE_COMMANDS:
             return await _commit(service, machine, principal, command, caller, scope)

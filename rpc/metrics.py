@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 import persist
 from persist.client.location_metrics import location_families, location_pools, newest, shard_families
 from persist.commit.location import Location
-from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, single_series
+from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, exposition, single_series
 from persist.regions.replica import ReplicaLocation
 from persist.telemetry.metrics import Durations, of_process, pools
 from rpc.auth import ANONYMOUS, Principal, label_of
-
-__all__ = ["CONTENT_TYPE", "ServerMetrics"]
 
 Pools = Callable[[], Mapping[str, tuple[int, int]]]  # by name: the current use, and the limit
 
@@ -27,21 +25,21 @@ class TokenFigures:
 
     def __init__(self, tokens_max: int = COUNTED_TOKENS_MAX) -> None:
         self._most = tokens_max
-        self._known: dict[str, str] = {}
+        self._known: set[str] = set()
         self._requests: Counter[tuple[str, ...]] = Counter()
         self._bytes: Counter[tuple[str, ...]] = Counter()
         self._refused: Counter[tuple[str, ...]] = Counter()
 
     def observe(self, token: str, received: int, sent: int) -> None:
         """Count a request and the bytes of its body and of the response body."""
-        token = self._known.get(token) or self._named(token)
+        token = self._named(token)
         self._requests[token,] += 1
         self._bytes[token, "in"] += received
         self._bytes[token, "out"] += sent
 
     def refused(self, token: str, kind: str) -> None:
         """Count a refusal or a failure by the kind of its error."""
-        self._refused[self._known.get(token) or self._named(token), kind] += 1
+        self._refused[self._named(token), kind] += 1
 
     def families(self, only: str | None) -> Iterator[Family]:
         """The metrics of all tokens, or of the token `only`."""
@@ -54,9 +52,10 @@ class TokenFigures:
             yield Family(f"persist_token_{name}_total", COUNTER, text, labels, shown)
 
     def _named(self, token: str) -> str:
-        if len(self._known) >= self._most:
-            return OTHER
-        self._known[token] = token
+        if token not in self._known:
+            if len(self._known) >= self._most:
+                return OTHER
+            self._known.add(token)
         return token
 
 
@@ -83,10 +82,6 @@ class ServerMetrics:
         """Count a request. `verb` comes from a fixed set, so that clients cannot create series."""
         self._requests[verb, status] += 1
         self._seconds.observe((verb,), seconds)
-
-    def observe_caller(self, principal: Principal | None, received: int, sent: int) -> None:
-        """Count a request by its caller; None: unknown."""
-        self.tokens.observe(label_of(principal), received, sent)
 
     def count_error(self, verb: str, kind: str, principal: Principal | None = None) -> None:
         """Count a refusal or a failure."""

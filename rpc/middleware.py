@@ -124,9 +124,7 @@ class RequestMiddleware:
             self._record(fields, time.perf_counter() - started, sent, is_complete=is_complete)
             if span is not None:
                 _describe(span, self._fields(*fields), scope.get(ERROR_KEY))
-            if (
-                ERROR_KEY in scope
-            ):  # its traceback refers to the request body, and would keep it until a garbage collection
+            if ERROR_KEY in scope:  # its traceback would keep the request body until a garbage collection
                 scope.pop(ERROR_KEY).__traceback__ = None
 
     async def _respond(self, route: Route | None, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,7 +150,7 @@ class RequestMiddleware:
         scope, _, verb, status, _ = request
         metrics, principal = self._service.metrics, scope.get("persist.principal")
         metrics.observe(verb, status, seconds)
-        metrics.observe_caller(principal, scope["persist.received"], sent)
+        metrics.tokens.observe(label_of(principal), scope["persist.received"], sent)
         if ERROR_KEY in scope:
             metrics.count_error(verb, _kind(scope[ERROR_KEY]), principal)
             if isinstance(scope[ERROR_KEY], Corruption):

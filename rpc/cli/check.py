@@ -28,7 +28,7 @@ from persist.commit.system import SystemClock
 from persist.copies.throttled_blob import PacedBlob, read_rate
 from persist.copies.verify import QUICK, Depth
 from persist.core.errors import InvalidUsage, PersistError
-from rpc.auth import read_ending, tokens_for_check
+from rpc.auth import read_tokens, tokens_for_check
 
 SERVER_S = 600.0  # for a server to check all shards
 LINE_CHARS = 100
@@ -77,7 +77,7 @@ def _check(arguments: argparse.Namespace, limits: dict[str, str], thresholds: Ch
     wanted.check()
     clock = SystemClock()
     backups = None if arguments.backup is None else location_checks.list_backups(arguments.backup, clock)
-    tokens = None if arguments.tokens is None else tokens_for_check(read_ending(arguments.tokens))
+    tokens = None if arguments.tokens is None else tokens_for_check(read_tokens(arguments.tokens))
     server = server_of(arguments)
     if server is not None:
         if arguments.deep:

@@ -27,7 +27,7 @@ from persist.regions.failover import HomeWatch
 from persist.regions.replica import Home, open_replica
 from persist.telemetry.tracing import open_tracer
 from rpc.app import bind, local_url_of, serve, url_of
-from rpc.auth import Tokens, maintenance_token
+from rpc.auth import Tokens, mint
 from rpc.config_file import effective_settings, load, misspelt
 from rpc.quotas import quota_file_of
 from rpc.settings import DEFAULT_DIRECTORY, SETTINGS, ServerSettings, Setting, Value
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("".join(f"# {_unknown(name, meant)}\n" for name, meant in misspelt(os.environ)), end="")
         return 0
     if settings.maintenance and settings.tokens_file and settings.maintenance_token is None:
-        settings = replace(settings, maintenance_token=maintenance_token())
+        settings = replace(settings, maintenance_token=mint("maintenance")[0])
     _check(settings)
     configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
     for name, meant in misspelt(os.environ):

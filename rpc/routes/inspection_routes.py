@@ -83,15 +83,8 @@ def _within(  # noqa: PLR0913 - a query parameter each
     upper: Annotated[str, Query(description="Of attributes: the last key.", max_length=64)] = "",
 ) -> dict[str, Any]:
     """The fields of a query that select versions, times and keys; "": not given."""
-    return {
-        "at": at,
-        "timestamp": timestamp,
-        "first": first,
-        "last": last,
-        "as_of": as_of,
-        "lower": lower,
-        "upper": upper,
-    }
+    versions = {"at": at, "timestamp": timestamp, "first": first, "last": last}
+    return {**versions, "as_of": as_of, "lower": lower, "upper": upper}
 
 
 @router.on(
@@ -185,7 +178,7 @@ def _beside(service: Service, principal: Principal) -> ExternalState:
     served = server_facts(service.location)
     if not principal.is_unlimited:
         return ExternalState(served=replace(served, calls={}))
-    tokens = tokens_for_check([] if service.tokens is None else service.tokens.ending())
+    tokens = tokens_for_check({} if service.tokens is None else service.tokens.known())
     return ExternalState(tokens=tokens, served=served)
 
 

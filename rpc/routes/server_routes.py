@@ -17,12 +17,12 @@ from persist.client.timestamps import instant_text
 from persist.core.commands import ADMIN, READ
 from persist.core.errors import Overloaded, PersistError, Unavailable
 from persist.core.record import asdict
+from persist.formats.exposition import CONTENT_TYPE
 from persist.formats.http_messages import PROTOCOL_VERSION
 from persist.regions.region_index import index_json
 from persist.regions.replica import ReplicaLocation
 from rpc.app_state import principal_of, service_of
 from rpc.auth import Principal
-from rpc.metrics import CONTENT_TYPE
 from rpc.route import Router
 
 PAGE = "index.html"

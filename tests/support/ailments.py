@@ -34,7 +34,7 @@ from persist.core.record import replace
 from persist.core.state import Policy
 from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_directory
 from persist.maintenance.journal_keeper import Published
-from rpc.auth import read_ending, tokens_for_check
+from rpc.auth import read_tokens, tokens_for_check
 from rpc.cli.program import main
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.clocks import DAY_MS, HOUR_MS, Clock, Ids, Machine, World
@@ -586,7 +586,7 @@ def token_ends(place: Path) -> Told:
     ]
     assert main(made) == 0
     file.write_text(file.read_text().replace("2099", "2020"))  # years go by
-    ending = tokens_for_check(read_ending(str(file)))
+    ending = tokens_for_check(read_tokens(str(file)))
     assert [(one.scope, one.prefixes) for one in ending] == [("write", ("eu/",))]
     assert json.loads(file.read_text())["tokens"][0]["id"] == "etl"
     return Told(at(place, around=ExternalState(tokens=ending)), ("the token 'etl' expired 2020-01-31T00:00:00Z",), None)
