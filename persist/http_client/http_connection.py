@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -35,15 +36,13 @@ class TimedOut(Broken):
     """The response, or the rest of it, did not come in time."""
 
 
+@dataclass(slots=True)
 class Reply:
     """Status, headers (lower-case names) and body."""
 
-    __slots__ = ("data", "headers", "status")
-
-    def __init__(self, status: int, headers: dict[str, str], data: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        self.data = data
+    status: int
+    headers: dict[str, str]
+    data: bytes
 
 
 class Answer:
@@ -405,7 +404,6 @@ class _Connection:
 
     def _receive(self) -> bytes:
         """Received bytes; empty if the server has closed the connection."""
-
         try:
             if self.ends is not None:
                 self._socket.settimeout(max(self._left(), LEAST_WAIT_S))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from blob import optional
 from persist.core.errors import InvalidUsage
 from persist.core.ids import IdSource
 
 if TYPE_CHECKING:
-    from persist.telemetry.otel import OtelSpan as TraceSpan
-    from persist.telemetry.otel import OtelTracer as Tracer
+    from persist.telemetry.otel import OtelSpan, OtelTracer
+
+    TraceSpan: TypeAlias = OtelSpan
+    Tracer: TypeAlias = OtelTracer
 else:  # OpenTelemetry is optional; without a tracer it is not imported
     TraceSpan = Tracer = Any
 

@@ -352,7 +352,8 @@ def open_transport(connection: Connection) -> HttpTransport:
         raise
     if location.copy:  # this client may have opened the store itself, and must not write to it
         blob = CopyBlob(blob, Home(location.of, location.home))
-    transport = HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
+    policy = Policy(**{name: limit for name, limit in location.policy.items() if name in Policy.__struct_fields__})
+    transport = HttpTransport(calls, blob, policy, clock, ids, proof)
     transport.shows_copy, transport.knows_regions = location.copy, location.regions
     transport.leases = None if location.copy else LeasePool(clock)
     # Spark's processes cache the last few transports, and close none that they evict.
@@ -381,10 +382,6 @@ def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
     except Unavailable:  # the store hangs: use the server instead
         blob = None
     return HttpBlob(calls, url, presigned=is_signed) if blob is None else blob
-
-
-def _policy(limits: dict[str, int]) -> Policy:
-    return Policy(**{name: limit for name, limit in limits.items() if name in Policy.__struct_fields__})
 
 
 def _path(name: str, rest: str) -> str:

@@ -91,20 +91,17 @@ async def head(request: Request, key: str) -> Response:
 
 
 async def _presigned(request: Request, service: Service, key: str) -> Response:
-    principal = principal_of(request)
+    principal, blob = principal_of(request), service.location.blob
     seconds = seconds_of(principal, service.settings.presigned_s, service.location.clock.now_ms())
     may_write = not principal.scopes.isdisjoint((WRITE, MAINTAIN)) and is_part_key(key)
-    return JSONResponse(await service.work.run(_sign, service, key, seconds, may_write))
 
+    def sign() -> dict[str, Any]:
+        with translated():
+            put = blob.presign_put(key, seconds) if may_write else None
+            urls = {"expires_s": seconds, "get": blob.presign_get(key, seconds), "put": put and put.url}
+        return urls if put is None else {**urls, "put_headers": dict(put.headers)}
 
-def _sign(service: Service, key: str, seconds: int, may_write: bool) -> dict[str, Any]:
-    blob = service.location.blob
-    with translated():
-        put = blob.presign_put(key, seconds) if may_write else None
-        urls: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds), "put": None}
-    if put is not None:
-        urls |= {"put": put.url, "put_headers": dict(put.headers)}
-    return urls
+    return JSONResponse(await service.work.run(sign))
 
 
 def seconds_of(principal: Principal, most_s: int, now_ms: int) -> int:

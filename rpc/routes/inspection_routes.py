@@ -162,24 +162,19 @@ async def check(
     service, principal = service_of(request), principal_of(request)
     principal.require_prefix(prefix_of(pattern) if pattern else "")
     with service.snapshots:
-        text = await service.work.run(_examined, service, principal, pattern, limits)
+        text = await service.work.run(_check, service, principal, pattern, limits)
     return Response(text, media_type="application/json")
 
 
-def _examined(service: Service, principal: Principal, pattern: str, limits: CheckThresholds) -> str:
+def _check(service: Service, principal: Principal, pattern: str, limits: CheckThresholds) -> str:
+    """What the server knows counts: everything for a principal that covers all shards, else what concerns shards."""
+    look, served = readonly_view(service.location, principal.prefixes), server_facts(service.location)
     if not principal.is_unlimited:
-        limits = replace(limits, free_percent=0)
-    look = readonly_view(service.location, principal.prefixes)
-    return run_check(look, pattern or None, limits, _beside(service, principal)).text()
-
-
-def _beside(service: Service, principal: Principal) -> ExternalState:
-    """What the server knows: everything for a principal that covers all shards, else only what concerns shards."""
-    served = server_facts(service.location)
-    if not principal.is_unlimited:
-        return ExternalState(served=replace(served, calls={}))
-    tokens = tokens_for_check({} if service.tokens is None else service.tokens.known())
-    return ExternalState(tokens=tokens, served=served)
+        limits, known = replace(limits, free_percent=0), ExternalState(served=replace(served, calls={}))
+    else:
+        tokens = tokens_for_check({} if service.tokens is None else service.tokens.known())
+        known = ExternalState(tokens=tokens, served=served)
+    return run_check(look, pattern or None, limits, known).text()
 
 
 # Live statistics, served from cached States.

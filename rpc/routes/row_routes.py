@@ -29,7 +29,7 @@ from persist.core.ids import ShardId, parse, shard_id_of
 from persist.core.shard_phases import dropped
 from persist.core.shard_view import SeenVersion, ViewRequest
 from persist.formats.http_messages import result_to_json
-from persist.parts import EVERYTHING, Selection
+from persist.parts import EVERYTHING
 from rpc.app_state import WAIT_S_MAX, Service, principal_of, service_of, shard_of
 from rpc.change_streams import HeldStream, Stepped
 from rpc.command_endpoint import InsertKind, Posted, check_upper, post
@@ -283,8 +283,8 @@ async def listen(
     if start.shard is not None and await _is_at_the_end(service, name, start):
         return Response(status_code=204)  # a browser's EventSource then stops reconnecting
     if selection != EVERYTHING:
-        selection = await service.work.run(partial(_selected, service, name, selection))
-        selection = replace(selection, known=start.names)
+        wanted = replace(selection, known=start.names)
+        selection = await service.work.run(lambda: resolve_selection(wanted, open_shard(service, name).schema))
     async with AsyncExitStack() as held:
         held.enter_context(service.listeners)
         hold = await held.enter_async_context(service.listening.leases.hold(name, start.frontier, moves))
@@ -307,10 +307,6 @@ def event_stream(
         media_type=form,
         headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})},
     )
-
-
-def _selected(service: Service, name: str, selection: Selection) -> Selection:
-    return resolve_selection(selection, Client(service.transport, service.handles).shard(name).schema)
 
 
 async def _after_of(service: Service, name: str, when: datetime) -> int | None:
