@@ -10,7 +10,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -66,13 +67,13 @@ class RequestMiddleware:
         """Respond to a request, and record its outcome."""
         started = time.perf_counter()
         headers = dict(scope["headers"])
-        request_id = self._request_id(headers)
+        given_id = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
+        request_id = given_id if _REQUEST_ID.match(given_id) else self._service.location.ids.uuid7()
         begin_request(request_id)
         scope["persist.received"] = sent = 0
         scope["persist.service"] = self._service
         shard = table.resolve(scope)  # type: ignore[arg-type]
         scope[ROUTE] = route = TABLE.find(scope["method"], _pattern(scope, shard))
-        verb = _verb(scope, shard)
         status, is_complete = 0, False
 
         async def sending(message: Message) -> None:
@@ -80,8 +81,9 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._audit(scope, shard, status, request_id)
-                added = (REQUEST_ID_HEADER, request_id.encode())
-                message["headers"] = [*message.get("headers", ()), added, *_safe_headers(scope["path"])]
+                added, is_page = (REQUEST_ID_HEADER, request_id.encode()), scope["path"] in server_routes.PATHS
+                safe = csrf.SAFE_HEADERS_OF_PAGES if is_page else csrf.SAFE_HEADERS
+                message["headers"] = [*message.get("headers", ()), added, *safe]
                 if shard is not None and (lag_s := self._service.location.behind_s(shard[0])) is not None:
                     principal = scope.get("persist.principal")
                     if principal is not None and principal.sees(shard[0]):
@@ -115,15 +117,19 @@ class RequestMiddleware:
         finally:
             if status in (0, CLIENT_GONE):  # the client disconnected before the response
                 self._audit(scope, shard, None, request_id)
-            refusal = scope.get(ERROR_KEY)
-            is_refused = status >= 400  # work that was done counts, even if its response was cut off
-            if refunds and is_refused and isinstance(refusal, PersistError) and not isinstance(refusal, Indeterminate):
-                for refund in refunds:
-                    refund()
-            fields = (scope, shard, verb, status, request_id)
-            self._record(fields, time.perf_counter() - started, sent, is_complete=is_complete)
+            if status >= 400:  # work that was done counts, even if its response was cut off
+                _refund(refunds, scope.get(ERROR_KEY))
+            fields: dict[str, Any] = {
+                "request_id": request_id,
+                "method": scope["method"],
+                "verb": _verb(scope, shard),
+                "shard": shard[0][:256] if shard else None,
+                "principal": getattr(scope.get("persist.principal"), "name", None),
+                "status": status,
+            }
+            self._record(scope, fields, time.perf_counter() - started, sent, is_complete=is_complete)
             if span is not None:
-                _describe(span, self._fields(*fields), scope.get(ERROR_KEY))
+                _describe(span, fields, scope.get(ERROR_KEY))
             if ERROR_KEY in scope:  # its traceback would keep the request body until a garbage collection
                 scope.pop(ERROR_KEY).__traceback__ = None
 
@@ -138,16 +144,9 @@ class RequestMiddleware:
         response = await route.handler(request, **arguments)
         await response(scope, receive, send)
 
-    def _record(
-        self,
-        request: tuple[Scope, tuple[str, str] | None, str, int, str],
-        seconds: float,
-        sent: int,
-        *,
-        is_complete: bool,
-    ) -> None:
+    def _record(self, scope: Scope, fields: dict[str, Any], seconds: float, sent: int, *, is_complete: bool) -> None:
         """Count the request, and log failures and accesses."""
-        scope, _, verb, status, _ = request
+        verb, status = fields["verb"], fields["status"]
         metrics, principal = self._service.metrics, scope.get("persist.principal")
         metrics.observe(verb, status, seconds)
         metrics.tokens.observe(label_of(principal), scope["persist.received"], sent)
@@ -156,9 +155,9 @@ class RequestMiddleware:
             if isinstance(scope[ERROR_KEY], Corruption):
                 self._service.location.sight.storms.count_corruption()
         if status >= 500 or (ERROR_KEY in scope and not is_complete):
-            _log_failure(scope.get(ERROR_KEY), self._fields(*request))
+            _log_failure(scope.get(ERROR_KEY), fields)
         if self._service.settings.access_log:
-            _access.info("request", extra={**self._fields(*request), "ms": round(seconds * 1000, 3)})
+            _access.info("request", extra={**fields, "ms": round(seconds * 1000, 3)})
 
     async def _admit(self, scope: Scope, principal: Principal, *, writes: bool) -> None:
         """Raises QuotaFull, Forbidden. Requests beyond a rate are refused after a pause, to slow the caller down."""
@@ -247,26 +246,12 @@ class RequestMiddleware:
             return ""
         return network_of(host)
 
-    def _request_id(self, headers: dict[bytes, bytes]) -> str:
-        request_id = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
-        return request_id if _REQUEST_ID.match(request_id) else self._service.location.ids.uuid7()
 
-    def _fields(
-        self, scope: Scope, shard: tuple[str, str] | None, verb: str, status: int, request_id: str
-    ) -> dict[str, object]:
-        return {
-            "request_id": request_id,
-            "method": scope["method"],
-            "verb": verb,
-            "shard": shard[0][:256] if shard else None,
-            "principal": getattr(scope.get("persist.principal"), "name", None),
-            "status": status,
-        }
-
-
-def _safe_headers(path: str) -> Sequence[tuple[bytes, bytes]]:
-    """The security headers of a response; the console's files have a content security policy of their own."""
-    return csrf.SAFE_HEADERS_OF_PAGES if path in server_routes.PATHS else csrf.SAFE_HEADERS
+def _refund(refunds: list[Callable[[], None]], error: Exception | None) -> None:
+    """Refund a request, unless it may have happened."""
+    if isinstance(error, PersistError) and not isinstance(error, Indeterminate):
+        for refund in refunds:
+            refund()
 
 
 def _cause(error: Exception) -> Exception:
@@ -290,17 +275,16 @@ def _kind(error: Exception | None) -> str:
     return error.kind if isinstance(error, PersistError) else PersistError.kind
 
 
-def _describe(span: TraceSpan, fields: dict[str, object], error: Exception | None) -> None:
+def _describe(span: TraceSpan, fields: dict[str, Any], error: Exception | None) -> None:
     """Record the outcome of a request in a span. A refusal (4xx) is not a failure of the server."""
     for name in ("verb", "shard", "request_id"):
-        span.tell(f"persist.{name}", str(fields[name] or ""))
-    status = int(str(fields["status"]))
-    span.tell("http.response.status_code", status)
-    if error is not None and status >= 500:
+        span.tell(f"persist.{name}", fields[name] or "")
+    span.tell("http.response.status_code", fields["status"])
+    if error is not None and fields["status"] >= 500:
         span.failed(_kind(error), str(error))
 
 
-def _log_failure(error: Exception | None, fields: dict[str, object]) -> None:
+def _log_failure(error: Exception | None, fields: dict[str, Any]) -> None:
     """Log a 5xx or aborted response with its request id, and with the traceback of a bug."""
     bug = None if error is None or isinstance(error, PersistError) else error
     reason = f"{type(error).__name__}: {error}" if bug else str(error or "the response contains no error")
