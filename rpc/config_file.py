@@ -208,13 +208,7 @@ def effective_settings(loaded: LoadedConfig) -> Iterator[str]:
             if name in STORES and isinstance(value, str):
                 value = without_secrets(value)
             source = loaded.sources.get(setting, "default")
-            yield f"# {name} is not set" if value in (None, "") else f"{name} = {_toml(value)}  # {source}"
+            yield f"# {name} is not set" if value in (None, "") else f"{name} = {json.dumps(value)}  # {source}"
     for setting in SETTINGS:
         if setting.is_secret:
             yield f"# {setting.name}: {'set' if setting.value_in(settings) else 'not set'}"
-
-
-def _toml(value: Value) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, str) else str(value)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -136,8 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
     for name, meant in misspelt(os.environ):
         _log.warning("%s", _unknown(name, meant))
-    listener = bind(settings.host, settings.port)
-    return _serve(settings, listener)
+    return _serve(settings, bind(settings.host, settings.port))
 
 
 def _check(settings: ServerSettings) -> None:
@@ -176,38 +176,25 @@ def _serve(settings: ServerSettings, listener: socket.socket) -> int:
         shows_no_copy=True,
         tracer=open_tracer("persist") if settings.traces else None,
     )
-    try:
-        location = _opened(settings, location_settings)
-    except BaseException:
-        listener.close()
-        raise
-    for path in open_places(location.blob.url, location.consensus.url):
-        _log.warning("%s is readable for every user of this machine: run chmod -R o-rwx on it", path)
-    watch = _watch(location, settings)
-    keeper = ChildKeeper(lambda: _maintenance(settings, listener))
+    with closing(listener), closing(_opened(settings, location_settings)) as location, ExitStack() as stack:
+        for path in open_places(location.blob.url, location.consensus.url):
+            _log.warning("%s is readable for every user of this machine: run chmod -R o-rwx on it", path)
+        watch = None  # for another region that has become home
+        if not settings.read_only:
+            index = settings.open_index(location.clock)
+            watch = HomeWatch(location.identity, settings.region, index, float(settings.self_fence))
+            stack.callback(watch.close)
+        keeper = ChildKeeper(lambda: _maintenance(settings, listener))
+        stack.callback(keeper.stop, settings.shutdown_s)
 
-    def ready() -> None:
-        if watch is not None:
-            watch.start()
-        print(url_of(listener, settings), flush=True)
-        keeper.begin()
+        def ready() -> None:
+            if watch is not None:
+                watch.start()
+            print(url_of(listener, settings), flush=True)
+            keeper.begin()
 
-    try:
         serve(location, settings, listener, ready)
-    finally:
-        keeper.stop(settings.shutdown_s)
-        if watch is not None:
-            watch.close()
-        location.close()
     return 0
-
-
-def _watch(location: Location, settings: ServerSettings) -> HomeWatch | None:
-    """Watches for another region that has become home; None for a copy."""
-    if settings.read_only:
-        return None
-    index = settings.open_index(location.clock)
-    return HomeWatch(location.identity, settings.region, index, float(settings.self_fence))
 
 
 def _opened(settings: ServerSettings, location_settings: LocationSettings) -> Location:
@@ -269,5 +256,4 @@ def _maintenance(settings: ServerSettings, listener: socket.socket) -> subproces
     if settings.maintenance_token is not None:
         environment["PERSIST_TOKEN"] = settings.maintenance_token
     # Standard output is for the URL alone, so the output of maintenance is redirected to standard error.
-
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
