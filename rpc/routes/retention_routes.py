@@ -1,7 +1,8 @@
-"""Routes of retention: policies for each shard, and stream cuts, by which many shards are truncated."""
+"""Routes that delete by age or for good: retention policies, erasures, and cuts, by which many shards are truncated."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import Annotated, Any
 
@@ -9,6 +10,8 @@ import msgspec
 from fastapi import Query, Request
 from starlette.responses import Response
 
+from persist.client.embedded import erased_before
+from persist.client.erasure_api import ErasureStatus
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.row_retention import RowRetention
 from persist.client.shard import Shard
@@ -24,19 +27,26 @@ from persist.client.stream_cuts import (
     truncate_by_cut,
 )
 from persist.client.timestamps import read_instant
-from persist.core.commands import MAINTAIN, MANAGE, READ, WRITE
+from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage
-from rpc.app_state import principal_of, service_of
+from persist.core.frontier import TIME_MAX
+from persist.formats.http_messages import named_once
+from persist.parts.exact_numbers import EXACT_NUMBERS
+from persist.parts.python_values import decode_json_keys
+from rpc.app_state import principal_of, service_of, shard_of
 from rpc.audit import SHARDS_KEY
 from rpc.route import Router
 from rpc.routes.parameters import (
     IF_MATCH,
+    IdempotencyToken,
     JsonBody,
     body_reader,
     json_body,
     json_response,
     run_long,
     run_on_shard,
+    run_with_body,
+    token_of,
     transport_for,
     version_of,
 )
@@ -94,6 +104,90 @@ def _policy_of(body: Any) -> dict[str, Any] | None:
 
 def _policy_response(retention: RowRetention) -> Response:
     return json_response(retention.to_json(), {"etag": f'"{retention.version}"'})
+
+
+# Erasures: rows that are deleted from the history too, their progress, and their certificates.
+
+ERASURE_BYTES_MAX = 1024 * 1024
+
+
+class _Erasure(JsonBody):
+    """The rows: `keys` or `where`; or `gone`, those that were retracted or truncated before."""
+
+    keys: Any = None
+    where: str | None = None
+    gone: bool = False
+    deadline: str | None = None
+    reason: str = ""
+    tags: bool = False
+    force: bool = False
+
+
+_ERASURE_EXAMPLE = {"keys": [["ann"]], "deadline": "30d", "reason": "dsr-4711"}
+
+
+@router.on(
+    "POST /{name}/erasures",
+    (ADMIN,),
+    "Erase rows, including their history",
+    audit="erase",
+    frees=True,
+    openapi_extra=json_body(_Erasure, example=_ERASURE_EXAMPLE),
+)
+async def erase(request: Request, token: IdempotencyToken = None) -> Response:
+    """`keys` or `where` select the rows; `gone`: those retracted or truncated before. The answer has the `id`.
+
+    In a shard that is fed by `append` it is `pending` until the writer's next commit; `force` takes a time.
+    """
+    retry_token = token_of(request, token)
+
+    def work(shard: Shard, data: bytes) -> ErasureStatus:
+        body = _read_erasure(data)
+        return shard.erase(
+            keys=decode_json_keys(shard.schema, body.keys),
+            where=body.where,
+            gone=body.gone,
+            deadline=body.deadline,
+            reason=body.reason,
+            tags=body.tags,
+            force=body.force,
+            token=retry_token,
+        )
+
+    return await run_with_body(request, ERASURE_BYTES_MAX, work)
+
+
+@router.on(
+    "GET /{name}/erasures",
+    (ADMIN,),
+    "The progress of erasures, or what still holds rows that were deleted before a time",
+)
+async def erasures(
+    request: Request,
+    before: Annotated[
+        int | None, Query(ge=0, le=TIME_MAX, description="Of rows retracted or truncated before it.")
+    ] = None,
+) -> Response:
+    service, name = service_of(request), shard_of(request)
+    if before is not None:
+        return json_response(await service.work.run(partial(erased_before, service.location, name, before)))
+    statuses = await run_on_shard(request, Shard.erasures)
+    return json_response({"erasures": [status.to_json() for status in statuses.values()]})
+
+
+@router.on("GET /{name}/erasures/{erasure}", (ADMIN,), "The progress of an erasure, or its certificate")
+async def show_erasure(request: Request, erasure: str) -> Response:
+    status = await run_on_shard(request, lambda shard: shard.erased(erasure))
+    return json_response(status.to_json())
+
+
+def _read_erasure(data: bytes) -> _Erasure:
+    """The request in a body. Raises InvalidUsage, which does not quote it, because it may hold personal data."""
+    try:
+        value = json.loads(data, object_pairs_hook=named_once, **EXACT_NUMBERS)
+    except (ValueError, RecursionError):
+        raise InvalidUsage("the body is not valid JSON") from None
+    return body_reader(_Erasure)(value)
 
 
 # Stream cuts: a frontier for each of many shards, by which all of them can be truncated.
