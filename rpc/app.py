@@ -102,7 +102,6 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
 
 # The server process.
 
-
 BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.0005  # the longest wait of the event loop for background Python code; the default is 5 ms
 M_MMAP_THRESHOLD = -3  # of mallopt(3)

@@ -209,7 +209,6 @@ def _size(step: asyncio.Future[_Step | None]) -> int:
 
 # Streamed responses.
 
-
 PIECE_BYTES = 256 * 1024  # written to a connection at a time
 
 
@@ -279,7 +278,6 @@ class Stepped:
 # Leases of listen streams: one leased reader serves many listeners of a shard, so that thousands of idle listeners cost
 # little. A lease is renewed after a third of its length and moves forward at most `MOVES_PER_LEASE` times in it,
 # however often its listeners receive updates.
-
 
 LEASE_MS = 3_600_000
 MOVES_PER_LEASE = 60

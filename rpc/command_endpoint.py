@@ -132,7 +132,6 @@ def check_upper(principal: Principal, upper: Antichain) -> None:
 # Small posts are handled on the event loop, which is cheaper than a round trip through a thread: threads that decode
 # JSON in parallel mostly wait for the GIL. Work that takes long or calls a store goes to a thread.
 
-
 AT_ONCE_BYTES_MAX = 16 * 1024  # of a body that is decoded on the event loop
 AT_ONCE_COLUMNS_MAX = 32  # none of them nested
 AT_ONCE_ROWS_BYTES_MAX = 128 * 1024  # of its rows in memory, however compact their JSON is

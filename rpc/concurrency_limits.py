@@ -175,7 +175,6 @@ def decrease(counts: dict[K, int], key: K, count: int = 1) -> None:
 
 # Bounded thread pools for blocking work, so that the event loop never waits for a store.
 
-
 T = TypeVar("T")
 IO_QUEUE_MAX = 2_000  # work that waits for a thread
 IO_SHARE_PERCENT = 25  # of the threads for one caller: each busy thread also delays the event loop
@@ -323,7 +322,6 @@ class _Answers:
 #
 # Each lease of a read-only token holds back garbage collection and costs the writers of the shard a little. Each server
 # counts separately; after a restart it learns of earlier leases only when they are renewed.
-
 
 LEASE_RETRY_AFTER_S = 5.0
 RENEWED_S = 3600.0  # how long a lease counts of which only the renewal was seen here

@@ -168,7 +168,6 @@ def frames(pieces: Iterator[bytes]) -> Iterator[Frame]:
 # The first is a JSON object of at most 4 KiB, in UTF-8 or escaped; the second is percent-encoded. The token identifies
 # the caller.
 
-
 INFO = "Persist-Info"
 PURPOSE = "Persist-Purpose"
 

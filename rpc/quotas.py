@@ -170,7 +170,6 @@ def _convert(value: object, kind: type[T], place: str) -> T:
 
 # Token buckets: a rate per second, with bursts. The caller passes the clock.
 
-
 BURST_S = 5.0  # seconds of unused rate that may be used at once
 DEBT_S_MAX = 3_600.0  # the longest time for which one request can exhaust a bucket
 
@@ -213,7 +212,6 @@ class RateBucket:
 #
 # Rates are counted by each server separately; usage of prefixes is that of `PrefixUsage`. The server's own maintenance
 # has no quota.
-
 
 TOKENS_MAX = 10_000  # counted at a time
 SHOWN_MAX = 100  # tokens, and prefixes, with their own series

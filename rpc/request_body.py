@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 # A body is in memory as a whole only once it is complete. So a client that stops half way occupies little memory, and
 # some space in a temporary file (in `TMPDIR`).
 
-
 BODY_MEMORY_BYTES = 256 * 1024  # a larger body is in a temporary file until it is complete
 
 
@@ -113,7 +112,6 @@ def _read(file: IO[bytes]) -> bytes:
 
 # The number of items of a MessagePack record is checked before it is decoded, since each item becomes an object: a
 # command of 16 MiB may consist of eight million empty runs, which take half a gigabyte.
-
 
 T = TypeVar("T")
 ITEMS_MAX = 500_000  # of one record: about 20,000 parts

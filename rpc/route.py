@@ -159,7 +159,6 @@ def _label(method: str, path: str) -> str:
 
 # Path parameters that handlers read from the request, so that FastAPI does not document them.
 
-
 _PARAMETER = re.compile(r"\{([a-z_]+)(?::[a-z]+)?\}")
 _METHODS = ("get", "put", "post", "delete", "head", "patch", "options")
 _KNOWN: dict[str, dict[str, Any]] = {

@@ -59,7 +59,6 @@ def _stamp(path: str) -> tuple[int, int, int, int] | None:
 # A connection keeps the certificate with which it began; a new one uses the current files. If these cannot be used, for
 # example while only the certificate has been rotated, the last valid ones stay in use.
 
-
 MINIMUM = ssl.TLSVersion.TLSv1_2
 NAME_CHARS_MAX = 1000
 _KINDS = {"DNS": "DNS", "URI": "URI", "email": "email", "IP Address": "IP"}

@@ -95,7 +95,6 @@ def rendezvous(urls: Sequence[str], name: str) -> tuple[str, ...]:
 
 # Calls.
 
-
 T = TypeVar("T")
 REQUEST_ID_HEADER = "x-request-id"
 CONNECT_S = 0.8

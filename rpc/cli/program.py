@@ -195,7 +195,6 @@ def _check_texts(arguments: Sequence[str]) -> None:
 # The command `completion`. Its script calls it with `--line` for the candidates. Shard names are those of the location
 # in the line. If there are no candidates, the shell completes file names.
 
-
 _SHARD_NAMES = frozenset({"name", "names", "source", "other"})
 _SCRIPTS = {
     "bash": """\

@@ -90,7 +90,6 @@ class ChildKeeper:
 
 # The command.
 
-
 NICENESS = 10  # of maintenance
 _OF_MAINTENANCE = frozenset(
     ("directory", "blob", "consensus", "ca_file", "certificate_file", "index_token", "publish_every", "verify_sample")

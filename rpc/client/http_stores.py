@@ -199,7 +199,6 @@ class HttpBlob(Blob):
 
 # The server's blob store, opened with the client's own credentials, which must only be sent to trusted hosts.
 
-
 _AZURE = ".core.windows.net"
 _BY_NAME = frozenset({"gs", "hdfs"})  # the bucket or the host of the cluster identifies the store
 

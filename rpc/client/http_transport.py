@@ -104,7 +104,6 @@ def _frames(
 # Routing for shards of another region: reads go to nearby servers, writes to its home. `persist.client.connect`, which
 # is a lower layer, looks this up beside `open_transport`.
 
-
 _REGIONS = Call("GET", "/v1/regions")
 
 
@@ -156,7 +155,6 @@ def _regions_of(connection: Connection) -> dict[str, Any]:
 
 
 # `open_transport` for `http(s)://` URLs.
-
 
 _VIEW = {"accept": RECORD}
 _CREATE = {"content-type": "application/json", **_VIEW}

@@ -135,7 +135,6 @@ def _pieces(texts: Generator[str]) -> Generator[bytes]:
 
 # The findings of `persist check --quick`, with those of the server.
 
-
 check_router = Router(prefix="/v1", tags=["check"])
 
 
@@ -178,7 +177,6 @@ def _check(service: Service, principal: Principal, pattern: str, limits: CheckTh
 
 
 # Live statistics, served from cached States.
-
 
 statistics_router = Router(prefix="/v1", tags=["look"])
 PAUSE_S = 0.5  # the shortest time between two events of a stream
@@ -286,7 +284,6 @@ async def _events(service: Service, name: str, with_names: bool) -> AsyncGenerat
 
 # The structure of a shard by its State, as JSON: batches, merges in progress, holds on since, recent commits. It has
 # sizes, times and counts, but no rows, no keys of rows, and no ids that authorise a command. All lists are bounded.
-
 
 BATCHES_MAX = 512  # entries for batches: in a longer trace an entry covers several neighbours
 MERGES_MAX = 64

@@ -192,7 +192,6 @@ def _read_erasure(data: bytes) -> _Erasure:
 
 # Stream cuts: a frontier for each of many shards, by which all of them can be truncated.
 
-
 cuts_router = Router(prefix="/v1", tags=["history"])
 
 

@@ -213,7 +213,6 @@ def _pieces(held: Rows, form: str, expand: bool) -> Generator[bytes]:
 
 # Listen streams.
 
-
 listen_router = Router(prefix="/v1/shards", tags=["listen"])
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -62,7 +62,6 @@ def console_files() -> Mapping[str, ConsoleFile]:
 
 # Health and metrics.
 
-
 router = Router(tags=["health"])
 _log = logging.getLogger("persist.rpc")
 
@@ -108,7 +107,6 @@ async def metrics(request: Request) -> Response:
 
 # The location, for clients that access its stores directly.
 
-
 location_router = Router(prefix="/v1", tags=["location"])
 
 
@@ -136,7 +134,6 @@ async def location(request: Request) -> dict[str, Any]:
 
 
 # The region of this server, and its replication.
-
 
 regions_router = Router(prefix="/v1", tags=["location"])
 SHARDS_LISTED_MAX = 1_000
@@ -205,7 +202,6 @@ def _shard(location: ReplicaLocation, name: str) -> dict[str, Any]:
 
 
 # The console's files. They contain no data, so they need no token.
-
 
 console_router = Router(tags=["console"], include_in_schema=False)
 HOME = "/console"

@@ -451,7 +451,6 @@ def _constraints_response(schema: ShardSchema) -> Response:
 
 # Maintenance of one shard on demand. The server's own maintenance does the same regularly.
 
-
 maintenance_router = Router(prefix="/v1/shards", tags=["maintenance"])
 
 

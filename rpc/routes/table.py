@@ -52,7 +52,6 @@ TABLE = Table([*(route for router in ROUTERS for route in router.table), OPENAPI
 # table of routes. `eu/orders/insert` is the verb insert on `eu/orders`; `eu/listen` is the verb listen on `eu`. A shard
 # with the name `eu/listen` is written `eu%2Flisten`: an encoded slash always belongs to the name.
 
-
 PREFIX = SHARD.removesuffix("{name}")
 _BELOW = [
     route.path.removeprefix(SHARD + "/").split("/") for route in TABLE.routes if route.path.startswith(SHARD + "/")
