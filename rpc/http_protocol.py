@@ -114,7 +114,7 @@ class JoiningProtocol(HttpToolsProtocol):
         self._url.append(url)
         self._head_left -= len(url)
         if HEADERS_BYTES_MAX - self._head_left > REQUEST_LINE_BYTES_MAX:
-            self._refuse(self._line_too_long())
+            self._refuse(RequestLineTooLong(f"the URL is longer than {REQUEST_LINE_BYTES_MAX} bytes; use a body"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_left -= len(name) + len(value) + 4
@@ -244,9 +244,6 @@ class JoiningProtocol(HttpToolsProtocol):
         self._bounds.cut["long"] += 1
         self._refusal = error
         raise _Refused  # not the error: its traceback would keep what was read alive with this connection
-
-    def _line_too_long(self) -> PersistError:
-        return RequestLineTooLong(f"the URL is longer than {REQUEST_LINE_BYTES_MAX} bytes; use a request body")
 
     def _headers_too_large(self) -> PersistError:
         count, nbytes = HEADERS_MAX, HEADERS_BYTES_MAX

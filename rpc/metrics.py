@@ -115,15 +115,10 @@ class ServerMetrics:
 
 def _of_followed(names: list[str], replica: ReplicaLocation) -> Iterator[Family]:
     """The replication state of each shard that is read here."""
-    lag: list[Labelled] = []
-    lacking: list[Labelled] = []
-    version: list[Labelled] = []
-    for name in names:
-        followed = replica.follower.followed(name)
-        if followed is not None:
-            lag.append(((name,), replica.behind_s(name) or 0.0))
-            lacking.append(((name,), len(followed.lacking)))
-            version.append(((name,), followed.seqno))
+    known = [(name, shard) for name in names if (shard := replica.follower.followed(name)) is not None]
+    lag: list[Labelled] = [((name,), replica.behind_s(name) or 0.0) for name, _ in known]
+    lacking: list[Labelled] = [((name,), len(shard.lacking)) for name, shard in known]
+    version: list[Labelled] = [((name,), shard.seqno) for name, shard in known]
     missing = "Blobs that newer versions wait for, the first 20"
     yield Family("persist_region_lag_seconds", GAUGE, "Replication lag", ("shard",), lag)
     yield Family("persist_region_missing_blobs", GAUGE, missing, ("shard",), lacking)

@@ -416,20 +416,13 @@ def _holds_json(state: State, with_names: bool) -> list[dict[str, Any]]:
     for hold in _holds(state):
         grouped[hold.kind, hold.since].append(hold)
     ordered = sorted(grouped.items(), key=lambda item: (item[0][1].is_empty, item[0][1].element or 0, item[0][0]))
-    return [_hold_json(kind, since, holds, with_names) for (kind, since), holds in ordered[:HOLDS_MAX]]
-
-
-def _hold_json(kind: str, since: Antichain, holds: list[ShardHold], with_names: bool) -> dict[str, Any]:
-    lapsing = [hold.lapses_in_s for hold in holds if hold.lapses_in_s is not None]
-    is_named = with_names or kind == "tag"
-    names = sorted({hold.name[:NAME_CHARS_MAX] for hold in holds if hold.name})[:NAMES_MAX] if is_named else []
-    return {
-        "kind": kind,
-        "since": since.to_json(),
-        "count": len(holds),
-        "names": names,
-        "lapses_in_s": round(max(lapsing), 3) if lapsing else None,
-    }
+    entries = []
+    for (kind, since), holds in ordered[:HOLDS_MAX]:
+        lapsing = [hold.lapses_in_s for hold in holds if hold.lapses_in_s is not None]
+        names = {hold.name[:NAME_CHARS_MAX] for hold in holds if hold.name and (with_names or kind == "tag")}
+        entry = {"kind": kind, "since": since.to_json(), "count": len(holds), "names": sorted(names)[:NAMES_MAX]}
+        entries.append({**entry, "lapses_in_s": round(max(lapsing), 3) if lapsing else None})
+    return entries
 
 
 # Recent commands.
