@@ -28,8 +28,7 @@ from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
 from rpc import errors
 from rpc.app_state import Service
-from rpc.connection_limits import ConnectionBounds
-from rpc.http_protocol import JoiningProtocol
+from rpc.http_protocol import ConnectionBounds, JoiningProtocol
 from rpc.middleware import RequestMiddleware
 from rpc.route import declare_path_parameters
 from rpc.routes import server_routes

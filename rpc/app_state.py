@@ -36,7 +36,7 @@ from rpc.audit import BODY_BYTES_MAX, BODY_KEY, Audit
 from rpc.auth import Principal, Tokens
 from rpc.change_streams import Listeners
 from rpc.concurrency_limits import CommandTurns, Slots, TokenLeases, Work, share
-from rpc.connection_limits import ConnectionBounds
+from rpc.http_protocol import ConnectionBounds
 from rpc.metrics import ServerMetrics
 from rpc.post_batching import PostGroups, ThinWriters
 from rpc.prefix_usage import PrefixUsage

@@ -24,9 +24,8 @@ from rpc.app_state import Service
 from rpc.audit import SHARDS_KEY, describe_request
 from rpc.auth import ANONYMOUS, MAINTENANCE, UNAUTHENTICATED, Principal, has_token, label_of
 from rpc.concurrency_limits import CALLER
-from rpc.connection_limits import network_of
 from rpc.errors import CLIENT_GONE, ERROR_KEY, from_bug, problem
-from rpc.http_protocol import CONNECTION, REFUSED, peer_of_request
+from rpc.http_protocol import CONNECTION, REFUSED, network_of, peer_of_request
 from rpc.quotas import REFUNDS, QuotaFull
 from rpc.route import ROUTE, SHARD, Route
 from rpc.routes import server_routes, table

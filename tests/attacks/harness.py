@@ -38,9 +38,9 @@ LOW = {
 }
 """Limits by which attacks are cheap."""
 LOW_CONSTANTS = {
-    "rpc.connection_limits.ADDRESS_PERCENT": 60,
-    "rpc.connection_limits.TOKEN_PERCENT": 55,
-    "rpc.connection_limits.SWEEP_S": 0.05,
+    "rpc.http_protocol.ADDRESS_PERCENT": 60,
+    "rpc.http_protocol.TOKEN_PERCENT": 55,
+    "rpc.http_protocol.SWEEP_S": 0.05,
     "rpc.http_protocol.BODY_GRACE_S": 1.0,
     "rpc.http_protocol.HEADS_BYTES_MAX": 2 << 20,
     "rpc.middleware.REFUSAL_PAUSE_S": 0.2,

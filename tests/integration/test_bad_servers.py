@@ -31,12 +31,11 @@ from persist.core.ids import Token, mint
 from persist.formats.http_messages import PROTOCOL_VERSION
 from persist.http_client import http_connection
 from persist.http_client.http_calls import Call, HttpCalls, Servers
-from rpc import connection_limits
+from rpc import http_protocol
 from rpc.app import bind, create_app
 from rpc.client import http_stores
 from rpc.client.http_stores import HttpBlob
-from rpc.connection_limits import ConnectionBounds
-from rpc.http_protocol import JoiningProtocol
+from rpc.http_protocol import ConnectionBounds, JoiningProtocol
 from rpc.settings import Limits
 from tests.support.answering import Answering, answer, chunked
 from tests.support.location import memory_location
@@ -294,7 +293,7 @@ def test_a_5xx_of_a_proxy_after_a_write_is_indeterminate_and_before_a_read_unava
 
 def test_beyond_the_most_connections_the_answer_is_persists_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was uvicorn's plain text, by which no client can know that nothing happened."""
-    monkeypatch.setattr(connection_limits, "ADDRESS_PERCENT", 200)
+    monkeypatch.setattr(http_protocol, "ADDRESS_PERCENT", 200)
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
     with closing(memory_location()) as location:

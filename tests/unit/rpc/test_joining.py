@@ -11,8 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from rpc.connection_limits import ConnectionBounds
-from rpc.http_protocol import JoiningProtocol
+from rpc.http_protocol import ConnectionBounds, JoiningProtocol
 from rpc.settings import Limits
 from tests.support.waiting import WAIT_S
 
