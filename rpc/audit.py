@@ -142,7 +142,6 @@ def _fields(record: Record) -> dict[str, Any]:
 
 
 def upper_of(command: c.AdvanceUpper | c.CompareAndAppend | c.Append) -> Antichain:
-    """The shard's upper after the command."""
     return command.new_upper if isinstance(command, c.CompareAndAppend) else command.upper
 
 

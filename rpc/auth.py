@@ -94,7 +94,6 @@ MAINTENANCE = Principal("maintenance", INCLUDED[MAINTAIN])
 
 
 def has_token(principal: Principal) -> bool:
-    """Whether the caller authenticated."""
     return principal is not ANONYMOUS and principal is not UNAUTHENTICATED
 
 

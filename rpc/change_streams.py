@@ -257,7 +257,6 @@ class Stepped:
         return await self._work.run(self._next)
 
     async def rest(self, piece: bytes | None) -> AsyncIterator[bytes]:
-        """`piece` and all pieces after it."""
         while piece is not None:
             if piece:
                 yield piece

@@ -82,7 +82,6 @@ def headers_of(error: e.PersistError) -> dict[str, str]:
 
 
 def problem(error: e.PersistError, status: int | None = None) -> Response:
-    """The problem+json response for an error."""
     status = status or status_of(error)
     body = json.dumps(error_to_json(error, status), ensure_ascii=False).encode("utf-8", "backslashreplace")
     return Response(body, status, headers_of(error), PROBLEM_JSON)

@@ -173,7 +173,6 @@ PURPOSE = "Persist-Purpose"
 
 
 def caller_headers(caller: Caller) -> Mapping[str, str]:
-    """The headers with the commit information of this caller."""
     headers = {}
     if caller.info:
         headers[INFO] = json.dumps(json.loads(caller.info), separators=(",", ":"))

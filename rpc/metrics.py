@@ -38,7 +38,6 @@ class TokenFigures:
         self._bytes[token, "out"] += sent
 
     def refused(self, token: str, kind: str) -> None:
-        """Count a refusal or a failure by the kind of its error."""
         self._refused[self._named(token), kind] += 1
 
     def families(self, only: str | None) -> Iterator[Family]:
@@ -84,7 +83,6 @@ class ServerMetrics:
         self._seconds.observe((verb,), seconds)
 
     def count_error(self, verb: str, kind: str, principal: Principal | None = None) -> None:
-        """Count a refusal or a failure."""
         self._errors[verb, kind] += 1
         self.tokens.refused(label_of(principal), kind)
 

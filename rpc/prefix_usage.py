@@ -24,7 +24,6 @@ Usage = Counter[str]  # by the name of a quota
 
 
 def usage_of(state: State) -> Usage:
-    """The usage of one shard."""
     return Counter(shards=1, bytes=sum(part.size for part in state.trace.parts()))
 
 

@@ -79,7 +79,6 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     prefixes: Annotated[dict[_Prefix, PrefixQuota], Meta(max_length=ENTRIES_MAX)] = {}
 
     def of_token(self, name: str) -> dict[str, int]:
-        """The limits of a token."""
         return _limits(self.default, self.tokens.get(name, TokenQuota()))
 
     def of_prefix(self, prefix: str) -> dict[str, int]:
@@ -368,7 +367,6 @@ class Quotas:
             self._forget(rooms, [part.key for part in state.trace.parts() if part.key in named])
 
     def bounds_bytes(self, principal: Principal, shard: str) -> bool:
-        """Whether a quota limits the bytes of the shard."""
         return bool(self._rooms(principal, shard, "bytes"))
 
     def count_shard(self, principal: Principal, shard: str) -> None:

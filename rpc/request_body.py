@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import IO, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from persist.codecs.decode_limits import Allowance, BodyTooLarge
 from persist.core.errors import Unavailable
-
-if TYPE_CHECKING:
-    from rpc.concurrency_limits import Work
-
+from rpc.concurrency_limits import Work
 
 # A body is in memory as a whole only once it is complete. So a client that stops half way occupies little memory, and
 # some space in a temporary file (in `TMPDIR`).
@@ -31,11 +28,10 @@ def check_declared(declared: str, bytes_max: int) -> None:
 class Body:
     """A request's body, counted in total and for its caller until it is released."""
 
-    __slots__ = ("_file", "_held", "_memory_max", "_spooled", "_work", "_worked")
+    __slots__ = ("_file", "_held", "_spooled", "_work", "_worked")
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._memory_max = BODY_MEMORY_BYTES
         self._held = 0  # bytes in memory
         self._spooled = 0  # bytes in the file
         self._worked = 0  # bytes of the file that are in memory again
@@ -58,7 +54,7 @@ class Body:
             is_complete = not message.get("more_body", False)
             if is_complete and self._file is None:
                 return b"".join(chunks) if len(chunks) > 1 else chunk
-            if is_complete or self._held > self._memory_max:
+            if is_complete or self._held > BODY_MEMORY_BYTES:
                 await self._spool(b"".join(chunks))
                 chunks = []
             if is_complete:
@@ -66,17 +62,14 @@ class Body:
 
     def release(self) -> None:
         """Release everything. Idempotent."""
-        work, file = self._work, self._file
+        work = self._work
         work.body_bytes.give_back(self._held)
-        self._held = 0
-        if file is not None:
-            self._file = None
-            file.close()
+        if self._file is not None:
+            self._file.close()
             work.spooled.give_back(self._spooled)
-            self._spooled = 0
             if self._worked:
                 work.worked.give_back(self._worked)
-                self._worked = 0
+        self._file, self._held, self._spooled, self._worked = None, 0, 0, 0
 
     async def _spool(self, data: bytes) -> None:
         """Write what is in memory to the file."""

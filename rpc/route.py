@@ -133,7 +133,6 @@ class Table:
 
 
 def route_of(request: Request) -> Route:
-    """The route of a request with a handler."""
     route: Any = request.scope[ROUTE]
     assert isinstance(route, Route)
     return route

@@ -51,12 +51,10 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
         return PREFIXES[self.table] + self.name.upper()
 
     @property
     def key(self) -> str:
-        """Its name with its table."""
         return f"{self.table}.{self.name}" if self.table else self.name
 
     def refusal(self, value: object) -> str | None:
@@ -68,7 +66,6 @@ class Setting:
         return None
 
     def value_in(self, settings: ServerSettings) -> Value:
-        """The value in these settings."""
         owner: object = settings
         if self.table == "limits":
             owner = settings.limits
@@ -275,7 +272,6 @@ class ServerSettings:
 
     @property
     def home_urls(self) -> tuple[str, ...]:
-        """The known servers at home."""
         return tuple(url.strip() for url in self.home.split(",") if url.strip())
 
     @property

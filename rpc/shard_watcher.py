@@ -69,7 +69,6 @@ class ShardWatcher:
 
     @contextlib.contextmanager
     def watch(self, name: str) -> Iterator[Watch]:
-        """Watch a shard."""
         watched = self._watched.get(name)
         if watched is None:
             machine = self._location.machine(name)

@@ -316,8 +316,6 @@ class ConnectionPool:
 
 
 class _Connection:
-    """One socket."""
-
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._poll = select.poll()

@@ -73,7 +73,6 @@ class MachineMetrics:
         self.upkeep_s = 0.0
 
     def add(self, other: MachineMetrics) -> None:
-        """Add the counts of `other`."""
         for name, count in vars(other).items():
             own = getattr(self, name)
             setattr(self, name, max(own, count) if name == "group_max" else own + count)
@@ -178,7 +177,6 @@ class Durations:
         self._series: dict[tuple[str, ...], _Series] = {}
 
     def observe(self, key: tuple[str, ...], seconds: float, nbytes: int = 0) -> None:
-        """Count one operation."""
         bucket = bisect_left(self._bounds, seconds)
         with self._lock:
             series = self._series.get(key)
@@ -246,7 +244,6 @@ class Sight:
 
     @contextmanager
     def commit(self, shard: str, group: Sequence[Queued], metrics: MachineMetrics) -> Iterator[CommitWatch]:
-        """Observe the commit of a group."""
         watch, started_s = CommitWatch(group), self.now_s() if self.counts else 0.0
         origins = [queued.origin for queued in group if queued.origin is not None]
         if self.counts:
@@ -272,7 +269,6 @@ class Sight:
 
     @contextmanager
     def duty(self, shard: str, kind: str, metrics: MachineMetrics) -> Iterator[None]:
-        """Observe a duty of upkeep."""
         started_s = self.now_s() if self.counts else 0.0
         try:
             with self._span("persist.upkeep", {"persist.shard": shard, "persist.duty": kind}):

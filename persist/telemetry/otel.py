@@ -32,7 +32,6 @@ class OtelSpan:
         self._span = span
 
     def tell(self, name: str, value: str | int) -> None:
-        """Set an attribute."""
         self._span.set_attribute(name, value)
 
     def failed(self, kind: str, reason: str) -> None:

@@ -183,7 +183,15 @@ async def changes(
         shard, later = open_shard(service, name), None if other is None else open_shard(service, other)
         return shard.changes(*points, other=later, columns=columns_of(columns), wait_s=wait)
 
-    return await streamed(service, opening, _headers, format_name)
+    def headers(opened: Changes) -> dict[str, str]:
+        return {
+            "persist-start": str(opened.start),
+            "persist-end": str(opened.end),
+            **timestamp_header("persist-start-timestamp", opened.start_timestamp),
+            **timestamp_header("persist-end-timestamp", opened.end_timestamp),
+        }
+
+    return await streamed(service, opening, headers, format_name)
 
 
 @router.on("POST /{name}/restore", (WRITE,), "Restore the contents of an earlier time", audit="restore")
@@ -226,12 +234,3 @@ async def truncate(  # noqa: PLR0913 - a query parameter each
     point, retry_token = read_point("parameter before", before), token_of(request, token)
     options: dict[str, Any] = {"mode": mode_of(mode), "dry_run": dry_run, "retries": retries, "force": force}
     return await run_long(request, lambda shard: shard.truncate(point, token=retry_token, **options))
-
-
-def _headers(changes: Changes) -> dict[str, str]:
-    return {
-        "persist-start": str(changes.start),
-        "persist-end": str(changes.end),
-        **timestamp_header("persist-start-timestamp", changes.start_timestamp),
-        **timestamp_header("persist-end-timestamp", changes.end_timestamp),
-    }

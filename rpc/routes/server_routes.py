@@ -77,7 +77,8 @@ async def readyz(request: Request) -> dict[str, Any]:
 
     Other callers may receive a result that is a second old.
     """
-    service, sees_stores = service_of(request), _sees_stores(principal_of(request))
+    service, principal = service_of(request), principal_of(request)
+    sees_stores = ADMIN in principal.scopes and principal.is_unlimited
     try:
         unwritable = await (service.work.run(service.location.check) if sees_stores else service.readiness.check())
     except Overloaded:  # of the server itself, so it says nothing about the stores
@@ -92,10 +93,6 @@ async def readyz(request: Request) -> dict[str, Any]:
         return status
     stores = {"blob": service.location.blob.url, "consensus": service.location.consensus.url}
     return {**status, **({"why": unwritable} if unwritable else {}), **stores}
-
-
-def _sees_stores(principal: Principal) -> bool:
-    return ADMIN in principal.scopes and principal.is_unlimited
 
 
 @router.on("GET /metrics", (READ,), "Counters in Prometheus' text format", response_class=Response)

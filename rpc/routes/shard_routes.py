@@ -203,8 +203,8 @@ def _new(value: Any) -> tuple[SchemaRecord, ShardSettings | None]:
 )
 async def clone(request: Request) -> Response:
     service = service_of(request)
-    body = await service.json(request, CLONE_BYTES_MAX, _cloned)
-    source, name = body.source, body.name
+    body = await service.json(request, CLONE_BYTES_MAX, body_reader(_Clone))
+    source, name = check_shard_name(body.source), check_shard_name(body.name)
     request.scope[SHARDS_KEY] = [source, name]
     for shard in (source, name):
         principal_of(request).require(WRITE, shard)
@@ -217,14 +217,6 @@ async def clone(request: Request) -> Response:
     view = await service.work.run(EmbeddedTransport.clone, *arguments)
     service.shard_ids.learn(name)
     return _view(request, view)
-
-
-def _cloned(value: Any) -> _Clone:
-    """The body of a clone. Raises InvalidUsage."""
-    body = body_reader(_Clone)(value)
-    check_shard_name(body.source)
-    check_shard_name(body.name)
-    return body
 
 
 @router.on("GET /shards/{name}", (READ,), "Frontiers and schemas; can wait until a time is complete")
@@ -389,7 +381,7 @@ class _Columns(JsonBody):
 )
 async def alter(request: Request) -> Response:
     """The changes are applied in order, all or none. `fields` are the resulting columns."""
-    changes = await service_of(request).json(request, CHANGES_BYTES_MAX, _changes)
+    changes = await service_of(request).json(request, CHANGES_BYTES_MAX, _read_changes)
 
     def work(shard: Shard) -> dict[str, Any]:
         shard.alter(*changes)
@@ -399,7 +391,7 @@ async def alter(request: Request) -> Response:
     return json_response(await run_on_shard(request, work))
 
 
-def _changes(body: Any) -> list[Change]:
+def _read_changes(body: Any) -> list[Change]:
     return read_changes(body_reader(_Columns)(body).changes)
 
 
