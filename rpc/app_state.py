@@ -120,8 +120,7 @@ class Service:
         self.posts = PostGroups(self.writers, self.allowance, settings.limits.rows_max)
         self.shard_ids = ShardIds(location)
         self.listening = Listeners(self.transport, location, self.work, self.watcher)
-        limits = settings.limits
-        snapshots, listeners = limits.snapshots_max, limits.listeners_max
+        snapshots, listeners = settings.limits.snapshots_max, settings.limits.listeners_max
         self.snapshots = Slots(snapshots, "many snapshots under way", share(snapshots))
         self.listeners = Slots(listeners, "many listeners", share(listeners, STREAMS_SHARE_PERCENT))
         if settings.tokens_file is not None:

@@ -177,7 +177,6 @@ class Tokens:
             with self._lock:
                 if self._file.check():
                     self._reload()
-                    self._reload()
 
     def _reload(self) -> None:
         try:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
@@ -265,11 +266,8 @@ def _selecting(
 
 
 def _values(name: str, text: str | None) -> Values | None:
-    return None if text is None else read_values(f"parameter {name}", text, _once)
-
-
-def _once(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=named_once, **EXACT_NUMBERS)
+    decode = partial(json.loads, object_pairs_hook=named_once, **EXACT_NUMBERS)
+    return None if text is None else read_values(f"parameter {name}", text, decode)
 
 
 def _limited(
