@@ -399,7 +399,7 @@ class Quotas:
                 if used + count <= room.most[quota]:
                     continue
                 if not frees or not room.may_free(used, count):
-                    raise self._no_room(room, quota, used)
+                    raise self._full(room.name, quota, room.most[quota], used)
                 beyond.append(room)
             for room in beyond:
                 room.free(count)
@@ -479,8 +479,7 @@ class Quotas:
             limited = [(quota, bucket) for quota in counts if (bucket := buckets.get(quota)) is not None]
             for quota, bucket in limited:
                 if (wait_s := bucket.wait_s(now_s)) > 0:
-                    label, used = f"the token {principal.name!r}", max(0.0, bucket.used(now_s))
-                    raise self._full(label, principal.name, quota, bucket.rate, used, wait_s)
+                    raise self._full(principal.name, quota, bucket.rate, max(0.0, bucket.used(now_s)), wait_s)
             for quota, bucket in limited:
                 bucket.take(counts[quota])
         return [bucket for _, bucket in limited]
@@ -489,7 +488,7 @@ class Quotas:
         for room in rooms:
             used = self._used(room, "bytes", keys)
             if used + size > room.most["bytes"]:
-                raise self._no_room(room, "bytes", used)
+                raise self._full(room.name, "bytes", room.most["bytes"], used)
 
     def _forget(self, rooms: Sequence[PrefixRoom], keys: Sequence[str]) -> None:
         with self._lock:
@@ -522,19 +521,13 @@ class Quotas:
         self._prefixes = prefixes
         self._usage.watch(prefixes)
 
-    def _no_room(self, room: PrefixRoom, quota: str, used: int) -> QuotaFull:
-        return self._full(f"the prefix {room.name!r}", room.name, quota, room.most[quota], used)
-
-    def _full(
-        self, label: str, of: str, quota: str, most: int, used: float, wait_s: float = RETRY_AFTER_S
-    ) -> QuotaFull:
+    def _full(self, of: str, quota: str, most: int, used: float, wait_s: float = RETRY_AFTER_S) -> QuotaFull:
         self._refused += 1
+        kind, state, remedy = "token", f"{most} {quota.removesuffix('_per_s')} a second are allowed", "slow down"
         if quota in _REMEDIES:
-            state, remedy = f"{used:.0f} of {most} {quota} are used", _REMEDIES[quota]
-        else:
-            state, remedy = f"{most} {quota.removesuffix('_per_s')} a second are allowed", "slow down"
+            kind, state, remedy = "prefix", f"{used:.0f} of {most} {quota} are used", _REMEDIES[quota]
         return QuotaFull(
-            f"{label} has no {quota} left: {state}; {remedy}, or ask {self._rules.ask} for more",
+            f"the {kind} {of!r} has no {quota} left: {state}; {remedy}, or ask {self._rules.ask} for more",
             quota=quota,
             used=round(used),
             most=most,
