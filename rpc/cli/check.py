@@ -22,7 +22,7 @@ from persist.check.location_checks import BackupFacts, ExternalState, TokenFacts
 from persist.cli import repair
 from persist.cli.connection_args import add_client_arguments, check_given
 from persist.cli.inspect import FOUND, HEALTHY, exit_of, open_readonly, server_of
-from persist.cli.inspect_client import Server, understood
+from persist.cli.inspect_client import understood
 from persist.cli.terminal import complain, plain, texts_of
 from persist.commit.system import SystemClock
 from persist.copies.throttled_blob import PacedBlob, read_rate
@@ -82,7 +82,10 @@ def _check(arguments: argparse.Namespace, limits: dict[str, str], thresholds: Ch
     if server is not None:
         if arguments.deep:
             raise InvalidUsage("--deep reads the stores directly: give --dir, or --blob and --consensus")
-        server_report = _of_server(server, {"pattern": arguments.name, **limits})
+        parameters = {"pattern": arguments.name, **limits}
+        query = urlencode({name: value for name, value in parameters.items() if value and name not in LOCAL_LIMITS})
+        with understood(server.url):
+            server_report = decode_report(server.document(f"/v1/check?{query}".rstrip("?"), SERVER_S))
         return _extended(server_report, backups, tokens, clock.now_ms(), thresholds)
     with closing(open_readonly(arguments)) as look, _stop_at_interrupt() as stop:
         read = PacedBlob(look.blob, wanted.rate, look.clock, stop)
@@ -107,13 +110,6 @@ def _stop_at_interrupt() -> Iterator[threading.Event]:
     finally:
         if is_main:
             signal.signal(signal.SIGINT, before)
-
-
-def _of_server(server: Server, parameters: dict[str, str]) -> Report:
-    query = urlencode({name: value for name, value in parameters.items() if value and name not in LOCAL_LIMITS})
-    path = f"/v1/check?{query}" if query else "/v1/check"
-    with understood(server.url):
-        return decode_report(server.document(path, SERVER_S))
 
 
 def _extended(
