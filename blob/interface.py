@@ -76,9 +76,7 @@ def slice_range(key: str, data: bytes, start: int, length: int) -> bytes:
 
 
 def walk_directories(
-    prefix: str,
-    scan: Callable[[str], Iterable[tuple[str, bool, T]]],
-    stat: Callable[[str, T], BlobStat | None],
+    prefix: str, scan: Callable[[str], Iterable[tuple[str, bool, T]]], stat: Callable[[str, T], BlobStat | None]
 ) -> Iterator[BlobStat]:
     """List the blobs whose key starts with `prefix`, ascending, in a store that has directories.
 

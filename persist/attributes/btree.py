@@ -151,7 +151,8 @@ class TreeFlush:
         if not updates:
             return self._root
         if self._root.height < 2:
-            leaf = self._leaf() if self._root.height else Leaf(b"", b"")
+            leaf = self._take(self._root.offset, self._root.length, 1) if self._root.height else Leaf(b"", b"")
+            assert isinstance(leaf, Leaf)
             return self._build_root(self._write_leaf(LEAST_KEY, leaf, updates), 1)
         top = self._open(LEAST_KEY, self._root.offset, self._root.length, self._root.height)
         self._update(top, updates, [key for key, _ in updates])
@@ -162,16 +163,15 @@ class TreeFlush:
             return self._build_root([node.child(0)], top.height - 1)
         return self._build_root(self._write_index(LEAST_KEY, node, grown_last=_only_last(top)), top.height)
 
-    def _leaf(self) -> Leaf:
-        node = _read(self._reader, self._root.offset, self._root.length, 1)
-        assert isinstance(node, Leaf)
-        self._reader.forget(self._root.offset)
+    def _take(self, offset: int, length: int, height: int) -> Node:
+        """A node of the earlier version that is to be replaced."""
+        node = _read(self._reader, offset, length, height)
+        self._reader.forget(offset)
         return node
 
     def _open(self, key: bytes, offset: int, length: int, height: int) -> _Changing:
-        node = _read(self._reader, offset, length, height)
+        node = self._take(offset, length, height)
         assert isinstance(node, NodeIndex)
-        self._reader.forget(offset)
         return _Changing(node, key, height, lows=node.lows.tolist())
 
     def _update(self, parent: _Changing, updates: Sequence[Update], keys: Sequence[bytes]) -> None:
@@ -183,9 +183,8 @@ class TreeFlush:
                 self._update(child, updates[first:last], keys[first:last])
                 parent.lows[at] = child.lowest
                 continue
-            leaf = _read(self._reader, offset, length, 1)
+            leaf = self._take(offset, length, 1)
             assert isinstance(leaf, Leaf)
-            self._reader.forget(offset)
             parent.replaced[at] = self._write_leaf(key, leaf, updates[first:last])
             parent.lows[at] = _NOWHERE
 
@@ -206,9 +205,7 @@ class TreeFlush:
             self._move_lowest(child, lowest)
             parent.lows[at] = child.lowest
             return
-        leaf = _read(self._reader, offset, length, 1)
-        self._reader.forget(offset)
-        parent.replaced[at] = [self._write(key, leaf)]
+        parent.replaced[at] = [self._write(key, self._take(offset, length, 1))]
         parent.lows[at] = _NOWHERE
 
     def _finish(self, changed: _Changing) -> NodeIndex:
@@ -239,7 +236,7 @@ class TreeFlush:
 
     def _write(self, key: bytes, node: Node) -> Child:
         offset, length = self._writer.write(node)
-        return key, offset, min(node.lows) if isinstance(node, NodeIndex) else offset, length
+        return key, offset, int(node.lows.min()) if isinstance(node, NodeIndex) else offset, length
 
     def _build_root(self, children: list[Child], height: int) -> IndexRoot:
         """The root above `children`, whose height is `height`."""

@@ -20,12 +20,15 @@ is the same in all entries is written once. A packed column of `width` bytes per
 from __future__ import annotations
 
 import struct
-import sys
 import zlib
-from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from persist.core.attribute import KEY_BYTES
 from persist.core.errors import Corruption, UpgradeNeeded
@@ -44,45 +47,33 @@ _VALUE = struct.Struct("<q")
 HEADER_BYTES = _HEADER.size
 _LEAF, _INDEX = b"L", b"I"
 _CHILD_BYTES = KEY_BYTES + 8 + 8 + 2
-_ALL = (1 << 64) - 1
 _WIDTHS = {_LEAF: (KEY_BYTES, VALUE_BYTES), _INDEX: (KEY_BYTES, 8, 8, 2)}
 
 
 def pack_column(column: bytes, width: int) -> bytes:
     """Pack the column, whose entries have `width` bytes each (at most 16)."""
-    entries = len(column) // width
-    if not entries:
+    if not column:
         return b""
-    varies, same, planes = 0, bytearray(), []
-    for at in range(width):
-        plane = column[at::width]
-        if plane == plane[:1] * entries:
-            same += plane[:1]
-        else:
-            varies |= 1 << at
-            planes.append(plane)
-    return b"".join((_VARIES.pack(varies), bytes(same), *planes))
+    planes = np.ascontiguousarray(np.frombuffer(column, np.uint8).reshape(-1, width).T)
+    varies = (planes != planes[:, :1]).any(axis=1)
+    mask = sum(1 << int(at) for at in np.flatnonzero(varies))
+    return _VARIES.pack(mask) + planes[~varies, 0].tobytes() + planes[varies].tobytes()
 
 
-def unpack_column(data: bytes | memoryview, at: int, entries: int, width: int) -> tuple[bytearray, int]:
+def unpack_column(data: bytes | memoryview, at: int, entries: int, width: int) -> tuple[bytes, int]:
     """The column of `entries` that begins at `at`, and where it ends. Raises Corruption if it does not fit."""
-    if not entries:
-        return bytearray(), at
     end = at + packed_bytes(data, at, entries, width)
     if end > len(data):
         raise Corruption("a column of a node of the attribute index extends beyond the node")
-    [varies] = _VARIES.unpack_from(data, at)
-    at += _VARIES.size
-    pattern, varying = bytearray(width), [byte for byte in range(width) if varies >> byte & 1]
-    for byte in range(width):
-        if not varies >> byte & 1:
-            pattern[byte] = data[at]
-            at += 1
-    column = pattern * entries
-    for byte in varying:
-        column[byte::width] = data[at : at + entries]
-        at += entries
-    return column, end
+    if not entries:
+        return b"", at
+    [mask] = _VARIES.unpack_from(data, at)
+    varies = np.array([mask >> byte & 1 for byte in range(width)], np.bool_)
+    packed, same = np.frombuffer(data[at + _VARIES.size : end], np.uint8), width - mask.bit_count()
+    table = np.empty((entries, width), np.uint8)
+    table[:, ~varies] = packed[:same]
+    table[:, varies] = packed[same:].reshape(-1, entries).T
+    return table.tobytes(), end
 
 
 def packed_bytes(data: bytes | memoryview, at: int, entries: int, *widths: int) -> int:
@@ -113,6 +104,7 @@ class Shape:
 DEFAULT_SHAPE = Shape()
 
 Update = tuple[bytes, int | None]  # key, value (None: delete)
+Column = npt.NDArray[Any]  # of an index node, little-endian and unsigned
 Child = tuple[bytes, int, int, int]  # least key, offset, lowest offset of the sub-tree, length
 
 
@@ -137,16 +129,7 @@ class _Keyed:
 
     def locate(self, key: bytes, start: int = 0) -> int:
         """The position of the first key from `start` on that is not less than `key`."""
-        keys, low, high = self.keys, start, len(self)
-        if keys[-KEY_BYTES:] < key:  # keys are often inserted in order
-            return high
-        while low < high:  # `bisect` with a key function takes half as long again
-            middle = (low + high) >> 1
-            if keys[middle * KEY_BYTES : (middle + 1) * KEY_BYTES] < key:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(len(self)), key, start, key=self.key)
 
 
 class Leaf(_Keyed):
@@ -170,21 +153,13 @@ class Leaf(_Keyed):
         value: int = _VALUE.unpack_from(self.values, at * VALUE_BYTES)[0]
         return value
 
-    def entries(self, start: int = 0) -> Iterable[tuple[bytes, int]]:
-        """Keys and values from the position `start` on."""
-        values = _column("q", self.values)
-        for at in range(start, len(values)):
-            yield self.key(at), values[at]
+    def entries(self) -> Iterable[tuple[bytes, int]]:
+        """Keys and values."""
+        for at, value in enumerate(np.frombuffer(self.values, "<i8").tolist()):
+            yield self.key(at), value
 
     def updated(self, updates: Sequence[Update]) -> tuple[Leaf, int]:
         """The leaf with `updates` (ascending by key, no key twice) applied, of any length; by how many it grew."""
-        added = [value for _, value in updates if value is not None]
-        if added and len(added) == len(updates) and updates[0][0] > self.keys[-KEY_BYTES:]:  # often inserted in order
-            values = self.values + _little(array("q", added)).tobytes()
-            return Leaf(self.keys + b"".join([key for key, _ in updates]), values), len(updates)
-        return self._merge(updates)
-
-    def _merge(self, updates: Sequence[Update]) -> tuple[Leaf, int]:
         keys: list[bytes] = []
         values: list[bytes] = []
         done = 0  # entries copied so far
@@ -218,7 +193,7 @@ class NodeIndex(_Keyed):
 
     __slots__ = ("lengths", "lows", "offsets")
 
-    def __init__(self, keys: bytes, offsets: array[int], lows: array[int], lengths: array[int]) -> None:
+    def __init__(self, keys: bytes, offsets: Column, lows: Column, lengths: Column) -> None:
         super().__init__(keys)
         self.offsets = offsets
         self.lows = lows
@@ -226,12 +201,8 @@ class NodeIndex(_Keyed):
 
     @classmethod
     def of(cls, children: Sequence[Child]) -> NodeIndex:
-        return cls(
-            b"".join(child[0] for child in children),
-            array("Q", (child[1] for child in children)),
-            array("Q", (child[2] for child in children)),
-            array("H", (child[3] for child in children)),
-        )
+        keys, *columns = zip(*children, strict=True) if children else ((), (), (), ())
+        return cls(b"".join(keys), *map(np.array, columns, ("<u8", "<u8", "<u2")))
 
     @property
     def size(self) -> int:
@@ -244,29 +215,11 @@ class NodeIndex(_Keyed):
         return at if self.key(at) == key else max(at - 1, 0)
 
     def child(self, at: int) -> Child:
-        return self.key(at), self.offsets[at], self.lows[at], self.lengths[at]
+        return self.key(at), int(self.offsets[at]), int(self.lows[at]), int(self.lengths[at])
 
     def replaced(self, changes: dict[int, list[Child]]) -> NodeIndex:
         """The node with the children at these positions replaced by none, one or several; of any length."""
-        pieces: list[bytes] = []
-        offsets, lows, lengths = array("Q"), array("Q"), array("H")
-        done = 0
-        for at in sorted(changes):
-            pieces.append(self.keys[done * KEY_BYTES : at * KEY_BYTES])
-            offsets += self.offsets[done:at]
-            lows += self.lows[done:at]
-            lengths += self.lengths[done:at]
-            for key, offset, low, length in changes[at]:
-                pieces.append(key)
-                offsets.append(offset)
-                lows.append(low)
-                lengths.append(length)
-            done = at + 1
-        pieces.append(self.keys[done * KEY_BYTES :])
-        offsets += self.offsets[done:]
-        lows += self.lows[done:]
-        lengths += self.lengths[done:]
-        return NodeIndex(b"".join(pieces), offsets, lows, lengths)
+        return NodeIndex.of([new for at in range(len(self)) for new in changes.get(at, (self.child(at),))])
 
     def split(self, at: Sequence[int]) -> list[NodeIndex]:
         """The node split before these positions."""
@@ -277,9 +230,8 @@ class NodeIndex(_Keyed):
         ]
 
     def encode(self, offset: int) -> bytes:
-        lows = _less(self.offsets, self.lows)
-        columns = [_little(column).tobytes() for column in (self.offsets, lows, self.lengths)]
-        return _encode(_INDEX, len(self), offset, self.keys, *columns)
+        columns = (self.offsets, self.offsets - self.lows, self.lengths)  # differences modulo 2**64
+        return _encode(_INDEX, len(self), offset, self.keys, *(column.tobytes() for column in columns))
 
 
 Node = Leaf | NodeIndex
@@ -306,9 +258,9 @@ def decode(data: bytes, offset: int) -> Node:
     if at != len(body):
         raise Corruption(f"the node of the attribute index at offset {offset} is longer than its columns")
     if kind == _LEAF:
-        return Leaf(bytes(columns[0]), bytes(columns[1]))
-    offsets, lows = _column("Q", columns[1]), _column("Q", columns[2])
-    return NodeIndex(bytes(columns[0]), offsets, _less(offsets, lows), _column("H", columns[3]))
+        return Leaf(columns[0], columns[1])
+    offsets, distances, lengths = map(np.frombuffer, columns[1:], ("<u8", "<u8", "<u2"))
+    return NodeIndex(columns[0], offsets, offsets - distances, lengths)
 
 
 def check_nodes(data: bytes, first: int) -> None:
@@ -327,31 +279,6 @@ def _encode(kind: bytes, entries: int, offset: int, *columns: bytes) -> bytes:
     body = b"".join(pack_column(column, width) for column, width in zip(columns, _WIDTHS[kind], strict=True))
     checksum = zlib.crc32(body, zlib.crc32(_REST.pack(kind, VERSION, entries, offset)))
     return _HEADER.pack(kind, VERSION, entries, checksum, offset) + body
-
-
-def _less(offsets: array[int], others: array[int]) -> array[int]:
-    """The offsets minus the others, modulo 2**64; its own inverse: `_less(o, _less(o, x)) == x`."""
-    zeros = array("Q", bytes(8 * len(offsets)))
-    if offsets == others:  # above leaves, which most index nodes are
-        return zeros
-    if others == zeros:
-        return offsets[:]
-    return array("Q", ((offset - other) & _ALL for offset, other in zip(offsets, others, strict=True)))
-
-
-def _column(code: str, data: bytes | bytearray | memoryview) -> array[int]:
-    column = array(code)
-    column.frombytes(data)
-    return _little(column)
-
-
-def _little(column: array[int]) -> array[int]:
-    """The column with its bytes in little-endian order, or back."""
-    if sys.byteorder == "little":
-        return column
-    swapped = column[:]
-    swapped.byteswap()
-    return swapped
 
 
 assert HEADER_BYTES + LEAF_ENTRIES_MAX * (KEY_BYTES + VALUE_BYTES) <= NODE_BYTES_MAX

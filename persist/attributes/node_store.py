@@ -110,12 +110,7 @@ class ChunkWriter:
     """Appends nodes from the offset `start` on. Chunks that are not committed are orphans."""
 
     def __init__(
-        self,
-        blob: Blob,
-        new_key: Callable[[], str],
-        cache: NodeCache,
-        start: int,
-        chunk_bytes_target: int,
+        self, blob: Blob, new_key: Callable[[], str], cache: NodeCache, start: int, chunk_bytes_target: int
     ) -> None:
         self.chunks: dict[int, IndexChunk] = {}  # written so far
         self._blob = blob

@@ -205,11 +205,7 @@ def read_ndjson(
 
 
 def read_each(
-    texts: Sequence[bytes],
-    schema: pa.Schema,
-    rows_max: int,
-    spend: Spend,
-    absence: Absence,
+    texts: Sequence[bytes], schema: pa.Schema, rows_max: int, spend: Spend, absence: Absence
 ) -> tuple[list[pa.Array], list[int], list[int | None]]:
     """NDJSON of several writers: the user's columns of `schema`, the multiplicities, and the row count of each text.
 

@@ -61,13 +61,7 @@ def format_of(media_type: str | None, chosen: str | None) -> str:
     return "arrow"
 
 
-def read(
-    data: bytes,
-    form: str,
-    schema: ShardSchema,
-    rows_max: int,
-    allowed: Allowance | None = None,
-) -> pa.Table:
+def read(data: bytes, form: str, schema: ShardSchema, rows_max: int, allowed: Allowance | None = None) -> pa.Table:
     """The rows of a body. `allowed` limits their memory, including that of the cast to the shard's types.
 
     Raises InvalidUsage if the rows are invalid or more than `rows_max`; BodyTooLarge, Overloaded.

@@ -167,12 +167,7 @@ class PartReader:
         return self._stretches(runs, Times(after=after, upto=upto, advance=upto), key_range, names)
 
     def read_changes_at(
-        self,
-        runs: Iterable[Run],
-        after: int,
-        upto: int,
-        times: Sequence[int],
-        key_range: KeyRange = ALL_KEYS,
+        self, runs: Iterable[Run], after: int, upto: int, times: Sequence[int], key_range: KeyRange = ALL_KEYS
     ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
         """As `read_changes`, of all columns: the updates at these times (ascending) and those at all others.
 
