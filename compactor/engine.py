@@ -42,7 +42,6 @@ HEARTBEAT_POLL_S = 1.0
 
 Keep = Callable[[], None]
 CHUNK_PARTS = 4  # parts of full size that become durable together
-READ_AHEAD = 1  # tables that are merged in advance
 
 T = TypeVar("T")
 
@@ -220,7 +219,7 @@ class RangeMerger:
         writer = PartWriter(self._sink, self._target)
         job = self._job
         tables = self._reader.read_merged(job.runs, job.since, job.kept, key_range)
-        for table in read_ahead(tables, READ_AHEAD) if self._reads_ahead else tables:
+        for table in read_ahead(tables) if self._reads_ahead else tables:
             keep()
             if duplicates is not None:
                 duplicates.add(table)

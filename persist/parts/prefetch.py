@@ -7,100 +7,67 @@ when the main thread ends, even if the iterator was not closed.
 from __future__ import annotations
 
 import os
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 S = TypeVar("S")
 
-_POLL_S = 0.1  # within which a thread notices that its caller has stopped
+_END: Any = object()
 
 
 class _Producer(Generic[T]):
-    """Computes items on its own thread, up to `depth` in advance and one more in progress."""
+    """Computes items on its own thread, one in advance and one more in progress."""
 
-    def __init__(self, items: Iterable[T], depth: int) -> None:
-        self._items = items
-        self._ready: queue.Queue[tuple[bool, T | None, BaseException | None]] = queue.Queue(maxsize=depth)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="persist-ahead")
-        self._thread.start()
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="persist-ahead")
+        self._ready = deque([self._begin(), self._begin()])
 
     def items(self) -> Iterator[T]:
         """The items in order, then the error that ended them, if any."""
-        while True:
-            more, item, error = self._ready.get()
-            if error is not None:
-                raise error
-            if not more:
-                return
-            yield item  # type: ignore[misc]
-            item = None  # do not keep it alive while waiting for the next one
+        while (item := self._ready.popleft().result()) is not _END:
+            self._ready.append(self._begin())
+            yield item
+            del item  # do not keep it alive while waiting for the next one
 
-    def stop(self) -> None:
-        """Start no further item."""
-        self._stopped.set()
-
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """Start no further item, and wait for the one in progress."""
-        self.stop()
-        self._thread.join()
+        self._pool.shutdown(wait, cancel_futures=True)
 
-    def _work(self) -> None:
-        try:
-            for item in self._items:
-                if not self._put(True, item, None):
-                    return
-        except BaseException as error:  # every error is passed to the caller
-            self._put(False, None, error)
-        else:
-            self._put(False, None, None)
-
-    def _put(self, more: bool, item: T | None, error: BaseException | None) -> bool:
-        while not self._stopped.is_set() and threading.main_thread().is_alive():
-            try:
-                self._ready.put((more, item, error), timeout=_POLL_S)
-            except queue.Full:
-                continue
-            return True
-        return False
+    def _begin(self) -> Future[T]:
+        return self._pool.submit(next, self._items, _END)
 
 
-def read_ahead(items: Iterable[T], depth: int = 1) -> Iterator[T]:
-    """The items in order, up to `depth` of them computed in advance (and one more in progress).
+def read_ahead(items: Iterable[T]) -> Iterator[T]:
+    """The items in order, one of them computed in advance (and one more in progress).
 
     An error that `items` raises is raised here, after the items before it. Closing the iterator ends the thread once
     the item in progress is done; only that thread uses `items`.
     """
-    producer = _Producer(items, depth)
-    try:
-        yield from producer.items()
-    finally:
-        producer.close()
+    return prefetch_each([items], 1)
 
 
 def prefetch_each(sources: Iterable[Iterable[T]], at_once: int) -> Iterator[T]:
     """The items of all sources, one source after the other, while `at_once` sources are read concurrently.
 
-    Each source is consumed by its own thread, one item in advance and one in progress. Errors: as `read_ahead`.
+    Each source is consumed by its own thread, as in `read_ahead`.
     """
     producers: deque[_Producer[T]] = deque()
     waiting = iter(sources)
     try:
         while True:
-            producers.extend(_Producer(source, 1) for source in islice(waiting, at_once - len(producers)))
+            producers.extend(map(_Producer, islice(waiting, at_once - len(producers))))
             if not producers:
                 return
             yield from producers[0].items()
             producers.popleft().close()
     finally:
         for producer in producers:
-            producer.stop()
+            producer.close(wait=False)
         for producer in producers:
             producer.close()
 
