@@ -9,7 +9,7 @@ distinct. So does a stretch whose part lists its twins. All other stretches are 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -383,59 +383,10 @@ def bounds_of(file: PartFile, groups: Sequence[int]) -> tuple[tuple[int, int], t
     )
 
 
-def complete(table: pa.Table, target: pa.Schema, constants: Mapping[str, int], migration: Migration) -> pa.Table:
-    """The columns of `target`: `constants` for those with the same value in all rows, and the others as read."""
-    arrays = [
-        pa.repeat(pa.scalar(constants[field.name], pa.int64()), len(table))
-        if field.name in constants
-        else migration.column(table, field)
-        for field in target
-    ]
-    return pa.Table.from_arrays(arrays, schema=target)
-
-
-class RowConverter:
-    """Converts whole rows of parts to a schema and to the times of a read, for a cursor.
-
-    Columns that are known to be constant in a part are not read.
-    """
-
-    def __init__(self, files: PartFiles, schema: ShardSchema, times: Times) -> None:
-        self._files = files
-        self._schema = schema
-        self._times = times
-
-    def columns(self, part: Part) -> list[str]:
-        constants = self._constants(part)
-        wanted = (name for name in self._schema.updates_schema.names if name not in constants)
-        return self._files.migration(part).names(wanted)
-
-    def rows(self, table: pa.Table, part: Part) -> pa.Table:
-        constants, migration = self._constants(part), self._files.migration(part)
-        if TIME not in constants:
-            return self._times.apply(as_committed(migration, table, part))
-        return complete(table, self._schema.updates_schema, constants, migration)
-
-    def _constants(self, part: Part) -> dict[str, int]:
-        """The values of constant columns; empty if the time is not constant."""
-        time = _only_time(part, self._times)
-        if time is None:
-            return {}
-        return {TIME: time} if part.diff_min != part.diff_max else {TIME: time, DIFF: part.diff_min}
-
-
 def as_committed(migration: Migration, table: pa.Table, part: Part) -> pa.Table:
     """Whole rows of a part, converted to the read's schema, at the times with which they were committed."""
     table = at_part_time(migration.rows(table), part)
     return table if part.clip is None else table.filter(pc.greater_equal(table.column(TIME), part.clip))
-
-
-def _only_time(part: Part, times: Times) -> int | None:
-    """The one time that a read gives all rows of the part, if it keeps all of them."""
-    if times.advance is None or part.time_max > times.advance or part.clip is not None:
-        return None
-    time = times.advanced(part.time_max)
-    return time if time == times.advanced(part.time_min) and times.keeps_all(part.time_min, part.time_max) else None
 
 
 class PassThrough:
@@ -545,7 +496,13 @@ class PassThrough:
     def _finish(self, table: pa.Table, edge: bool, firsts: Mask | None = None) -> pa.Table:
         """The requested rows, at the times of the read and within the key range."""
         clip = self._file.part.clip
-        table = complete(table, self._schemas[edge], self._constants, self._migration)
+        columns = [
+            pa.repeat(pa.scalar(self._constants[field.name], pa.int64()), len(table))
+            if field.name in self._constants
+            else self._migration.column(table, field)
+            for field in self._schemas[edge]
+        ]
+        table = pa.Table.from_arrays(columns, schema=self._schemas[edge])
         if firsts is not None:
             table = fold_twins(table, firsts, self._times, clip)
         else:

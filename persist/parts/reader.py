@@ -28,7 +28,6 @@ from persist.parts.read_plan import (
     MemoryRows,
     PassThrough,
     ReadPiece,
-    RowConverter,
     Stretch,
     are_consolidated,
     as_committed,
@@ -360,12 +359,11 @@ class PartReader:
         # If the commit assigned a time, rows that differed in their times may have become equal.
         is_assigned = any(part.time is not None for part, _ in parts)
         consolidated = (not is_assigned and not times.merges(first, last)) or are_consolidated(pieces)
-        converter = RowConverter(self._files, self.schema, times)
         if any(self._files.migration(part).coarsens for part, _ in parts):
             limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // RESORT_SHARE))
-            rows = read_rows(parts, self._files, self.schema, key_range, converter, limit)
+            rows = read_rows(parts, self._files, self.schema, key_range, times, limit)
             return Cursor.of_tables(resort(rows, self._files, self.schema, limit), self._files, self.schema)
-        return Cursor(parts, self._files, self.schema, key_range, converter, consolidated=consolidated)
+        return Cursor(parts, self._files, self.schema, key_range, times, consolidated=consolidated)
 
     def _convert(self, table: pa.Table, part: Part) -> pa.Table:
         return as_committed(self._files.migration(part), table, part)

@@ -25,7 +25,7 @@ from persist.parts.consolidate import Times, join, merge, sort_groups, sum_diffs
 from persist.parts.key_encoding import KeyRange, SortedKeys, clip_rows
 from persist.parts.part_files import PartFile, PartFiles
 from persist.parts.prefetch import map_in_order
-from persist.parts.read_plan import RowConverter
+from persist.parts.read_plan import as_committed
 from persist.parts.shard_schema import DIFF, ShardSchema
 from persist.parts.value_order import column_order, one_chunk
 
@@ -151,19 +151,19 @@ class Cursor:
         files: PartFiles,
         schema: ShardSchema,
         key_range: KeyRange,
-        converter: RowConverter | None,
+        times: Times,
         consolidated: bool,
     ) -> None:
         """`parts` are given with the row groups to read; None: those that the read needs.
 
-        `consolidated`: the rows are consolidated. `converter` is required if there are parts.
+        Their rows get the times of the read. `consolidated`: they are consolidated then.
         """
         self._parts = list(parts)
         self.rows = sum(part.rows for part, _ in parts)
         self.files = files
         self._schema = schema
         self._range = key_range
-        self._converter = converter
+        self._times = times
         self._file: PartFile | None = None
         self._groups: list[int] = []
         self._batches: Iterator[pa.Table] | None = None
@@ -177,7 +177,7 @@ class Cursor:
     @classmethod
     def of_table(cls, rows: pa.Table, files: PartFiles, schema: ShardSchema) -> Cursor:
         """A cursor over consolidated, sorted rows in memory."""
-        cursor = cls([], files, schema, KeyRange(), None, True)
+        cursor = cls([], files, schema, KeyRange(), Times(), True)
         cursor.push(rows)
         return cursor
 
@@ -186,7 +186,7 @@ class Cursor:
         cls, tables: Iterator[pa.Table], files: PartFiles, schema: ShardSchema, consolidated: bool = True
     ) -> Cursor:
         """A cursor over tables of sorted rows, which are consolidated if they are `consolidated`."""
-        cursor = cls([], files, schema, KeyRange(), None, consolidated)
+        cursor = cls([], files, schema, KeyRange(), Times(), consolidated)
         cursor._batches = tables
         return cursor
 
@@ -299,12 +299,10 @@ class Cursor:
                 return
 
     def _columns(self, file: PartFile) -> list[str]:
-        assert self._converter is not None
-        return self._converter.columns(file.part)
+        return file.migration.names(self._schema.updates_schema.names)
 
     def _convert(self, table: pa.Table, file: PartFile) -> pa.Table:
-        assert self._converter is not None
-        return self._converter.rows(table, file.part)
+        return self._times.apply(as_committed(file.migration, table, file.part))
 
 
 def merge_cursors(
@@ -420,18 +418,18 @@ def read_rows(
     files: PartFiles,
     schema: ShardSchema,
     key_range: KeyRange,
-    converter: RowConverter,
+    times: Times,
     limit: int,
 ) -> Iterator[pa.Table]:
-    """The rows of parts of one run, in key order, as `converter` converts them; about `limit` bytes at a time."""
+    """The rows of parts of one run, in key order, at the times of the read; about `limit` bytes at a time."""
     for part, chosen in parts:
         file = files.open(part)
-        columns = converter.columns(part)
+        columns = file.migration.names(schema.updates_schema.names)
         for group in file.wanted(key_range) if chosen is None else chosen:
             size = file.groups[group]
             rows = max(BATCH_ROWS_MIN, size.rows * limit // max(1, size.nbytes))
             for batch in file.batches([group], columns, rows):
-                table = converter.rows(batch, part)
+                table = times.apply(as_committed(file.migration, batch, part))
                 if len(table):
                     table = clip_rows(table, SortedKeys(table, schema.key), key_range)
                 if len(table):
