@@ -31,7 +31,8 @@ from msgspec import UNSET, UnsetType
 
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
 from persist.core.errors import Corruption, UpgradeNeeded
-from persist.core.ids import IdSource, PartId, mint
+from persist.core.ids import PartId
+from persist.core.record import Record
 from persist.parts.column_types import check_nested_nulls, fill_hidden_nulls
 from persist.parts.consolidate import at_time, join
 from persist.parts.key_encoding import SortedKeys, lower_bound, successor, upper_bound
@@ -53,7 +54,13 @@ _SAMPLE_ROWS = 4096
 _DICTIONARY_SHARE = 0.25  # a column whose sample has a lower share of distinct values is dictionary-encoded
 DATA_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError)
 
-ChunkEntry = tuple[int, int, int]  # start, size in bytes, CRC-32
+
+class ColumnChunk(Record, frozen=True):
+    """A column chunk's bytes `[start, start + size)` in the file, and their CRC-32."""
+
+    start: int
+    size: int
+    checksum: int
 
 
 class RowGroupEntry(msgspec.Struct, gc=False):
@@ -64,9 +71,9 @@ class RowGroupEntry(msgspec.Struct, gc=False):
     lower: str
     samples: list[str]
     upper: str | None
-    chunks: list[ChunkEntry]
-    known: list[int | bool] | UnsetType = UNSET
-    twins: ChunkEntry | UnsetType = UNSET
+    chunks: list[ColumnChunk]
+    known: KnownRows | UnsetType = UNSET
+    twins: ColumnChunk | UnsetType = UNSET
 
 
 class PartIndex(msgspec.Struct):
@@ -106,15 +113,6 @@ def decode_index(part_id: str, tail: bytes, *, is_foreign: bool) -> tuple[PartIn
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnChunk:
-    """A column chunk's bytes `[start, start + size)` in the file."""
-
-    start: int
-    size: int
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
 class RowGroup:
     """A row group: keys `[key_lower, key_upper]` as in Part; `nbytes` in memory; chunks in file column order.
 
@@ -144,38 +142,30 @@ class Footer:
 
 def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id: PartId) -> Part:
     """An inline part of `table` (at least one row, in `updates_schema`), in the given order."""
-    batch = compact_buffers(_as_batch(table, schema))
-    return _encode(batch, len(table), _bounds(batch, schema), schema_id, part_id)
+    return encode_inline_parts(table, [len(table)], schema, schema_id, [part_id])[0]
 
 
 def encode_inline_parts(
-    table: pa.Table, counts: Sequence[int], schema: ShardSchema, schema_id: int, ids: IdSource
+    table: pa.Table, counts: Sequence[int], schema: ShardSchema, schema_id: int, part_ids: Sequence[PartId]
 ) -> list[Part]:
     """As `encode_inline`, one part for each of `counts` consecutive rows (at least one)."""
     whole, start, parts = _as_batch(table, schema), 0, []
     if sum(counts) != whole.num_rows:
         raise Corruption(f"{whole.num_rows} rows would be encoded as {sum(counts)}; this is a bug: report it")
-    bounds = extremes(whole.column(schema.key[0]), counts)
     places = pa.array(range(whole.num_rows), pa.int64())
-    for count, (lower, upper) in zip(counts, bounds, strict=True):
+    for count, part_id, bounds in zip(counts, part_ids, _bounds(whole, counts, schema), strict=True):
         batch = compact_buffers(whole) if count == whole.num_rows else whole.take(places.slice(start, count))
-        parts.append(_encode(batch, count, _part_bounds(lower, upper, schema), schema_id, mint(PartId, ids)))
+        if batch.num_rows != count:
+            raise Corruption(f"{count} rows were encoded as {batch.num_rows}; this is a bug: report it")
+        parts.append(_inline(batch, bounds, schema_id, part_id, batch.serialize().to_pybytes()))
         start += count
     return parts
 
 
-def _encode(
-    batch: pa.RecordBatch, count: int, bounds: tuple[bytes, bytes | None], schema_id: int, part_id: PartId
-) -> Part:
-    """The part of `count` rows with compact buffers."""
-    if batch.num_rows != count:
-        raise Corruption(f"{count} rows were encoded as {batch.num_rows}; this is a bug: report it")
-    return _inline(batch, bounds, schema_id, part_id, batch.serialize().to_pybytes())
-
-
 def describe_inline(batch: pa.RecordBatch, schema: ShardSchema, part: Part) -> Part:
     """The part that `encode_inline` returns for these rows, with the bytes of `part`."""
-    return _inline(batch, _bounds(batch, schema), part.schema_id, part.id, part.data or b"")
+    [bounds] = _bounds(batch, [batch.num_rows], schema)
+    return _inline(batch, bounds, part.schema_id, part.id, part.data or b"")
 
 
 def _inline(
@@ -186,15 +176,8 @@ def _inline(
     return Part(
         id=part_id, key=None, data=data, format=FORMAT_IPC, schema_id=schema_id, rows=batch.num_rows, size=len(data),
         checksum=zlib.crc32(data), footer_size=0, footer_checksum=0, key_lower=bounds[0], key_upper=bounds[1],
-        sorted=False, **_bounds_of(stats),
+        sorted=False, time=None, **stats.of_part(),
     )  # fmt: skip
-
-
-def _bounds_of(stats: Stats) -> dict[str, Any]:
-    return {
-        "time": None, "time_min": stats.time_min, "time_max": stats.time_max, "diff_min": stats.diff_min,
-        "diff_max": stats.diff_max, "diff_sum": stats.known_sum,
-    }  # fmt: skip
 
 
 def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
@@ -203,11 +186,9 @@ def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
     schema = schema_of(part, schemas)
     if len(data) != part.size or zlib.crc32(data) != part.checksum:
         raise Corruption(f"inline part {part.id} does not match its checksum", part=str(part.id))
-    try:
+    with decoding(part):
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.updates_schema)
         batch.validate(full=True)  # including offsets, which must not lead out of their buffers
-    except DATA_ERRORS as error:
-        raise Corruption(f"inline part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
     if batch.num_rows != part.rows:
         raise Corruption(f"inline part {part.id} has {batch.num_rows} rows, not {part.rows}", part=str(part.id))
     return pa.Table.from_batches([batch])
@@ -294,7 +275,7 @@ class ParquetEncoder:
             [sample.hex() for sample in samples],
             None if upper is None else upper.hex(),
             [],
-            UNSET if known is None else known.to_list(),
+            UNSET if known is None else known,
         )
         self._groups.append((entry, twins))
         self._stats.add(table)
@@ -313,7 +294,7 @@ class ParquetEncoder:
         stats = self._stats
         for entry, twins in self._groups:
             if twins:
-                entry.twins = self._sink.tell(), len(twins), zlib.crc32(twins)
+                entry.twins = ColumnChunk(self._sink.tell(), len(twins), zlib.crc32(twins))
                 self._sink.write(twins)
         body_size = self._sink.tell()
         self._sink.tail = io.BytesIO()
@@ -333,7 +314,7 @@ class ParquetEncoder:
             id=part_id, key=key, data=None, format=FORMAT_PARQUET, schema_id=schema_id, rows=self.rows,
             size=len(data), checksum=checksum, footer_size=len(data) - body_size,
             footer_checksum=zlib.crc32(index + footer), key_lower=key_lower, key_upper=key_upper, sorted=True,
-            **_bounds_of(stats),
+            time=None, **stats.of_part(),
         )  # fmt: skip
         return part, data
 
@@ -378,9 +359,9 @@ def _row_group(entry: RowGroupEntry) -> RowGroup:
         bytes.fromhex(entry.lower),
         None if entry.upper is None else bytes.fromhex(entry.upper),
         tuple(bytes.fromhex(sample) for sample in entry.samples),
-        tuple(ColumnChunk(*chunk) for chunk in entry.chunks),
-        None if entry.known is UNSET else KnownRows.from_list(entry.known),
-        None if entry.twins is UNSET else ColumnChunk(*entry.twins),
+        tuple(entry.chunks),
+        None if entry.known is UNSET else entry.known,
+        None if entry.twins is UNSET else entry.twins,
     )
 
 
@@ -398,7 +379,7 @@ def decode_row_groups(
     Arrow's threads are not used: they may release `source`, a Python object, while the interpreter exits, which aborts
     the process (apache/arrow issues 33975 and 34314). Callers decode in parallel themselves.
     """
-    with _corruption(part):
+    with decoding(part):
         reader, positions = _open_columns(footer, columns, source)
         return reader.read_row_groups(list(groups), column_indices=positions, use_threads=False)
 
@@ -407,7 +388,7 @@ def decode_batches(
     part: Part, footer: Footer, groups: Sequence[int], columns: Sequence[str], source: Any, rows: int
 ) -> Iterator[pa.RecordBatch]:
     """As `decode_row_groups`, at most `rows` rows at a time."""
-    with _corruption(part):
+    with decoding(part):
         reader, positions = _open_columns(footer, columns, source)
         yield from reader.iter_batches(rows, row_groups=list(groups), column_indices=positions, use_threads=False)
 
@@ -419,7 +400,7 @@ def _open_columns(footer: Footer, columns: Sequence[str], source: Any) -> tuple[
 
 
 @contextmanager
-def _corruption(part: Part) -> Iterator[None]:
+def decoding(part: Part) -> Iterator[None]:
     """Report errors of decoding as Corruption."""
     try:
         yield
@@ -478,7 +459,7 @@ def _encode_index(metadata: Any, entries: Sequence[RowGroupEntry], body: memoryv
         row_group = metadata.row_group(number)
         for chunk in map(row_group.column, range(row_group.num_columns)):
             start, size = chunk_start(chunk), chunk.total_compressed_size
-            entry.chunks.append((start, size, zlib.crc32(body[start : start + size])))
+            entry.chunks.append(ColumnChunk(start, size, zlib.crc32(body[start : start + size])))
     document = {"version": FORMAT_VERSION, "has_one_time": has_one_time, "row_groups": entries}
     index = msgspec.json.encode(document)
     return MAGIC + len(index).to_bytes(4, "little") + index
@@ -510,13 +491,8 @@ def _as_batch(table: pa.Table, schema: ShardSchema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([one_chunk(column) for column in table.columns], schema=schema.updates_schema)
 
 
-def _bounds(batch: pa.RecordBatch, schema: ShardSchema) -> tuple[bytes, bytes | None]:
-    """Bounds of unsorted rows: the least and greatest value of the first key column."""
-    ((lower, upper),) = extremes(batch.column(schema.key[0]), [batch.num_rows])
-    return _part_bounds(lower, upper, schema)
-
-
-def _part_bounds(lower: bytes, upper: bytes, schema: ShardSchema) -> tuple[bytes, bytes | None]:
-    """Bounds of the keys of rows whose first key columns are between these."""
-    exact = upper if len(schema.key) == 1 else successor(upper)
-    return lower_bound(lower, schema), None if exact is None else upper_bound(exact)
+def _bounds(batch: pa.RecordBatch, counts: Sequence[int], schema: ShardSchema) -> Iterator[tuple[bytes, bytes | None]]:
+    """Bounds of each of `counts` unsorted rows: the least and greatest value of the first key column."""
+    for lower, upper in extremes(batch.column(schema.key[0]), counts):
+        exact = upper if len(schema.key) == 1 else successor(upper)
+        yield lower_bound(lower, schema), None if exact is None else upper_bound(exact)

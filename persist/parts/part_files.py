@@ -19,13 +19,13 @@ from persist.core.batch import Part
 from persist.core.blob_keys import is_of_maintenance
 from persist.core.errors import Corruption, InvalidUsage
 from persist.parts.codec import (
-    DATA_ERRORS,
     ColumnChunk,
     Footer,
     decode_batches,
     decode_footer,
     decode_inline,
     decode_row_groups,
+    decoding,
     part_label,
     schema_of,
 )
@@ -160,9 +160,9 @@ class PartFiles:
     def _read(self, part: Part) -> tuple[Footer, bytes | None]:
         """The verified footer of a part, and all its bytes if it is small."""
         if not self.is_small(part):
-            tail = self.fetch(part, part.size - part.footer_size, part.footer_size)
+            tail = fetch(self.blob, part, part.size, part.size - part.footer_size, part.footer_size)
             return decode_footer(part, tail, is_foreign=self._are_foreign), None
-        whole = self.fetch(part, 0, part.size)
+        whole = fetch(self.blob, part, part.size, 0, part.size)
         if zlib.crc32(whole) != part.checksum:
             raise Corruption(f"{part_label(part)} does not match its checksum", part=str(part.id))
         return decode_footer(part, whole[part.size - part.footer_size :], is_foreign=self._are_foreign), whole
@@ -181,10 +181,6 @@ class PartFiles:
             return _count_from(self.inline(part), time)
         file = self.open(part)
         return sum(_count_from(file.read((group,), (TIME,)), time) for group in range(len(file.groups)))
-
-    def fetch(self, part: Part, start: int, length: int) -> bytes:
-        """Exactly the bytes `[start, start + length)` of a part's blob."""
-        return fetch(self.blob, part, part.size, start, length)
 
 
 class PartFile:
@@ -237,10 +233,6 @@ class PartFile:
             return None
         return known if is_of_maintenance(self.part.key or "") else None
 
-    def lists_twins(self, group: int) -> bool:
-        """Whether the index lists the twins of a row group."""
-        return self.groups[group].twins is not None
-
     def firsts(self, groups: Sequence[int]) -> Mask:
         """Which rows are not twins, of row groups that list their twins or have none. Raises Corruption."""
         chunks = [chunk for group in groups if (chunk := self.groups[group].twins) is not None]
@@ -248,12 +240,8 @@ class PartFile:
         masks = []
         for group in groups:
             rows, chunk = self.groups[group].rows, self.groups[group].twins
-            try:
+            with decoding(self.part):
                 masks.append(decode_twins(b"" if chunk is None else _bytes_of(chunk, segments), rows))
-            except (ValueError, IndexError) as error:
-                raise Corruption(
-                    f"{part_label(self.part)} cannot be decoded: {error}", part=str(self.part.id)
-                ) from error
         return np.concatenate(masks)
 
     def wanted(self, key_range: KeyRange) -> Iterator[int]:
@@ -331,14 +319,11 @@ class PartFile:
 
     def check_metadata(self, group: int, columns: Sequence[str]) -> None:
         """Raise Corruption if Parquet refuses the metadata of columns of a row group. Nothing is fetched."""
-        try:
+        with decoding(self.part):
             probe = FooterProbe(self._footer.metadata, self.part.size)
             for name in self._names(columns):
                 for position in self._footer.leaves[name]:
                     probe.check(group, position)
-        except DATA_ERRORS as error:
-            text = f"{part_label(self.part)} cannot be decoded: {error}"
-            raise Corruption(text, part=str(self.part.id)) from error
 
     def encoded_bytes(self, groups: Sequence[int], columns: Sequence[str]) -> list[int]:
         """The encoded size of these columns in each of the row groups."""
@@ -376,14 +361,12 @@ class PartFile:
         """The most bytes that one column chunk takes. Raises Corruption, also if footer and index contradict."""
         chunk, metadata = self.groups[group].chunks[position], self._footer.metadata
         in_footer = metadata.row_group(group).column(position)
-        try:
+        with decoding(self.part):
             if (chunk_start(in_footer), in_footer.total_compressed_size) != (chunk.start, chunk.size):
                 raise ValueError("its footer and its index have different locations of a column")
             data, rows, column = _bytes_of(chunk, segments), self.groups[group].rows, metadata.schema.column(position)
             lists = self._fixed_lists[position]
             return chunk_bytes_max(data, in_footer, column, rows, most, lists, turn=self._turn_of)
-        except ValueError as error:
-            raise Corruption(f"{part_label(self.part)} cannot be decoded: {error}", part=str(self.part.id)) from error
 
     def _fetch_verified(self, chunks: Sequence[ColumnChunk]) -> Iterator[tuple[int, bytes]]:
         """The verified bytes of these chunks, which are in order, and where they begin. Raises Corruption."""
@@ -391,7 +374,7 @@ class PartFile:
             start = span[0].start
             length = span[-1].start + span[-1].size - start
             if self._whole is None:
-                data = self._files.fetch(self.part, start, length)
+                data = fetch(self._files.blob, self.part, self.part.size, start, length)
             else:
                 data = self._whole[start : start + length]
             view = memoryview(data)

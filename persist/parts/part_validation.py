@@ -11,7 +11,6 @@ decoded.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -24,8 +23,8 @@ from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
 from persist.core.blob_keys import is_of_maintenance
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.frontier import TIME_MAX
-from persist.core.record import asdict
-from persist.parts.codec import DATA_ERRORS, decode_inline, describe_inline, empty_metadata
+from persist.core.record import asdict, replace
+from persist.parts.codec import decode_inline, decoding, describe_inline, empty_metadata
 from persist.parts.constraint_checks import check_rows as check_added
 from persist.parts.ipc_guard import is_compressed
 from persist.parts.part_files import WHOLE_BYTES_MAX, BlobReads, DecodeLimit, PartFile, PartFiles
@@ -150,10 +149,8 @@ class PartCheck:
 
 def _check_uncompressed(part: Part) -> None:
     """Raise Corruption if an inline part is compressed, which persist never does: 25 kB could become a gigabyte."""
-    try:
+    with decoding(part):
         is_packed = is_compressed(pa.ipc.read_message(pa.py_buffer(part.data or b"")))
-    except DATA_ERRORS as error:
-        raise Corruption(f"inline part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
     if is_packed:
         raise Corruption(f"inline part {part.id} is compressed", part=str(part.id))
 
@@ -213,12 +210,8 @@ def _check_size(part: Part, nbytes: int, rows: Any) -> None:
 
 
 def _check_stats(part: Part, stats: Stats) -> None:
-    actual = {
-        "time_min": stats.time_min, "time_max": stats.time_max, "diff_min": stats.diff_min,
-        "diff_max": stats.diff_max, "diff_sum": stats.known_sum,
-    }  # fmt: skip
     is_assigned = part.time is not None or part.clip is not None  # by a commit: the rows themselves have other times
-    for name, value in actual.items():
+    for name, value in stats.of_part().items():
         if is_assigned and (name.startswith("time") or (name == "diff_sum" and part.clip is not None)):
             continue
         if getattr(part, name) != value:

@@ -355,7 +355,7 @@ class _Pieces:
                 place=(number, group),
                 group=group,
                 consolidated=plain or not merges,
-                folds=not plain and merges and known is not None and file.lists_twins(group),
+                folds=not plain and merges and known is not None and bounds.twins is not None,
                 apart=apart,
                 # Only after a piece that ends with its key: else it must precede pieces that touch others.
                 touches=apart and previous == group - 1 and bounds.key_lower == file.groups[group - 1].key_upper,

@@ -7,7 +7,6 @@ through, and only their requested columns are read; everything else goes through
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum, auto
 from itertools import groupby
 from operator import call, itemgetter
 from typing import Any, TypeAlias
@@ -47,16 +46,7 @@ LOOSE_BYTES_MAX = 8 * 1024 * 1024  # encoded bytes of small blobs that are loade
 LOOSE_SHARE = 64  # they take at most this fraction of the read's memory, encoded: rows take several times as much
 RESORT_SHARE = 16  # rows that a cursor sorts again take at most this fraction of the read's memory
 
-
 Finish: TypeAlias = Callable[[pa.Table], pa.Table]
-
-
-class _Mode(Enum):
-    """How a stretch is read: passed through in large tables or in batches, or merged."""
-
-    WHOLE = auto()
-    BATCHED = auto()
-    MERGED = auto()
 
 
 class PartReader:
@@ -166,7 +156,7 @@ class PartReader:
         return self._stretches(runs, Times(after=after, upto=upto, advance=upto), key_range, names)
 
     def read_changes_at(
-        self, runs: Iterable[Run], after: int, upto: int, times: Sequence[int], key_range: KeyRange = ALL_KEYS
+        self, runs: Iterable[Run], after: int, upto: int, times: Sequence[int]
     ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
         """As `read_changes`, of all columns: the updates at these times (ascending) and those at all others.
 
@@ -179,7 +169,7 @@ class PartReader:
         names = [*self.schema.columns(None), TIME, DIFF]
 
         def read(are_named: bool) -> Iterator[pa.Table]:
-            for table in self._stretches(runs, apart, key_range, names):
+            for table in self._stretches(runs, apart, ALL_KEYS, names):
                 is_named = pc.is_in(table.column(TIME), value_set=named)
                 yield table.filter(is_named if are_named else pc.invert(is_named))
 
@@ -259,30 +249,27 @@ class PartReader:
         """The rows, table by table, converted by `finish` on the thread that decoded them."""
         limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // 4))
 
-        def tasks() -> Iterator[tuple[_Mode, Any]]:
+        def sources() -> Iterator[tuple[bool, Any]]:
+            """Row groups that pass through as a whole (True), and the tables of all other stretches."""
             for stretch, is_large in self._plan(runs, times, key_range):
                 if stretch.part is None:
-                    yield _Mode.MERGED, (self._cursors(stretch, times, key_range), is_large)
+                    cursors, threaded = self._cursors(stretch, times, key_range), is_large and self._decoders > 1
+                    yield False, merge_cursors(cursors, self.schema, names, self._memory_bytes, threaded=threaded)
                     continue
                 file = self._files.open(stretch.part)
                 source = PassThrough(file, stretch, self.schema, times, key_range, names)
                 rows = batch_rows or self._batch_rows(file, limit)
-                yield (_Mode.WHOLE, source) if rows is None else (_Mode.BATCHED, (source, rows))
+                yield (True, source) if rows is None else (False, source.batches(limit, rows))
 
-        for mode, group in groupby(tasks(), itemgetter(0)):
-            if mode is _Mode.WHOLE:  # pieces of consecutive parts, so that no thread waits at the end of a part
+        for is_whole, group in groupby(sources(), itemgetter(0)):
+            if is_whole:  # pieces of consecutive parts, so that no thread waits at the end of a part
                 waiting = self._decoders if self._decoders > 1 else 0
                 size = max(1, limit // (self._decoders + waiting))
                 pieces = (piece for _, source in group for piece in source.pieces(size, self._decoders))
                 work = call if finish is None else lambda piece: finish(piece())
                 yield from filter(len, map_in_order(work, pieces, self._decoders, waiting))
                 continue
-            for _, (source, argument) in group:
-                if mode is _Mode.BATCHED:
-                    tables = source.batches(limit, argument)
-                else:
-                    threaded = argument and self._decoders > 1
-                    tables = merge_cursors(source, self.schema, names, self._memory_bytes, threaded=threaded)
+            for _, tables in group:
                 yield from tables if finish is None else map(finish, tables)
 
     def _plan(self, runs: Iterable[Run], times: Times, key_range: KeyRange) -> Iterator[tuple[Stretch, bool]]:
@@ -310,7 +297,8 @@ class PartReader:
         At most `LOOSE_BYTES_MAX` encoded bytes of blobs are loaded.
         """
         others = [item for item in items if not item.part.is_inline]
-        tables = [self._convert(self._files.inline(item.part), item.part) for item in items if item.part.is_inline]
+        inline = (item.part for item in items if item.part.is_inline)
+        tables = [as_committed(self._files.migration(part), self._files.inline(part), part) for part in inline]
         if any(not self._files.is_small(item.part) for item in others):
             left = min(LOOSE_BYTES_MAX, self._memory_bytes // LOOSE_SHARE)
             for item in sorted(others, key=lambda item: item.part.size):
@@ -320,7 +308,7 @@ class PartReader:
                 file = self._files.open(item.part)
                 wanted = list(file.wanted(key_range))
                 names = file.migration.names(self.schema.updates_schema.names)
-                tables.append(self._convert(file.read(wanted, names), item.part))
+                tables.append(as_committed(file.migration, file.read(wanted, names), item.part))
                 others.remove(item)
         rows = merge([join(tables)], self.schema, times) if tables else None
         if rows is not None and len(rows):
@@ -364,9 +352,6 @@ class PartReader:
             rows = read_rows(parts, self._files, self.schema, key_range, times, limit)
             return Cursor.of_tables(resort(rows, self._files, self.schema, limit), self._files, self.schema)
         return Cursor(parts, self._files, self.schema, key_range, times, consolidated=consolidated)
-
-    def _convert(self, table: pa.Table, part: Part) -> pa.Table:
-        return as_committed(self._files.migration(part), table, part)
 
 
 def _by_time(table: pa.Table) -> pa.Table:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from persist.core.record import Record
 from persist.parts.consolidate import find_twins, join
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.value_order import Mask, one_chunk
@@ -34,31 +34,19 @@ _WORD = 8
 Numbers: TypeAlias = npt.NDArray[np.uint64]  # one per value; sums and products wrap around
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRows:
+class KnownRows(Record, frozen=True):
     """Statistics in the index about the rows of a row group, which tell a read whether it must sum some of them.
 
     `pairs`: it has twins. `joins`: its first row is a twin of the last row of the row group before, in the same part.
-    The bounds are inclusive.
+    Both are 0 or 1. The bounds are inclusive.
     """
 
-    pairs: bool
-    joins: bool
+    pairs: int | bool
+    joins: int | bool
     time_min: int
     time_max: int
     diff_min: int
     diff_max: int
-
-    def to_list(self) -> list[int]:
-        """The form in the index."""
-        return [int(value) for value in astuple(self)]
-
-    @classmethod
-    def from_list(cls, values: Sequence[int]) -> KnownRows:
-        """From the form in the index. Raises ValueError or TypeError if it is invalid."""
-        pairs, joins, *bounds = values
-        time_min, time_max, diff_min, diff_max = (int(bound) for bound in bounds)
-        return cls(bool(pairs), bool(joins), time_min, time_max, diff_min, diff_max)
 
 
 def decode_twins(data: bytes | memoryview, rows: int) -> Mask:
@@ -108,10 +96,12 @@ class Stats:
         self.diff_max = max(self.diff_max, high) if self.seen else high
         self.seen = True
 
-    @property
-    def known_sum(self) -> int | None:
-        """The sum of the diffs; None if it exceeds 64 bits, which a record cannot hold."""
-        return self.diff_sum if -(2**63) <= self.diff_sum < 2**63 else None
+    def of_part(self) -> dict[str, Any]:
+        """The fields of a Part; the sum of the diffs is None if it exceeds 64 bits, which a record cannot hold."""
+        return {
+            "time_min": self.time_min, "time_max": self.time_max, "diff_min": self.diff_min, "diff_max": self.diff_max,
+            "diff_sum": self.diff_sum if -(2**63) <= self.diff_sum < 2**63 else None,
+        }  # fmt: skip
 
 
 def _span(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
@@ -141,7 +131,8 @@ class KnownRowsCollector:
         twins = np.zeros(0, np.int64)
         if stats.time_min < stats.time_max:  # consolidated rows of one time have no twins
             twins = np.flatnonzero(find_twins(rows, self._schema))
-        known = KnownRows(len(twins) > 0, joins, stats.time_min, stats.time_max, stats.diff_min, stats.diff_max)
+        bounds = stats.time_min, stats.time_max, stats.diff_min, stats.diff_max
+        known = KnownRows(int(len(twins) > 0), int(joins), *bounds)
         return known, twins.astype(_NUMBER).tobytes() if len(twins) * TWINS_SHARE <= len(rows) else b""
 
 

@@ -140,7 +140,8 @@ def stage_inserts(
     """
     check_rows(rows, sink.schema)
     filled = [count for count in counts if count]
-    parts = encode_inline_parts(rows, filled, sink.schema, sink.schema_id, sink.ids) if filled else []
+    part_ids = [mint(PartId, sink.ids) for _ in filled]
+    parts = encode_inline_parts(rows, filled, sink.schema, sink.schema_id, part_ids) if filled else []
     _check_sum(_diff_sum(rows), parts)
     start, rest = 0, iter(parts)
     staged: list[tuple[Run, ...] | None] = []
