@@ -322,20 +322,28 @@ def chunk_bytes_max(  # noqa: PLR0913 - what is checked, and how, each by its na
     column: Any,
     rows: int,
     most: Decoded,
-    lists: Sequence[FixedList],
+    lists: Sequence[FixedList] = (),
     *,
     is_exact: bool = False,
     turn: Callable[[Decoded], AbstractContextManager[object]] = lambda decoded: nullcontext(),
 ) -> Decoded:
-    """As `decoded_bytes_max`; if the chunk is within `most`, the sizes of its fixed-size lists are checked, in `turn`.
+    """The most bytes that a column chunk takes: more than `most` as soon as it is known to exceed it.
 
-    Raises ValueError.
+    `data` are its bytes from its first page on, `chunk` is its `ColumnChunkMetaData` (only `num_values` and
+    `compression` are used) and `column` its `ParquetColumnSchema`. At most this many bytes are decompressed at a time.
+    `is_exact`: count texts in a dictionary one by one even if a rough bound is within `most`. If the chunk is within
+    `most`, the sizes of its fixed-size `lists` are checked, in `turn`. Raises ValueError if the pages are invalid or
+    not as writers produce them.
     """
-    decoded = decoded_bytes_max(data, chunk, column, rows, most, is_exact=is_exact)
-    if lists and decoded.is_within(most):
-        with turn(decoded):
-            check_list_sizes(*_levels(data, chunk, column), lists)
-    return decoded
+    pages = memoryview(data).cast("B")
+    try:
+        decoded = _bound_chunk(pages, chunk, column, rows, most, is_exact)
+        if lists and decoded.is_within(most):
+            with turn(decoded):
+                check_list_sizes(*_levels(pages, chunk, column), lists)
+        return decoded
+    except _UNREADABLE as error:
+        raise ValueError(f"the pages of column {column.path} cannot be read: {error}") from error
 
 
 def columns_bytes_max(
@@ -360,22 +368,6 @@ def columns_bytes_max(
     return Decoded(kept, passing)
 
 
-def decoded_bytes_max(
-    data: bytes | memoryview, chunk: Any, column: Any, rows: int, most: Decoded, *, is_exact: bool = False
-) -> Decoded:
-    """The most bytes that a column chunk takes: more than `most` as soon as it is known to exceed it.
-
-    `data` are its bytes from its first page on, `chunk` is its `ColumnChunkMetaData` (only `num_values` and
-    `compression` are used) and `column` its `ParquetColumnSchema`. At most this many bytes are decompressed at a time.
-    `is_exact`: count texts in a dictionary one by one even if a rough bound is within `most`. Raises ValueError if the
-    pages are invalid or not as writers produce them.
-    """
-    try:
-        return _bound_chunk(memoryview(data).cast("B"), chunk, column, rows, most, is_exact)
-    except _UNREADABLE as error:
-        raise ValueError(f"the pages of column {column.path} cannot be read: {error}") from error
-
-
 class _Page(NamedTuple):
     """A page: its header, the number of its values, their encoding, its bytes and their decompressed size."""
 
@@ -393,7 +385,7 @@ class _Page(NamedTuple):
 
 
 def _bound_chunk(data: memoryview, chunk: Any, column: Any, rows: int, most: Decoded, is_exact: bool) -> Decoded:
-    """As `decoded_bytes_max`."""
+    """As `chunk_bytes_max`, without its lists."""
     kind: str = column.physical_type  # with which Arrow decodes, whatever the chunk declares
     count: int = chunk.num_values
     stored, kept_bits, passing_each = _value_sizes(kind, column)
@@ -490,20 +482,15 @@ def _decompress(packed: memoryview, size: int, compression: str) -> memoryview:
     return memoryview(data).cast("B")  # Arrow's own bytes are signed
 
 
-def _levels(data: bytes | memoryview, chunk: Any, column: Any) -> tuple[Levels, Levels]:
-    """The repetition and definition levels of a column chunk that is within its bounds. Raises ValueError."""
-    depths = column.max_repetition_level, column.max_definition_level
-    levels: tuple[list[Levels], list[Levels]] = ([], [])
-    try:
-        for page in _pages(memoryview(data).cast("B")):
-            if page.kind != _DICTIONARY:
-                packed = _levels_and_values(page, chunk.compression, column)
-                for place, depth in enumerate(depths):
-                    levels[place].append(_Reader(packed[place]).levels(page.values, depth.bit_length()))
-    except _UNREADABLE as error:
-        raise ValueError(f"the levels of column {column.path} cannot be read: {error}") from error
-    repetitions, definitions = (np.concatenate([np.zeros(0, np.uint8), *of_pages]) for of_pages in levels)
-    return repetitions, definitions
+def _levels(data: memoryview, chunk: Any, column: Any) -> tuple[Levels, Levels]:
+    """The repetition and definition levels of a column chunk that is within its bounds."""
+    repetitions, definitions = [np.zeros(0, np.uint8)], [np.zeros(0, np.uint8)]
+    for page in _pages(data):
+        if page.kind != _DICTIONARY:
+            first, second, _ = _levels_and_values(page, chunk.compression, column)
+            repetitions.append(_Reader(first).levels(page.values, column.max_repetition_level.bit_length()))
+            definitions.append(_Reader(second).levels(page.values, column.max_definition_level.bit_length()))
+    return np.concatenate(repetitions), np.concatenate(definitions)
 
 
 def _levels_and_values(page: _Page, compression: str, column: Any) -> tuple[memoryview, memoryview, memoryview]:
@@ -630,9 +617,6 @@ class SparseFile(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persist.parts.parquet_guard import Decoded, decoded_bytes_max
+from persist.parts.parquet_guard import Decoded, chunk_bytes_max
 from tests.support.examples import thinned
 
 MIB = 1024 * 1024
@@ -38,7 +38,7 @@ class _Chunk:
 
     def most(self, most: int, data: bytes | None = None) -> int:
         chosen = memoryview(self.data if data is None else data)
-        return sum(decoded_bytes_max(chosen, self.told, self.column, self.rows, Decoded(most, most)))
+        return sum(chunk_bytes_max(chosen, self.told, self.column, self.rows, Decoded(most, most)))
 
 
 def _chunks(data: bytes) -> list[_Chunk]:
@@ -241,12 +241,10 @@ def numbers() -> _Chunk:
 
 
 def test_what_the_footer_says_counts(numbers: _Chunk) -> None:
-    assert (
-        sum(decoded_bytes_max(numbers.data, _Said(numbers.told, 10**9), numbers.column, 3, Decoded(MOST, MOST))) > MOST
-    )
+    assert sum(chunk_bytes_max(numbers.data, _Said(numbers.told, 10**9), numbers.column, 3, Decoded(MOST, MOST))) > MOST
     for count in (-1, 2):
         with pytest.raises(ValueError):
-            decoded_bytes_max(numbers.data, _Said(numbers.told, count), numbers.column, 3, Decoded(MOST, MOST))
+            chunk_bytes_max(numbers.data, _Said(numbers.told, count), numbers.column, 3, Decoded(MOST, MOST))
 
 
 def test_heads_are_read_as_arrow_reads_them_or_not_at_all(numbers: _Chunk) -> None:
@@ -254,7 +252,7 @@ def test_heads_are_read_as_arrow_reads_them_or_not_at_all(numbers: _Chunk) -> No
     body = bytes(4)
 
     def read(data: bytes) -> int:
-        return sum(decoded_bytes_max(data, told, column, 3, Decoded(MOST, MOST)))
+        return sum(chunk_bytes_max(data, told, column, 3, Decoded(MOST, MOST)))
 
     assert read(_data_page(4, 4, 3) + body) < MIB
     assert read(_data_page(2**30, 4, 3) + body) > MOST
@@ -283,7 +281,7 @@ def test_heads_are_read_as_arrow_reads_them_or_not_at_all(numbers: _Chunk) -> No
 
 def test_many_empty_pages_soon_are_beyond_the_bound(numbers: _Chunk) -> None:
     data = _data_page(0, 0, 0) * 1_000_000
-    assert sum(decoded_bytes_max(data, numbers.told, numbers.column, 3, Decoded(MOST, MOST))) > MOST
+    assert sum(chunk_bytes_max(data, numbers.told, numbers.column, 3, Decoded(MOST, MOST))) > MOST
 
 
 def _changed(rng: random.Random, data: bytes) -> bytes:
