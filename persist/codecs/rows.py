@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.column_types import check_input_types
-from persist.parts.ipc_guard import DeclaredSize, check_schema
+from persist.parts.ipc_guard import check_schema, declared_sizes
 from persist.parts.memory_size import is_surely_within, row_bytes, working_bytes
 from persist.parts.value_order import one_chunk
 from persist.parts.writer import UNASSIGNED_TIME
@@ -161,14 +160,11 @@ def _read_arrow(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
 
 def _check_declared(data: bytes, bound: _Bound) -> None:
     """Count the memory that a stream declares, before Arrow allocates it."""
-    messages, declared = pa.ipc.MessageReader.open_stream(pa.BufferReader(data)), DeclaredSize()
-    with contextlib.suppress(StopIteration):
-        while True:
-            declared.add(messages.read_next_message())
-            bound.check_rows(declared.rows)
-            bound.allowed.reach(declared.bytes + declared.nodes * NODE_BYTES)
-            if declared.dictionaries > DICTIONARIES_MAX:
-                raise InvalidUsage(f"the body has more than {DICTIONARIES_MAX} messages with dictionaries; send one")
+    for declared in declared_sizes(data):
+        bound.check_rows(declared.rows)
+        bound.allowed.reach(declared.bytes + declared.nodes * NODE_BYTES)
+        if declared.dictionaries > DICTIONARIES_MAX:
+            raise InvalidUsage(f"the body has more than {DICTIONARIES_MAX} messages with dictionaries; send one")
 
 
 def _read_parquet(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:

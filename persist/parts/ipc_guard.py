@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -110,7 +111,7 @@ class _Unfolded:
 class DeclaredSize:
     """Sums over the messages of a stream. `bytes` is the decompressed size of compressed buffers.
 
-    `nodes` is the number of arrays: one per column and batch, at every depth.
+    `nodes` is the number of arrays: one per column and batch, at every depth. `is_compressed`: a batch is compressed.
     """
 
     def __init__(self) -> None:
@@ -118,6 +119,7 @@ class DeclaredSize:
         self.rows = 0
         self.nodes = 0
         self.dictionaries = 0
+        self.is_compressed = False
 
     def add(self, message: Any) -> None:
         """Count a `pyarrow.ipc.Message`."""
@@ -144,8 +146,10 @@ class DeclaredSize:
             self.rows += max(0, struct.unpack_from("<q", data, rows_at)[0])
         if nodes_at := _field(data, batch, _BATCH_NODES):
             self.nodes += struct.unpack_from("<I", data, _follow(data, nodes_at))[0]
-        buffers_at = _field(data, batch, _BATCH_BUFFERS)
-        if buffers_at and (_field(data, batch, _BATCH_COMPRESSION) or _OLD_COMPRESSION in data):
+        if not _field(data, batch, _BATCH_COMPRESSION) and _OLD_COMPRESSION not in data:
+            return
+        self.is_compressed = True
+        if buffers_at := _field(data, batch, _BATCH_BUFFERS):
             vector = _follow(data, buffers_at)
             (count,) = struct.unpack_from("<I", data, vector)
             for index in range(count):
@@ -153,17 +157,13 @@ class DeclaredSize:
                 self.bytes += _decompressed_bytes(offset, length, body)
 
 
-def is_compressed(message: Any) -> bool:
-    """Whether a `pyarrow.ipc.Message` is a batch with compressed buffers. Raises ArrowInvalid."""
-    data = message.metadata.to_pybytes()
-    try:
-        table = _follow(data, 0)
-        header_at = _field(data, table, _MESSAGE_HEADER)
-        return _OLD_COMPRESSION in data or bool(
-            header_at and _field(data, _follow(data, header_at), _BATCH_COMPRESSION)
-        )
-    except (struct.error, IndexError) as error:
-        raise pa.ArrowInvalid("a message cannot be read") from error
+def declared_sizes(data: bytes) -> Iterator[DeclaredSize]:
+    """The sums up to each message of a stream, all in one object. Raises ArrowInvalid."""
+    messages, declared = pa.ipc.MessageReader.open_stream(pa.py_buffer(data)), DeclaredSize()
+    with suppress(StopIteration):
+        while True:
+            declared.add(messages.read_next_message())
+            yield declared
 
 
 def _decompressed_bytes(offset: int, length: int, body: Any) -> int:

@@ -26,7 +26,7 @@ from persist.core.frontier import TIME_MAX
 from persist.core.record import asdict, replace
 from persist.parts.codec import decode_inline, decoding, describe_inline, empty_metadata
 from persist.parts.constraint_checks import check_rows as check_added
-from persist.parts.ipc_guard import is_compressed
+from persist.parts.ipc_guard import DeclaredSize
 from persist.parts.part_files import WHOLE_BYTES_MAX, BlobReads, DecodeLimit, PartFile, PartFiles
 from persist.parts.row_stats import KnownRows, KnownRowsCollector, Stats, decode_twins
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
@@ -149,9 +149,10 @@ class PartCheck:
 
 def _check_uncompressed(part: Part) -> None:
     """Raise Corruption if an inline part is compressed, which persist never does: 25 kB could become a gigabyte."""
+    declared = DeclaredSize()
     with decoding(part):
-        is_packed = is_compressed(pa.ipc.read_message(pa.py_buffer(part.data or b"")))
-    if is_packed:
+        declared.add(pa.ipc.read_message(pa.py_buffer(part.data or b"")))
+    if declared.is_compressed:
         raise Corruption(f"inline part {part.id} is compressed", part=str(part.id))
 
 

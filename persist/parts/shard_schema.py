@@ -16,7 +16,6 @@ import dataclasses
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -37,7 +36,7 @@ from persist.parts.column_types import (
     stored_type,
     without_empty_chunks,
 )
-from persist.parts.ipc_guard import DeclaredSize, check_schema, is_compressed
+from persist.parts.ipc_guard import check_schema, declared_sizes
 from persist.parts.memory_size import row_bytes
 
 TIME = "__time"
@@ -119,14 +118,9 @@ def decode_value(data: bytes, kind: Any) -> pa.Scalar:
     The bytes are untrusted: data that would expand is not decoded.
     """
     check_schema(data)
-    declared = DeclaredSize()
-    with suppress(StopIteration):
-        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
-        while True:
-            message = messages.read_next_message()
-            declared.add(message)
-            if is_compressed(message) or declared.dictionaries or declared.rows > 1:
-                raise ValueError("a default is one uncompressed value")
+    for declared in declared_sizes(data):
+        if declared.is_compressed or declared.dictionaries or declared.rows > 1:
+            raise ValueError("a default is one uncompressed value")
     table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
     table.validate(full=True)
     if table.num_rows != 1 or table.num_columns != 1:
