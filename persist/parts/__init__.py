@@ -5,7 +5,7 @@ from persist.parts.consolidate import at_time, consolidate, negated
 from persist.parts.key_encoding import ALL_KEYS, KeyRange, decode_key, encode_key
 from persist.parts.key_splits import overlapping_runs, plan_splits, plan_within
 from persist.parts.prefetch import read_ahead
-from persist.parts.reader import MEMORY_BYTES, PartReader
+from persist.parts.reader import PartReader
 from persist.parts.scan_spec import EVERYTHING, Selected, Selection
 from persist.parts.schema_evolution import current_schema, newest, valid_schemas
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
@@ -15,7 +15,6 @@ __all__ = [
     "ALL_KEYS",
     "DIFF",
     "EVERYTHING",
-    "MEMORY_BYTES",
     "TIME",
     "KeyRange",
     "PartReader",

@@ -199,22 +199,15 @@ def fold_twins(table: pa.Table, firsts: Mask, times: Times, clip: int | None) ->
 
 def _at_times(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> tuple[pa.Table, Mask]:
     """The kept rows at the times of the read, and which differ from the row before in key, value or that time."""
-    stamps: Ints = one_chunk(table.column(TIME)).to_numpy()
-    keep = np.ones(len(table), np.bool_)
-    if times.after is not None:
-        keep &= stamps > times.after
-    if times.upto is not None:
-        keep &= stamps <= times.upto
+    place = table.num_columns
+    numbered = table.append_column("", pa.array(np.cumsum(firsts)))
     if clip is not None:
-        keep &= stamps >= clip
-    groups = np.cumsum(firsts)[keep]
-    table, stamps = table.filter(pa.array(keep)), stamps[keep]
-    if times.advance is not None:
-        stamps = times.advance_all(stamps)
-        table = with_values(table, TIME, pa.array(stamps))
-    starts = np.ones(len(table), np.bool_)
+        numbered = numbered.filter(pc.greater_equal(numbered.column(TIME), clip))
+    kept = times.apply(numbered)
+    groups, stamps = (one_chunk(kept.column(name)).to_numpy() for name in (place, TIME))
+    starts = np.ones(len(kept), np.bool_)
     starts[1:] = (groups[1:] != groups[:-1]) | (stamps[1:] != stamps[:-1])
-    return table, starts
+    return kept.remove_column(place), starts
 
 
 def _refine(arrays: Iterator[pa.Array], count: int) -> tuple[Rows | None, Mask]:

@@ -80,11 +80,9 @@ class Stats:
             self.diff_sum += sum(diffs)
             return
         times, diffs = one_chunk(rows.column(TIME)).to_numpy(), one_chunk(rows.column(DIFF)).to_numpy()
-        low, high = _span(diffs)
-        self._widen(*_span(times), low, high)
-        if low == high:  # most multiplicities are 1
-            self.diff_sum += low * len(diffs)
-        elif max(abs(low), abs(high)) * len(diffs) < 2**63:
+        low, high = int(diffs.min()), int(diffs.max())
+        self._widen(int(times.min()), int(times.max()), low, high)
+        if max(abs(low), abs(high)) * len(diffs) < 2**63:
             self.diff_sum += int(diffs.sum())
         else:
             self.diff_sum += (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFFFFFF).sum())
@@ -102,14 +100,6 @@ class Stats:
             "time_min": self.time_min, "time_max": self.time_max, "diff_min": self.diff_min, "diff_max": self.diff_max,
             "diff_sum": self.diff_sum if -(2**63) <= self.diff_sum < 2**63 else None,
         }  # fmt: skip
-
-
-def _span(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
-    """The least and the greatest of the numbers (at least one)."""
-    first = int(numbers[0])
-    if (numbers == first).all():
-        return first, first
-    return int(numbers.min()), int(numbers.max())
 
 
 class KnownRowsCollector:

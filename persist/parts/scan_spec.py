@@ -210,26 +210,15 @@ class SchemaAsOf:
 
 
 @dataclass(frozen=True)
-class SelectedAsOf:
+class SelectedAsOf(Selected):
     """As `Selected`, with the columns as of a time, over rows that are read with the current columns."""
 
     then: SchemaAsOf
-    inner: Selected
 
     @classmethod
     def of(cls, selection: Selection, then: SchemaAsOf) -> SelectedAsOf:
         """Raises InvalidUsage as `Selection.on`."""
-        return cls(then, selection.on(then.shown))
-
-    @property
-    def key_range(self) -> KeyRange:
-        """A range that contains all selected keys; their encoding does not change."""
-        return self.inner.key_range
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether some keys are excluded."""
-        return self.inner.is_narrow
+        return cls(**vars(selection.on(then.shown)), then=then)
 
     @property
     def keeps(self) -> RowGroupFilter | None:
@@ -239,19 +228,17 @@ class SelectedAsOf:
     @cached_property
     def read(self) -> tuple[str, ...]:
         """The columns to read, by their current names."""
-        wanted = self.then.shown.arrow.names if self.inner.read is None else self.inner.read
-        return tuple(self.then.names[name] for name in wanted)
+        wanted = super().read
+        return tuple(self.then.names[name] for name in (self.then.shown.arrow.names if wanted is None else wanted))
 
     def apply(self, table: pa.Table) -> pa.Table:
         """The selected rows of a table that was read, with the selected columns, `__time` and `__diff`."""
-        rows = self.inner.apply(self.then.rows(table))
-        wanted = self.then.shown.arrow.names if self.inner.columns is None else self.inner.columns
+        rows = super().apply(self.then.rows(table))
+        wanted = self.then.shown.arrow.names if self.columns is None else self.columns
         return rows.select([*wanted, *(name for name in (TIME, DIFF) if name in rows.column_names)])
 
 
-def select_by_schema(
-    sound: Mapping[int, ShardSchema], number: int | None, selection: Selection
-) -> Selected | SelectedAsOf:
+def select_by_schema(sound: Mapping[int, ShardSchema], number: int | None, selection: Selection) -> Selected:
     """The selection by the columns of that schema (None: the current one).
 
     Raises InvalidUsage as `Selection.on` and `resolve_selection`.

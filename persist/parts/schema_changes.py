@@ -361,8 +361,10 @@ def _check_fields(columns: list[pa.Field]) -> None:
     for column in columns:
         for field in _all(column):
             _check_name(field.name, column.name, is_column=field is column)
-            if pa.types.is_struct(field.type):
-                _check_distinct(field, column.name)
+            names = [field.type.field(index).name for index in range(field.type.num_fields)]
+            if pa.types.is_struct(field.type) and len(set(names)) < len(names):
+                repeated = next(name for name in names if names.count(name) > 1)
+                raise InvalidUsage(f"column {column.name!r:.100} has two struct fields {repeated!r:.100}; rename one")
             if pa.types.is_timestamp(field.type) and field.type.tz is not None:
                 _check_zone(field.type, column.name)
 
@@ -399,13 +401,6 @@ def _check_name(name: str, column: str, *, is_column: bool) -> None:
         raise InvalidUsage(f"{what} has {len(name)} characters; the limit is {NAME_CHARS_MAX}")
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in name):
         raise InvalidUsage(f"{what}, {name!r:.300}, has a control character; leave it out")
-
-
-def _check_distinct(field: pa.Field, column: str) -> None:
-    names = [field.type.field(index).name for index in range(field.type.num_fields)]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise InvalidUsage(f"column {column!r:.100} has two struct fields {repeated!r:.100}; rename one")
 
 
 def _check_zone(kind: pa.DataType, column: str) -> None:
