@@ -16,10 +16,6 @@ from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range,
 T = TypeVar("T")
 
 
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class NamedStores(Generic[T]):
     """The stores of this process at `mem:name`; `mem:` is a new store each time. `new` creates a store with a name."""
 
@@ -45,7 +41,7 @@ class NamedStores(Generic[T]):
 class MemoryBlob(Blob):
     """A dictionary of blobs. `now_ms` gives their times of writing; a simulation passes its own clock."""
 
-    def __init__(self, name: str = "", *, now_ms: Callable[[], int] = _wall_ms) -> None:
+    def __init__(self, name: str = "", *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self._name = name
         self._now_ms = now_ms
         self._lock = threading.Lock()

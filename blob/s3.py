@@ -10,10 +10,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
-from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -332,7 +331,7 @@ class S3Blob(Blob):
 
     def list(self, prefix: str) -> Iterator[BlobStat]:
         check_prefix(prefix)
-        return self._list_pages(prefix)
+        return self._list_blobs(prefix)
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         """Multipart uploads that were neither completed nor aborted. Needs `s3:ListBucketMultipartUploads`.
@@ -340,19 +339,14 @@ class S3Blob(Blob):
         If the server reports none below the prefix, all uploads are listed: MinIO accepts only a whole key as prefix.
         """
         start = self._name(check_prefix(prefix))
-        for upload in list(self._list_uploads({"Prefix": start})) or list(self._list_uploads({})):
+        for upload in list(self._list_uploads(Prefix=start)) or list(self._list_uploads()):
             if upload["Key"].startswith(start):
                 where, begun_ms = upload["Key"].removeprefix(self._base), int(upload["Initiated"].timestamp() * 1000)
                 yield Unfinished(f"{where} (upload)", -1, begun_ms, f"{upload['UploadId']} {upload['Key']}")
 
-    def _list_uploads(self, filters: dict[str, str]) -> Iterator[dict[str, Any]]:
-        parameters = {"Bucket": self._bucket, **filters}
-        while True:
-            page = self._call("", partial(self._client.list_multipart_uploads, **parameters))
+    def _list_uploads(self, **filters: str) -> Iterator[dict[str, Any]]:
+        for page in self._pages("list_multipart_uploads", "", filters):
             yield from page.get("Uploads", [])
-            if not page.get("IsTruncated"):
-                return
-            parameters |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def abandon(self, unfinished: Sequence[Unfinished]) -> None:
         for put in unfinished:
@@ -493,15 +487,17 @@ class S3Blob(Blob):
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _list_pages(self, prefix: str) -> Iterator[BlobStat]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._name(prefix), PaginationConfig={"PageSize": LIST_PAGE}
-        )
-        remaining = iter(pages)
-        while (page := self._call(prefix, lambda: next(remaining, None))) is not None:
+    def _list_blobs(self, prefix: str) -> Iterator[BlobStat]:
+        filters = {"Prefix": self._name(prefix), "PaginationConfig": {"PageSize": LIST_PAGE}}
+        for page in self._pages("list_objects_v2", prefix, filters):
             for blob in page.get("Contents", []):
                 modified_ms = int(blob["LastModified"].timestamp() * 1000)
                 yield BlobStat(blob["Key"][len(self._base) :], blob["Size"], modified_ms)
+
+    def _pages(self, operation: str, prefix: str, filters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        pages = iter(self._client.get_paginator(operation).paginate(Bucket=self._bucket, **filters))
+        while (page := self._call(prefix, lambda: next(pages, None))) is not None:
+            yield page
 
     def _call(self, key: str, call: Callable[[], T]) -> T:
         try:

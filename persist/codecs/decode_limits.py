@@ -64,7 +64,9 @@ class Allowance:
 
     def release(self) -> None:
         if self.spent > LARGE_BYTES:
-            _trim()
+            # Return small freed allocations to the system: decoding JSON leaves 50 MiB in the arena of a thread.
+            with contextlib.suppress(OSError, AttributeError):  # only the GNU C library has it
+                ctypes.CDLL(None).malloc_trim(0)
         if self._shared and self._total is not None:
             self._total.give_back(self._shared)
         self.spent = self._shared = 0
@@ -74,9 +76,3 @@ class Allowance:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def _trim() -> None:
-    """Return small freed allocations to the system: decoding JSON leaves 50 MiB of them in the arena of a thread."""
-    with contextlib.suppress(OSError, AttributeError):  # only the GNU C library has it
-        ctypes.CDLL(None).malloc_trim(0)

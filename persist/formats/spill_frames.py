@@ -62,15 +62,10 @@ class RunLayout:
         return decoded(self.decoder, data, "value of a spill file", Corruption)
 
 
-def _outcome_key(key: str) -> bytes:
-    raw = bytes.fromhex(key)
-    return raw[8:] + raw[:8]
-
-
 LAYOUTS: Mapping[SpillKind, RunLayout] = {
     OUTCOMES: RunLayout(
         key_bytes=16,
-        to_key=_outcome_key,
+        to_key=lambda key: bytes.fromhex(key[16:] + key[:16]),
         from_key=lambda key: (key[8:] + key[:8]).hex(),
         decoder=msgspec.msgpack.Decoder(TokenOutcome),
         block_bytes=1_536,  # lookups read one outcome
@@ -167,7 +162,8 @@ def encode_run(pairs: Sequence[Pair], layout: RunLayout, version: int = NEWEST_F
     """The bytes of a file with these pairs, ascending by key and at least one, and the offset of its index."""
     block_numbers = np.cumsum([len(value) for _, value in pairs]) // layout.block_bytes
     cuts = [0, *(np.flatnonzero(np.diff(block_numbers)) + 1).tolist(), len(pairs)]
-    blocks = [_encode_block(pairs[first:end], layout, version) for first, end in pairwise(cuts)]
+    frames = (frame(KIND_BLOCK, encoded(Block(tuple(pairs[a:b]))), version) for a, b in pairwise(cuts))
+    blocks = [zlib.compress(block, layout.compression) for block in frames]
     index = BlockIndex(
         memoryview(b"".join(pairs[first][0] for first in cuts[:-1])),
         memoryview(np.cumsum([len(block) for block in blocks]).astype("<u8").tobytes()),
@@ -187,7 +183,3 @@ def decode_run(data: bytes, layout: RunLayout, index_at: int) -> Iterator[Pair]:
     for number in range(len(index)):
         start, length = index.place(number)
         yield from index.pairs(number, data[start : start + length])
-
-
-def _encode_block(pairs: Sequence[Pair], layout: RunLayout, version: int) -> bytes:
-    return zlib.compress(frame(KIND_BLOCK, encoded(Block(tuple(pairs))), version), layout.compression)

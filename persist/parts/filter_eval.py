@@ -21,6 +21,7 @@ from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.record import replace
 from persist.parts import predicate as p
+from persist.parts.column_types import family
 from persist.parts.key_encoding import ALL_KEYS, BOUND_BYTES_MAX, KeyRange, decode_key, encode_key, successor
 from persist.parts.part_files import RowGroupFilter
 from persist.parts.shard_schema import ShardSchema
@@ -130,7 +131,7 @@ class Filter:
             _require(pa.types.is_boolean(column.type), node.column, column.type, "a condition")
             return column
         if isinstance(node, p.StartsWith):
-            _require(_is_string(column.type), node.column, column.type, "LIKE")
+            _require(family(column.type) == "string", node.column, column.type, "LIKE")
             return pc.starts_with(column, node.prefix)
         if isinstance(node, p.In):
             return reduce(pc.or_kleene, (_compare(node.column, column, "=", value) for value in node.values))
@@ -164,13 +165,9 @@ class _Prefix:
     text: str
 
 
-def _is_string(kind: Any) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
-
-
 def _is_ordered(kind: Any) -> bool:
     """Whether a type has the same order here, in key bytes and in Parquet statistics."""
-    return bool(pa.types.is_signed_integer(kind) or _is_string(kind) or kind == pa.date32())
+    return bool(pa.types.is_signed_integer(kind) or family(kind) == "string" or kind == pa.date32())
 
 
 def _bounds(node: p.Predicate, kind: Any) -> tuple[Any, Any] | None:
@@ -194,7 +191,7 @@ def _literal_value(literal: p.Literal, kind: Any) -> Any:
         number = int(literal.text)
         half = 2 ** (kind.bit_width - 1)
         return number if -half <= number < half else None
-    if literal.kind == "string" and _is_string(kind):
+    if literal.kind == "string" and family(kind) == "string":
         return literal.text
     if literal.kind == "date" and kind == pa.date32():
         return dt.date.fromisoformat(literal.text)
@@ -261,7 +258,7 @@ def _common_type(first: Any, second: Any) -> Any:
         return pa.int64()
     if all(map(types.is_floating, kinds)):
         return pa.float64()
-    if all(map(_is_string, kinds)):
+    if all(family(kind) == "string" for kind in kinds):
         return pa.large_string()
     if all(map(types.is_date, kinds)):
         return pa.date32()
@@ -289,7 +286,7 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
                 return column.cast(pa.float64()), pa.scalar(float(literal.text), pa.float64()), True
         if types.is_decimal(kind) and literal.kind in ("integer", "decimal"):
             return (*_as_decimals(column, decimal.Decimal(literal.text)), False)
-        if _is_string(kind) and literal.kind == "string":
+        if family(kind) == "string" and literal.kind == "string":
             return column.cast(pa.large_string()), pa.scalar(literal.text, pa.large_string()), False
         if types.is_boolean(kind) and literal.kind == "boolean":
             return column, pa.scalar(literal.text == "TRUE"), False
@@ -317,7 +314,7 @@ def _remedy(kind: Any) -> str:
         return ": write TIMESTAMP_NTZ '2024-01-31 12:00:00'"
     if types.is_timestamp(kind):
         return ": write TIMESTAMP '2024-01-31 12:00:00Z', with its zone"
-    return ": write a text in single quotes" if _is_string(kind) else ""
+    return ": write a text in single quotes" if family(kind) == "string" else ""
 
 
 def _as_decimals(column: Any, value: decimal.Decimal) -> tuple[Any, Any]:

@@ -169,7 +169,7 @@ class Cursor:
         self._batches: Iterator[pa.Table] | None = None
         self._last: bytes | None = None
         self._ahead: deque[tuple[list[int], Future[pa.Table]]] = deque()  # row groups that other threads read
-        self._pool: ThreadPoolExecutor | None = None
+        self.pool: ThreadPoolExecutor | None = None  # whose threads prefetch the next row groups of a part
         self._loaded: deque[_Loaded] = deque()
         self.nbytes = 0  # of all tables of which some rows are not taken
         self.consolidated = consolidated
@@ -236,15 +236,11 @@ class Cursor:
         self._read_ahead(file, nbytes)
         self._push(self._convert(table, file))
 
-    def read_ahead_in(self, pool: ThreadPoolExecutor) -> None:
-        """Use the pool's threads to prefetch the next row groups of a part."""
-        self._pool = pool
-
     def _read_ahead(self, file: PartFile, nbytes: int) -> None:
         start = sum(len(taken) for taken, _ in self._ahead)
-        while self._pool is not None and len(self._ahead) < AHEAD and start < len(self._groups):
+        while self.pool is not None and len(self._ahead) < AHEAD and start < len(self._groups):
             taken = self._following(file, start, nbytes)
-            self._ahead.append((taken, self._pool.submit(file.read, taken, self._columns(file))))
+            self._ahead.append((taken, self.pool.submit(file.read, taken, self._columns(file))))
             start += len(taken)
 
     def _following(self, file: PartFile, start: int, nbytes: int) -> list[int]:
@@ -322,7 +318,7 @@ def merge_cursors(
         yield from filter(len, map(merge_window, windows))
         return
     with ThreadPoolExecutor(max_workers=AHEAD, thread_name_prefix="persist-read") as pool:
-        max(cursors, key=lambda cursor: cursor.rows).read_ahead_in(pool)
+        max(cursors, key=lambda cursor: cursor.rows).pool = pool
         yield from filter(len, map_in_order(merge_window, windows, 1, waiting=1))
 
 

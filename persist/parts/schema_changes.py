@@ -146,7 +146,7 @@ class _SchemaEditor:
                 )
             del self._fields[number]
         elif isinstance(change, MoveColumn):
-            self._place(self._number(change.name), change.after, is_first=change.after is None)
+            self._place(self._number(change.name), change.after)
         elif isinstance(change, WidenColumn):
             number = self._number(change.name)
             self._fields[number] = self._fields[number].with_type(_checked_type(change.name, change.type))
@@ -174,11 +174,11 @@ class _SchemaEditor:
         elif not change.nullable:
             raise InvalidUsage(f"column {change.name!r} is new, so it must allow nulls or have a default")
         if change.after is not None:
-            self._place(number, change.after, is_first=False)
+            self._place(number, change.after)
 
-    def _place(self, number: int, after: str | None, *, is_first: bool) -> None:
+    def _place(self, number: int, after: str | None) -> None:
         moved = self._fields[number]
-        target = None if is_first or after is None else self._number(after)
+        target = None if after is None else self._number(after)
         if target == number:
             raise InvalidUsage(f"column {moved.name!r} cannot be moved after itself; name another column")
         del self._fields[number]

@@ -424,7 +424,9 @@ class ShardSchema:
             elif name == DIFF:
                 columns.append(pa.repeat(1, rows.num_rows))
             elif name == TIME and default_time is not None:
-                columns.append(_constant_times(default_time, rows.num_rows))
+                time = default_time if rows.num_rows else TIME_MIN
+                _check_times(time, time)
+                columns.append(pa.repeat(pa.scalar(time, pa.int64()), rows.num_rows))
             elif name == TIME:
                 raise InvalidUsage(f"column {name!r} is absent from the rows")
             else:
@@ -454,13 +456,6 @@ def _read(record: SchemaRecord) -> ShardSchema:
         raise Corruption(f"the shard's schema cannot be read: {error}") from error
     except InvalidUsage as error:
         raise Corruption(f"the shard's schema is invalid: {error.message}") from error
-
-
-def _constant_times(time: int, count: int) -> pa.Array:
-    if not count:
-        return pa.array([], pa.int64())
-    _check_times(time, time)
-    return pa.repeat(pa.scalar(time, pa.int64()), count)
 
 
 def _check_times(low: int, high: int) -> None:
