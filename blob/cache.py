@@ -14,11 +14,8 @@ from blob.metrics import ForwardingBlob
 # entries, but a range of a cached blob is served from it. Puts do not fill the cache, because the output of a
 # compaction is rarely read soon.
 
-ENTRY_OVERHEAD_BYTES = 200
-"""Overhead charged per entry, so that a million tiny ranges count for the memory that they occupy."""
-
-ENTRY_SHARE_MAX = 4
-"""An entry larger than the cache divided by this is not cached: one blob must not evict all others."""
+ENTRY_OVERHEAD_BYTES = 200  # charged per entry, so that a million tiny ranges count for the memory that they occupy
+ENTRY_SHARE_MAX = 4  # an entry larger than the cache divided by this is not cached: one blob must not evict all others
 
 _Slot = tuple[int, int] | None
 
@@ -118,11 +115,8 @@ class CachedBlob(ForwardingBlob):
             del self._slots[key]
 
 
-RECENT_S = 60.0
-"""How long a put is remembered: far shorter than the orphan sweep waits for the commit of a blob."""
-
-RECENT_MAX = 4_096
-"""Puts that are remembered; the oldest is dropped first."""
+RECENT_S = 60.0  # how long a put is remembered: far shorter than the orphan sweep waits for the commit of a blob
+RECENT_MAX = 4_096  # puts that are remembered; the oldest is dropped first
 
 
 class RecentPuts:

@@ -35,14 +35,9 @@ from blob.interface import (
 )
 from blob.private_files import DIRECTORY_MODE, FILE_MODE, make_directories
 
-STALE_TEMP_S = 3600.0
-"""Temporary files older than this many seconds belong to a crashed writer and are deleted at open."""
-
-DURABLE_DIRS_MAX = 4096
-"""How many directories are remembered as durable; then the set is cleared, which costs a few fsyncs."""
-
-MAKE_ATTEMPTS_MAX = 100
-"""How often a put recreates its directory when deletes of other processes prune it as empty."""
+STALE_TEMP_S = 3600.0  # temporary files older than this many seconds belong to a crashed writer and are deleted at open
+DURABLE_DIRS_MAX = 4096  # directories that are remembered as durable; then the set is cleared: that costs a few fsyncs
+MAKE_ATTEMPTS_MAX = 100  # how often a put recreates its directory when deletes of other processes prune it as empty
 
 _TEMP_DIR = "~tmp"
 _NOT_BLOBS = frozenset({_TEMP_DIR, "lost+found"})  # skipped by listings

@@ -15,11 +15,8 @@ from typing import TypeVar
 
 from blob.errors import BlobMisconfigured, BlobNotFound
 
-KEY_LENGTH_MAX = 512
-"""Longest key in characters (all ASCII, so also bytes). S3 allows 1,024, including the prefix of the URL."""
-
-SEGMENT_LENGTH_MAX = 200
-"""Longest part between two slashes; file systems allow 255 bytes."""
+KEY_LENGTH_MAX = 512  # of a key, in characters (all ASCII, so also bytes); S3 allows 1,024 with the URL's prefix
+SEGMENT_LENGTH_MAX = 200  # longest part between two slashes; file systems allow 255 bytes
 
 _KEY = re.compile(r"[A-Za-z0-9._/-]+\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")

@@ -192,29 +192,15 @@ def _parse_option(name: str, text: str, type_name: str) -> Any:
     return text
 
 
-MULTIPART_BYTES, PART_BYTES = 32 * 2**20, 16 * 2**20
-"""A blob longer than the first is uploaded in parts of the second, which S3 requires to be at least 5 MiB."""
-
-RANGE_BYTES = 8 * 2**20
-"""A longer range is read by several parallel requests of about this size."""
-
-DELETE_BATCH = 1_000
-"""Keys per DeleteObjects call: S3's limit."""
-
-LIST_PAGE = 1_000
-"""Keys per ListObjectsV2 call: S3's limit."""
-
-BODY_ATTEMPTS_MAX = 3
-"""How often a download with an interrupted body is tried; boto3 retries only failures before the body."""
-
-PUT_ATTEMPTS_MAX = 3
-"""How often a put that conflicts with a concurrent put of the same key (409) is tried."""
-
-UPLOAD_THREADS = 4
-"""Parts of multipart uploads in flight."""
-
-READ_THREADS = 32
-"""Pieces of long ranges in flight for all readers together, in addition to the first piece of each."""
+MULTIPART_BYTES = 32 * 2**20  # a longer blob is uploaded in parts
+PART_BYTES = 16 * 2**20  # of a part, which S3 requires to have at least 5 MiB
+RANGE_BYTES = 8 * 2**20  # a longer range is read by several parallel requests of about this size
+DELETE_BATCH = 1_000  # keys per DeleteObjects call: S3's limit
+LIST_PAGE = 1_000  # keys per ListObjectsV2 call: S3's limit
+BODY_ATTEMPTS_MAX = 3  # how often a download with an interrupted body is tried; boto3 retries only earlier failures
+PUT_ATTEMPTS_MAX = 3  # how often a put that conflicts with a concurrent put of the same key (409) is tried
+UPLOAD_THREADS = 4  # parts of multipart uploads in flight
+READ_THREADS = 32  # pieces of long ranges in flight for all readers together, in addition to the first piece of each
 
 T = TypeVar("T")
 

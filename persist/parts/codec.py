@@ -245,10 +245,6 @@ class ParquetEncoder:
         """Bytes encoded so far."""
         return self._sink.tell()
 
-    @property
-    def rows(self) -> int:
-        return sum(entry.rows for entry, _ in self._groups)
-
     def write(self, table: pa.Table) -> None:
         """Write the rows as row groups of at most `ROW_GROUP_ROWS` rows and about `ROW_GROUP_BYTES` bytes."""
         step = row_group_rows(table)
@@ -311,8 +307,8 @@ class ParquetEncoder:
         self._sink.write(index + footer)
         data = self._sink.getvalue()
         part = Part(
-            id=part_id, key=key, data=None, format=FORMAT_PARQUET, schema_id=schema_id, rows=self.rows,
-            size=len(data), checksum=checksum, footer_size=len(data) - body_size,
+            id=part_id, key=key, data=None, format=FORMAT_PARQUET, schema_id=schema_id,
+            rows=sum(entry.rows for entry in entries), size=len(data), checksum=checksum, footer_size=len(data) - body_size,
             footer_checksum=zlib.crc32(index + footer), key_lower=key_lower, key_upper=key_upper, sorted=True,
             time=None, **stats.of_part(),
         )  # fmt: skip

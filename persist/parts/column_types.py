@@ -51,7 +51,7 @@ def has_forbidden_null(column: Any, field: pa.Field) -> bool:
 def _has_forbidden_child(present: pa.Array) -> bool:
     kind = present.type
     if pa.types.is_map(kind):
-        keys, items = _entries(present).flatten().flatten()
+        keys, items = map_pairs(present).flatten().flatten()
         return has_forbidden_null(keys, kind.key_field) or has_forbidden_null(items, kind.item_field)
     if pa.types.is_struct(kind):
         return any(has_forbidden_null(child, kind.field(index)) for index, child in enumerate(present.flatten()))
@@ -81,7 +81,7 @@ def _fill_hidden(column: pa.Array) -> pa.Array:
         present = pa.FixedSizeListArray.from_arrays(_fill_hidden(column.flatten()), type=kind)
         counted = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int64())), 1)
         return present.take(pc.if_else(column.is_valid(), counted, pa.scalar(None, pa.int64())))
-    lists = _entries(column) if types.is_map(kind) else column
+    lists = map_pairs(column) if types.is_map(kind) else column
     values = lists.flatten()
     filled = [_fill_hidden(child) for child in (values.flatten() if types.is_map(kind) else [values])]
     return _build_lists(kind, _list_offsets(lists), filled, column.is_null())
@@ -101,8 +101,8 @@ def _build_lists(kind: Any, offsets: Ints, children: list[pa.Array], is_missing:
     return build.from_arrays(ends, *children, type=kind, mask=is_missing)
 
 
-def _entries(column: pa.MapArray) -> pa.ListArray:
-    """A map as lists of its pairs. (Arrow's own cast refuses hidden nulls.)"""
+def map_pairs(column: pa.MapArray) -> pa.ListArray:
+    """A map as lists of structs, its pairs. (Arrow's own cast refuses hidden nulls.)"""
     kind = column.type
     pairs = pa.StructArray.from_arrays([column.keys, column.items], fields=[kind.key_field, kind.item_field])
     offsets = pa.array(column.offsets.to_numpy())  # a copy, because the offsets of a slice accept no mask
@@ -342,12 +342,6 @@ def visible_children(column: pa.Array) -> list[pa.Array]:
     if pa.types.is_struct(column.type):
         return list(column.flatten())
     return [map_pairs(column).flatten() if pa.types.is_map(column.type) else column.flatten()]
-
-
-def map_pairs(column: pa.MapArray) -> pa.ListArray:
-    """A map as lists of structs with `key` and `value`."""
-    pair = pa.struct([pa.field("key", column.type.key_type, False), pa.field("value", column.type.item_type)])
-    return column.cast(pa.list_(pair))
 
 
 def _round_trips(column: Any, cast: Any) -> bool:

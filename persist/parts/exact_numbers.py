@@ -23,10 +23,8 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 _EXACT_MAX = {16: 2**11, 32: 2**24, 64: 2**53}  # every integer up to it is a float of so many bits
 
 
-def parse_decimals(texts: Any, kind: Any) -> Any:
-    """Texts, an array or a scalar, as decimals of `kind`. Raises ValueError if one is not a number or does not fit."""
-    if isinstance(texts, pa.Scalar):
-        return parse_decimals(pa.array([texts.as_py()], pa.string()), kind)[0]
+def parse_decimals(texts: pa.Array, kind: Any) -> pa.Array:
+    """Texts as decimals of `kind`. Raises ValueError if one is not a number or does not fit."""
     digits = pc.extract_regex(texts, _PLAIN)
     whole, part = (pc.binary_length(digits.field(index)) for index in range(2))
     has_digit = pc.match_substring_regex(texts, "[0-9]")
@@ -70,8 +68,8 @@ def _parse_integer(text: str) -> int | Decimal:
     return Decimal(text) if text == "-0" else int(text)
 
 
+# Arguments of `json.loads` for values of keys: all digits and the sign of `-0` are kept.
 EXACT_NUMBERS: Mapping[str, Any] = {"parse_float": parse_exact, "parse_int": _parse_integer}
-"""Arguments of `json.loads` for values of keys: all digits and the sign of `-0` are kept."""
 
 
 def is_whole(text: str) -> bool:

@@ -113,10 +113,8 @@ def decode_json_keys(schema: ShardSchema, keys: Any) -> Any:
 
 def _parse_text(name: str, value: str, kind: pa.DataType) -> pa.Scalar:
     try:
-        text = pa.scalar(value)
-        if pa.types.is_decimal(kind):
-            return parse_decimals(text, kind)
-        return text.cast(kind)
+        texts = pa.array([value])
+        return (parse_decimals(texts, kind) if pa.types.is_decimal(kind) else texts.cast(kind))[0]
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(f"{value!r} is not a value of {kind}, the type of {name!r}") from error
 
