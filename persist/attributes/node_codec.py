@@ -57,7 +57,7 @@ def pack_column(column: bytes, width: int) -> bytes:
     planes = np.ascontiguousarray(np.frombuffer(column, np.uint8).reshape(-1, width).T)
     varies = (planes != planes[:, :1]).any(axis=1)
     mask = sum(1 << int(at) for at in np.flatnonzero(varies))
-    return _VARIES.pack(mask) + planes[~varies, 0].tobytes() + planes[varies].tobytes()
+    return b"".join((_VARIES.pack(mask), planes[~varies, 0].tobytes(), planes[varies].tobytes()))
 
 
 def unpack_column(data: bytes | memoryview, at: int, entries: int, width: int) -> tuple[bytes, int]:

@@ -308,9 +308,9 @@ class ParquetEncoder:
         data = self._sink.getvalue()
         part = Part(
             id=part_id, key=key, data=None, format=FORMAT_PARQUET, schema_id=schema_id,
-            rows=sum(entry.rows for entry in entries), size=len(data), checksum=checksum, footer_size=len(data) - body_size,
-            footer_checksum=zlib.crc32(index + footer), key_lower=key_lower, key_upper=key_upper, sorted=True,
-            time=None, **stats.of_part(),
+            rows=sum(entry.rows for entry in entries), size=len(data), checksum=checksum, sorted=True,
+            footer_size=len(data) - body_size, footer_checksum=zlib.crc32(index + footer), key_lower=key_lower,
+            key_upper=key_upper, time=None, **stats.of_part(),
         )  # fmt: skip
         return part, data
 

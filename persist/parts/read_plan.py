@@ -346,7 +346,7 @@ class _Pieces:
                 or (part.clip is not None and known.time_max < part.clip)
             ):
                 continue
-            merges = known is None or (known.pairs and self._times.merges(known.time_min, known.time_max))
+            merges = known is None or (bool(known.pairs) and self._times.merges(known.time_min, known.time_max))
             apart = plain or group == 0 or (known is not None and not known.joins)
             yield ReadPiece(
                 item=item,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from blob import Blob
 from persist.core.batch import Part, Run, diff_sum_of
 from persist.core.blob_keys import COMPACTOR, FLUSHER, part_key
 from persist.core.errors import Corruption, InvalidUsage
@@ -34,6 +33,12 @@ UNASSIGNED_TIME = 0  # of rows whose time the service assigns at commit
 Updates: TypeAlias = Any  # pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]
 
 
+class BlobPuts(Protocol):
+    """The method of a blob store that writing parts needs."""
+
+    def put(self, key: str, data: bytes) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class PartSink:
     """The destination of parts: rows of `schema`, with the id `schema_id` in the shard, as blobs of one of its writers.
@@ -43,7 +48,7 @@ class PartSink:
 
     schema: ShardSchema
     schema_id: int
-    blob: Blob
+    blob: BlobPuts
     shard_id: ShardId
     writer: WriterId
     ids: IdSource
