@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -216,16 +216,12 @@ class DuplicateKeyCounter:
 
     def __init__(self, schema: ShardSchema, drops: Drops = ()) -> None:
         """`drops` of the shard, which have removed rows without updates."""
-        self._schema = schema
+        self._schema, self._keyed = schema, key_schema(schema)
         self._drops = drops
         self._held: list[pa.Table] = []  # of the last key
         self._is_checked = False  # the last key has been checked
         self.count = 0
         self.keys: list[tuple[Any, ...]] = []  # the first of them, in order
-
-    @cached_property
-    def _keyed(self) -> ShardSchema:
-        return key_schema(self._schema)
 
     def add(self, rows: pa.Table) -> None:
         """The next consolidated rows, in `updates_schema`."""

@@ -34,7 +34,7 @@ from persist.parts.read_plan import (
     overlapping_items,
     stretches,
 )
-from persist.parts.run_merge import Cursor, merge_cursors, read_rows, resort
+from persist.parts.run_merge import Cursor, merge_cursors, resort
 from persist.parts.shard_schema import DIFF, TIME, ShardSchema
 from persist.parts.value_order import one_chunk
 
@@ -347,11 +347,12 @@ class PartReader:
         # If the commit assigned a time, rows that differed in their times may have become equal.
         is_assigned = any(part.time is not None for part, _ in parts)
         consolidated = (not is_assigned and not times.merges(first, last)) or are_consolidated(pieces)
-        if any(self._files.migration(part).coarsens for part, _ in parts):
-            limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // RESORT_SHARE))
-            rows = read_rows(parts, self._files, self.schema, key_range, times, limit)
-            return Cursor.of_tables(resort(rows, self._files, self.schema, limit), self._files, self.schema)
-        return Cursor(parts, self._files, self.schema, key_range, times, consolidated=consolidated)
+        cursor = Cursor(parts, self._files, self.schema, key_range, times, consolidated)
+        if not any(self._files.migration(part).coarsens for part, _ in parts):
+            return cursor
+        limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // RESORT_SHARE))
+        tables = resort(cursor.drain(limit), self._files, self.schema, limit)
+        return Cursor.of_tables(tables, self._files, self.schema)
 
 
 def _by_time(table: pa.Table) -> pa.Table:

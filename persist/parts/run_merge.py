@@ -267,6 +267,13 @@ class Cursor:
             self._loaded.popleft()
         return pa.concat_tables(tables) if tables else None
 
+    def drain(self, nbytes: int) -> Iterator[pa.Table]:
+        """All rows, about `nbytes` of memory at a time."""
+        while self.bound() is not None:
+            self.load(nbytes)
+            if (rows := self.take(None)) is not None:
+                yield rows
+
     def push(self, rows: pa.Table, keys: SortedKeys | None = None) -> None:
         """Append sorted rows, and their keys, to those that are loaded."""
         if len(rows):
@@ -407,29 +414,6 @@ def _cut(
     cut = int(np.flatnonzero(starts[: first + 1])[-1])
     final = table.slice(0, 0) if cut == 0 else sum_groups(table, order[:cut], starts[:cut])
     return final, sum_groups(table, order[cut:], starts[cut:])
-
-
-def read_rows(
-    parts: Sequence[tuple[Part, list[int] | None]],
-    files: PartFiles,
-    schema: ShardSchema,
-    key_range: KeyRange,
-    times: Times,
-    limit: int,
-) -> Iterator[pa.Table]:
-    """The rows of parts of one run, in key order, at the times of the read; about `limit` bytes at a time."""
-    for part, chosen in parts:
-        file = files.open(part)
-        columns = file.migration.names(schema.updates_schema.names)
-        for group in file.wanted(key_range) if chosen is None else chosen:
-            size = file.groups[group]
-            rows = max(BATCH_ROWS_MIN, size.rows * limit // max(1, size.nbytes))
-            for batch in file.batches([group], columns, rows):
-                table = times.apply(as_committed(file.migration, batch, part))
-                if len(table):
-                    table = clip_rows(table, SortedKeys(table, schema.key), key_range)
-                if len(table):
-                    yield table
 
 
 def resort(tables: Iterator[pa.Table], files: PartFiles, schema: ShardSchema, limit: int) -> Iterator[pa.Table]:
