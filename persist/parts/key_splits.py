@@ -35,43 +35,25 @@ Ints = npt.NDArray[np.int64]
 
 
 def plan_splits(
-    runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader | None = None
+    runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader, wanted: KeyRange = ALL_KEYS
 ) -> list[KeyRange]:
     """Exactly `num_splits` ranges in key order, the first from -inf, the last to +inf; some may be empty.
 
-    They are balanced by encoded bytes. The footers of parts that are large or overlap others are read through `reader`,
-    for the keys within them (None: only the bounds of parts are used, which is inaccurate for overlapping parts and
-    bundles). Every boundary is a key of `schema`, or its first columns, for `decode_key`.
+    They are balanced by the encoded bytes of the keys `wanted`, as far as footers locate them. The footers of parts
+    that are large or overlap others are read through `reader`, for the keys within them. Every boundary is a key of
+    `schema`, or its first columns, for `decode_key`.
     """
-    return _plan(runs, num_splits, schema, reader, ALL_KEYS)
-
-
-def plan_within(
-    runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader, wanted: KeyRange
-) -> list[KeyRange]:
-    """As `plan_splits`, for the keys `wanted` only: at most `num_splits` ranges, at least one (maybe empty)."""
-    ranges = (split.meet(wanted) for split in _plan(runs, num_splits, schema, reader, wanted))
-    return [split for split in ranges if not split.is_empty] or [wanted]
-
-
-def _plan(
-    runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader | None, wanted: KeyRange
-) -> list[KeyRange]:
-    """As `plan_splits`, balanced by the bytes of the keys `wanted`, as far as footers locate them."""
     if not 1 <= num_splits <= SPLITS_MAX:
         raise InvalidUsage(f"num_splits is between 1 and {SPLITS_MAX}, not {num_splits}")
     if num_splits == 1:
         return [KeyRange(None, None)]
-    if reader is not None:
-        with suppress(BlobNotFound, Corruption):  # reported when that range is read; the others are readable
-            runs = reader.expanded(runs, wanted)
+    with suppress(BlobNotFound, Corruption):  # reported when that range is read; the others are readable
+        runs = reader.expanded(runs, wanted)
     parts = sorted((part for run in runs for part in run.parts if part.rows), key=lambda part: part.key_lower)
     parts = [part for part in parts if wanted.overlaps(part.key_lower, part.key_upper)]
-    row_groups: dict[str, Sequence[RowGroup] | None] = {}
-    if reader is not None:
-        coarse = _coarse(parts, num_splits)
-        opened = [part for part in parts if part.id in coarse]
-        row_groups = dict(zip((part.id for part in opened), reader.row_groups_of(opened), strict=True))
+    coarse = _coarse(parts, num_splits)
+    opened = [part for part in parts if part.id in coarse]
+    row_groups = dict(zip((part.id for part in opened), reader.row_groups_of(opened), strict=True))
     pieces: list[tuple[bytes, float]] = []
     spans: list[tuple[bytes, bytes | None]] = []  # that are fetched as a whole
     for part in parts:
@@ -89,6 +71,14 @@ def _plan(
     within = [piece for piece in pieces if lower <= piece[0] and (wanted.upper is None or piece[0] < wanted.upper)]
     boundaries = _boundaries(sorted(within or pieces), num_splits, _gaps(spans))
     return [KeyRange(lower, upper) for lower, upper in pairwise([None, *boundaries, None])]
+
+
+def plan_within(
+    runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader, wanted: KeyRange
+) -> list[KeyRange]:
+    """As `plan_splits`, for the keys `wanted` only: at most `num_splits` ranges, at least one (maybe empty)."""
+    ranges = (split.meet(wanted) for split in plan_splits(runs, num_splits, schema, reader, wanted))
+    return [split for split in ranges if not split.is_empty] or [wanted]
 
 
 def overlapping_runs(runs: Iterable[Run], key_range: KeyRange) -> tuple[Run, ...]:

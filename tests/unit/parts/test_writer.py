@@ -140,7 +140,7 @@ def test_splits_begin_where_row_groups_do(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("count", [0, 100_001])
 def test_the_number_of_splits_is_bounded(count: int) -> None:
     with pytest.raises(InvalidUsage, match="num_splits"):
-        plan_splits([], count, KEYED)
+        plan_splits([], count, KEYED, Shard().reader())
 
 
 def test_working_ahead_keeps_order_and_errors() -> None:
