@@ -28,7 +28,6 @@ from persist.parts.shard_schema import ShardSchema
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 FLOAT_EXACT, DOUBLE_EXACT = 2**24, 2**53
-DECIMAL_DIGITS_MAX = 38
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - a zone is added if needed
 _DIGITS = {"s": -6, "ms": -3, "us": 0, "ns": 3}  # decimal digits of a unit relative to microseconds
@@ -264,7 +263,7 @@ def _common_type(first: Any, second: Any) -> Any:
         return pa.date32()
     if all(map(types.is_decimal, kinds)):
         whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
-        return pa.decimal128(whole + scale, scale) if whole + scale <= DECIMAL_DIGITS_MAX else None
+        return pa.decimal128(whole + scale, scale) if whole + scale <= p.DECIMAL_DIGITS_MAX else None
     if all(map(types.is_timestamp, kinds)) and (first.tz is None) == (second.tz is None):
         return pa.timestamp(max(first.unit, second.unit, key=list(_DIGITS).index), first.tz)
     is_other = types.is_boolean(first) or types.is_time(first) or types.is_binary(first) or first == pa.uint64()
@@ -322,8 +321,8 @@ def _as_decimals(column: Any, value: decimal.Decimal) -> tuple[Any, Any]:
     digits, exponent = value.as_tuple().digits, -int(value.as_tuple().exponent)
     scale = max(column.type.scale, exponent)
     whole = max(column.type.precision - column.type.scale, len(digits) - exponent)
-    if whole + scale > DECIMAL_DIGITS_MAX:
-        raise ValueError(f"more than {DECIMAL_DIGITS_MAX} digits")
+    if whole + scale > p.DECIMAL_DIGITS_MAX:
+        raise ValueError(f"more than {p.DECIMAL_DIGITS_MAX} digits")
     common = pa.decimal128(max(1, whole + scale), scale)
     return column.cast(common), pa.scalar(value, common)
 

@@ -164,15 +164,6 @@ def decode_key(bound: bytes, schema: ShardSchema) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def is_key(bound: bytes, schema: ShardSchema) -> bool:
-    """Whether `decode_key` can read `bound`."""
-    try:
-        decode_key(bound, schema)
-    except Corruption:
-        return False
-    return True
-
-
 def _width(kind: Any) -> int | None:
     """Bytes of a value of fixed width; None for strings and binaries of variable length."""
     if pa.types.is_boolean(kind):

@@ -18,7 +18,7 @@ from blob.errors import BlobNotFound
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, InvalidUsage
 from persist.parts.codec import SAMPLES, RowGroup
-from persist.parts.key_encoding import ALL_KEYS, BOUND_BYTES_MAX, KeyRange, SortedKeys, is_key, lower_bound
+from persist.parts.key_encoding import ALL_KEYS, BOUND_BYTES_MAX, KeyRange, SortedKeys, decode_key, lower_bound
 from persist.parts.reader import PartReader
 from persist.parts.shard_schema import ShardSchema
 
@@ -107,8 +107,10 @@ def _coarse(parts: list[Part], num_splits: int) -> set[str]:
 def _estimate(part: Part, schema: ShardSchema) -> list[tuple[bytes, float]]:
     """Half of the part's bytes at either bound, as an estimate."""
     upper = part.key_lower
-    if part.key_upper is not None and is_key(part.key_upper, schema):
-        upper = part.key_upper
+    if part.key_upper is not None:
+        with suppress(Corruption):  # it is not a key
+            decode_key(part.key_upper, schema)
+            upper = part.key_upper
     return [(part.key_lower, part.size / 2), (upper, part.size / 2)]
 
 

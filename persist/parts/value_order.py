@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,18 +38,6 @@ _LEVELS_MAX = 16  # words of a string that are compared one by one; the tail is 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-class ColumnOrder(Protocol):
-    """A column's order."""
-
-    def word(self, level: int, rows: Rows | None) -> Words | None:
-        """The words of `rows` (None: all rows) at `level`; None if there is no further level."""
-        ...
-
-    def encode(self, row: int) -> bytes:
-        """The row's value as self-delimiting bytes in the same order."""
-        ...
-
-
 class FixedColumn:
     """Values of a fixed number of words, the most significant one first."""
 
@@ -62,12 +50,14 @@ class FixedColumn:
         self._valid = valid
 
     def word(self, level: int, rows: Rows | None) -> Words | None:
+        """The words of `rows` (None: all rows) at `level`; None if there is no further level."""
         if level >= len(self._levels):
             return None
         word = self._levels[level]
         return word if rows is None else word[rows]
 
     def encode(self, row: int) -> bytes:
+        """The row's value as self-delimiting bytes in the same order."""
         if self._valid is not None and not self._valid[row]:
             return NULL
         return VALID + b"".join(int(word[row]).to_bytes(8, "big") for word in self._words)[-self._width :]
@@ -183,6 +173,9 @@ class BytesColumn:
         return pc.rank(tails, tiebreaker="dense").to_numpy()  # type: ignore[no-any-return]
 
 
+ColumnOrder: TypeAlias = FixedColumn | BytesColumn
+
+
 def column_order(array: pa.Array) -> ColumnOrder:
     """The order of the values of an array of any type that a shard can store."""
     kind = array.type
@@ -233,10 +226,7 @@ def _extreme(order: ColumnOrder, best: Callable[[Words], np.uint64]) -> int:
 
 def is_bytes(kind: pa.DataType) -> bool:
     """Whether values are byte strings of variable length, which Arrow orders in the same way."""
-    types = pa.types
-    return bool(
-        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def one_chunk(values: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -325,12 +315,12 @@ def _encode_nested(array: pa.Array) -> pa.Array:
         return _mark(array, _join(*parts))
     if pa.types.is_map(kind):
         entries = _join(_encode_nested(array.keys), _encode_nested(array.items))
-        return _encode_list(array, entries, _offsets(array.offsets))
+        return _encode_list(array, entries, array.offsets.to_numpy().astype(np.int64))
     if pa.types.is_fixed_size_list(kind):
         starts = (np.arange(len(array) + 1, dtype=np.int64) + array.offset) * kind.list_size
         return _encode_list(array, _encode_nested(array.values), starts)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _encode_list(array, _encode_nested(array.values), _offsets(array.offsets))
+        return _encode_list(array, _encode_nested(array.values), array.offsets.to_numpy().astype(np.int64))
     return _encode_flat(array)
 
 
@@ -376,8 +366,3 @@ def _large_binary(ends: npt.NDArray[np.int64], data: pa.Buffer | None) -> pa.Arr
     return pa.LargeBinaryArray.from_buffers(
         _BINARY, len(ends) - 1, [None, pa.py_buffer(np.ascontiguousarray(ends)), data or pa.py_buffer(b"")]
     )
-
-
-def _offsets(offsets: pa.Array) -> npt.NDArray[np.int64]:
-    values: npt.NDArray[np.int64] = offsets.to_numpy().astype(np.int64)
-    return values

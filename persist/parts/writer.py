@@ -106,7 +106,8 @@ def stage(
         part = sink.describe(sink.put(encoder), rows)
         if on_part is not None:
             on_part(part)
-        if runs and _follows(runs[-1][-1], part):
+        upper = runs[-1][-1].key_upper if runs else None
+        if upper is not None and part.key_lower > upper:
             runs[-1].append(part)
         else:
             runs.append([part])
@@ -279,10 +280,6 @@ class PartWriter:
         self._pending = [rest] if len(rest) else []
         self._pending_rows = len(rest)
         return parts
-
-
-def _follows(last: Part, part: Part) -> bool:
-    return last.key_upper is not None and part.key_lower > last.key_upper
 
 
 def _buffers(
