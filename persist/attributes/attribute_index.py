@@ -183,20 +183,19 @@ class AttributeIndex:
                 return _page(page, None)
         return _page(page, key_after(AttributeKey(page[-1][0].hex())))
 
-    def flush(self, state: State, *, compact: bool = True) -> c.FlushAttributes:
+    def flush(self, state: State) -> c.FlushAttributes:
         """Write the State's recent values and marks into a new version of its index; the command that installs it.
 
-        Marks that no read can use any more are removed. `compact=False` does not rewrite the oldest leaves; it is for
-        benchmarks.
+        Marks that no read can use any more are removed.
         """
         values: dict[AttributeKey, int | None] = dict(state.attributes)
         values |= {mark_key(at_ms): mark_value(upper) for at_ms, upper in state.marks.items()}
         values |= dict.fromkeys(Marks(state, self._reader(state.attribute_chunks)).outlived(), None)
         updates: list[Update] = [(bytes.fromhex(key), values[key]) for key in sorted(values)]
-        return self.flushed(state, updates, compact=compact)
+        return self.flushed(state, updates)
 
     def flushed(self, state: State, updates: list[Update], *, compact: bool = True) -> c.FlushAttributes:
-        """As `flush`, for any updates: ascending by key, no key twice."""
+        """As `flush`, for any updates: ascending by key, no key twice. Tests do not `compact`: rewrite old leaves."""
         root, shape = state.attribute_root, self._shape
         reader = self._reader(state.attribute_chunks)
         new_key = partial(chunk_key, state.shard_id, self._ids)

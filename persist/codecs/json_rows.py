@@ -27,7 +27,7 @@ from msgspec.structs import astuple
 from persist.codecs.text_values import from_text, is_textual, to_text
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import named_once
-from persist.parts.column_types import family, map_pairs
+from persist.parts.column_types import build_lists, family, map_pairs
 from persist.parts.exact_numbers import EXACT_NUMBERS, floats_of_numbers, underflow_text, underflows
 from persist.parts.memory_size import fixed_bytes
 from persist.parts.python_values import find_differing_row
@@ -463,10 +463,10 @@ class _Columns:
         ends = [0, *accumulate(0 if value is None else len(value) for value in values)]
         if types.is_map(kind):
             keys, items = zip(*flat, strict=True) if flat else ((), ())
-            inner = self.column(keys, kind.key_type), self.column(items, kind.item_type)
-            return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), *inner, type=kind, mask=empty)
-        make, offset = (pa.LargeListArray, pa.int64()) if types.is_large_list(kind) else (pa.ListArray, pa.int32())
-        return make.from_arrays(pa.array(ends, offset), self.column(flat, kind.value_type), type=kind, mask=empty)
+            return build_lists(
+                kind, ends, [self.column(keys, kind.key_type), self.column(items, kind.item_type)], empty
+            )
+        return build_lists(kind, ends, [self.column(flat, kind.value_type)], empty)
 
     def _count(self, values: int, kind: pa.DataType) -> None:
         if self._spend is not None:

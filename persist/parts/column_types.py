@@ -84,7 +84,7 @@ def _fill_hidden(column: pa.Array) -> pa.Array:
     lists = map_pairs(column) if types.is_map(kind) else column
     values = lists.flatten()
     filled = [_fill_hidden(child) for child in (values.flatten() if types.is_map(kind) else [values])]
-    return _build_lists(kind, _list_offsets(lists), filled, column.is_null())
+    return build_lists(kind, _list_offsets(lists), filled, column.is_null())
 
 
 def _list_offsets(lists: pa.Array) -> Ints:
@@ -93,7 +93,7 @@ def _list_offsets(lists: pa.Array) -> Ints:
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
-def _build_lists(kind: Any, offsets: Ints, children: list[pa.Array], is_missing: pa.Array) -> pa.Array:
+def build_lists(kind: Any, offsets: Ints | list[int], children: list[pa.Array], is_missing: pa.Array) -> pa.Array:
     """Lists, or a map from its keys and items, as an array of the type."""
     ends = pa.array(offsets, pa.int64() if pa.types.is_large_list(kind) else pa.int32())  # a copy, which accepts a mask
     is_map, is_large = pa.types.is_map(kind), pa.types.is_large_list(kind)
@@ -251,7 +251,7 @@ def _lists_to_plain(array: pa.Array, kind: Any) -> pa.Array:
         children = [_to_plain(array.keys, kind.key_type), _to_plain(array.items, kind.item_type)]
     else:
         offsets, children = array.offsets.to_numpy(), [_to_plain(array.values, kind.value_type)]
-    return _build_lists(kind, offsets, children, array.is_null())
+    return build_lists(kind, offsets, children, array.is_null())
 
 
 def empty_column(column: Any, field: pa.Field) -> pa.Array:
