@@ -27,26 +27,17 @@ class CachedBlob(ForwardingBlob):
         if bytes_max < 0:
             raise BlobMisconfigured(f"the cache size must be at least 0 bytes, not {bytes_max}")
         super().__init__(inner)
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[str, _Slot], bytes] = OrderedDict()
         self._slots: dict[str, set[_Slot]] = {}
-        self._bytes = 0
+        self.cached_bytes = 0  # charged to the cache, overhead included; never above `bytes_max`
         self.hits = 0
         self.misses = 0
-
-    @property
-    def bytes_max(self) -> int:
-        return self._bytes_max
 
     def wrap(self, around: Callable[[Blob], Blob]) -> None:
         """Send cache misses to `around(inner)`. Call it before the cache is used."""
         self._inner = around(self._inner)
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes charged to the cache, overhead included; never above `bytes_max`."""
-        return self._bytes
 
     def get(self, key: str) -> bytes:
         data = self._lookup(key, None)
@@ -75,7 +66,7 @@ class CachedBlob(ForwardingBlob):
         with self._lock:
             self._entries.clear()
             self._slots.clear()
-            self._bytes = 0
+            self.cached_bytes = 0
         self._inner.close()
 
     def _lookup(self, key: str, slot: _Slot) -> bytes | None:
@@ -95,20 +86,20 @@ class CachedBlob(ForwardingBlob):
 
     def _insert(self, key: str, slot: _Slot, data: bytes) -> None:
         cost = len(data) + ENTRY_OVERHEAD_BYTES
-        if cost > self._bytes_max // ENTRY_SHARE_MAX:
+        if cost > self.bytes_max // ENTRY_SHARE_MAX:
             return
         with self._lock:
             if (key, slot) in self._entries:
                 return
             self._entries[(key, slot)] = data
             self._slots.setdefault(key, set()).add(slot)
-            self._bytes += cost
-            while self._bytes > self._bytes_max:
+            self.cached_bytes += cost
+            while self.cached_bytes > self.bytes_max:
                 self._drop(*next(iter(self._entries)))
 
     def _drop(self, key: str, slot: _Slot) -> None:
         data = self._entries.pop((key, slot))
-        self._bytes -= len(data) + ENTRY_OVERHEAD_BYTES
+        self.cached_bytes -= len(data) + ENTRY_OVERHEAD_BYTES
         slots = self._slots[key]
         slots.discard(slot)
         if not slots:
