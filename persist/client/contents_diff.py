@@ -16,7 +16,6 @@ from persist.client.row_reader import Rows, Split
 from persist.client.shared_lease_reads import hold_shared
 from persist.client.snapshot import (
     Held,
-    ReadLease,
     ReadSettings,
     SnapshotSplit,
     check_lease,
@@ -167,29 +166,6 @@ class PairSplit:
         """The rows, consolidated and in key order: the columns and `__diff`. Raises what reading a snapshot may."""
         _, reader = part_reader(transport, self.later, self.later.settings)
         return reader.difference(self.earlier.read(transport), self.later.read(transport), self.columns)
-
-
-@dataclass(frozen=True)
-class JoinedLeases:
-    """Several leases that are used as one."""
-
-    leases: tuple[ReadLease, ...]
-
-    def keep(self) -> None:
-        for lease in self.leases:
-            lease.keep()
-
-    def close(self) -> None:
-        for lease in self.leases:
-            lease.close()
-
-    def release(self) -> None:
-        for lease in self.leases:
-            lease.release()
-
-    def outlive(self) -> None:
-        for lease in self.leases:
-            lease.outlive()
 
 
 @dataclass
@@ -398,7 +374,7 @@ def changes_between(
         larger, reader = max((earlier, reader), (later, later_reader), key=lambda side: _bytes(side[0].runs))
         ranges = _ranges(larger, larger.runs, request.num_splits, schema, reader)
         columns, chosen = schema.columns(None), schema.columns(request.columns)
-        hold = Hold(JoinedLeases((earlier.lease, later.lease)))
+        hold = Hold(earlier.lease, later.lease)
 
         def split(side: Held, key_range: KeyRange) -> SnapshotSplit:
             return replace(side.split(key_range, side.runs, columns), _hold=hold)

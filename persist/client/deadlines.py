@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, partialmethod, wraps
 from typing import Any, Protocol, Self, TypeVar
 
-from blob import Blob, BlobStat, BlobUnavailable, Unfinished
-from blob.interface import SignedPut
+from blob import Blob, BlobUnavailable
 from blob.metrics import ForwardingBlob
 from persist.client.arguments import NUMBER_MAX, checked
 from persist.core.errors import Indeterminate, InvalidUsage, Unavailable, shown
@@ -152,42 +151,20 @@ class _TimedBlob(ForwardingBlob):
         self._patience = patience
         self._deadline = deadline
 
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        self._ask(key, lambda: self._inner.put(key, data))
-
-    def get(self, key: str) -> bytes:
-        return self._ask(key, lambda: self._inner.get(key))
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._ask(key, lambda: self._inner.get_range(key, start, length))
-
-    def stat(self, key: str) -> BlobStat | None:
-        return self._ask(key, lambda: self._inner.stat(key))
-
-    def delete(self, keys: Sequence[str]) -> None:
-        self._ask("of several keys", lambda: self._inner.delete(keys))
-
-    def abandon(self, unfinished: Sequence[Unfinished]) -> None:
-        self._ask("of several puts", lambda: self._inner.abandon(unfinished))
-
-    def presign_get(self, key: str, expires_s: int) -> str | None:
-        return self._ask(key, lambda: self._inner.presign_get(key, expires_s))
-
-    def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
-        return self._ask(key, lambda: self._inner.presign_put(key, expires_s))
-
-    def check(self) -> None:
-        self._ask("store", self._inner.check)
-
     def close(self) -> None:
         """Nothing: the store is borrowed."""
 
-    def _ask(self, key: str, operation: Callable[[], _T]) -> _T:
+    def _ask(self, verb: str, *args: Any) -> Any:
+        what = f"{verb} of blob {args[0]}" if args and isinstance(args[0], str) else f"{verb} of a blob store"
         with within(self._deadline):
             try:
-                return self._patience.ask(f"blob {key}", operation)
+                return self._patience.ask(what, partial(getattr(self._inner, verb), *args))
             except Unavailable as error:
                 raise BlobUnavailable(error.message) from error
+
+
+for _verb in ("put", "get", "get_range", "stat", "delete", "abandon", "presign_get", "presign_put", "check"):
+    setattr(_TimedBlob, _verb, partialmethod(_TimedBlob._ask, _verb))
 
 
 # Time-outs of handles: a view of a handle gives each call a deadline.

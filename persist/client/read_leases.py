@@ -7,7 +7,7 @@ import threading
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from persist.client import deadlines
 from persist.client.arguments import check_numbers, checked
@@ -20,8 +20,10 @@ from persist.core import commands as c
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, critical_reader_id_of, mint
-from persist.core.shard_view import ShardDetails
 from persist.parts.part_files import DecodeLimit
+
+if TYPE_CHECKING:
+    from persist.client.shard_base import ShardBase
 
 # Leases: holds on a shard that last as long as they are kept.
 
@@ -256,35 +258,23 @@ def _would_hold(error: PersistError) -> c.ReaderRegistered | None:
 # A hold for as long as something refers to it: it is released when the last reference is gone.
 
 
-class RenewedLease(Protocol):
-    """What keeps rows readable: one lease, or several."""
-
-    def keep(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def release(self) -> None: ...
-
-    def outlive(self) -> None: ...
-
-
 class Hold:
-    """A lease until `close`, or until nothing refers to this object. Thread-safe.
+    """Some leases until `close`, or until nothing refers to this object. Thread-safe.
 
-    With `lease_ms` a thread renews it; without, reading renews it. In a fork nothing is renewed or released: the lease
-    belongs to the parent.
+    With `lease_ms` a thread renews them; without, reading does. In a fork nothing is renewed or released: the leases
+    belong to the parent.
     """
 
-    def __init__(self, lease: RenewedLease, lease_ms: int | None = None) -> None:
-        self.lease = lease
+    def __init__(self, *leases: ReadLease, lease_ms: int | None = None) -> None:
+        self.leases = leases
         self._ended = threading.Event()
         self._process = OwnProcess("a hold")
-        self._finish = weakref.finalize(self, _release, lease, self._ended, self._process)
+        self._finish = weakref.finalize(self, _release, leases, self._ended, self._process)
         if lease_ms is not None:
             pause_s = lease_ms / 1000 / (2 * LEASE_RENEWED_AFTER)
             # Neither the thread nor the finalizer may refer to this object: it would never be collected.
             threading.Thread(
-                target=_renew, args=(lease, self._ended, pause_s), name="persist-hold", daemon=True
+                target=_renew, args=(leases, self._ended, pause_s), name="persist-hold", daemon=True
             ).start()
 
     @property
@@ -297,40 +287,45 @@ class Hold:
         return self._process.is_left
 
     def keep(self) -> None:
-        """Renew the lease if a third of it has passed. Raises Expired: it is gone."""
-        self.lease.keep()
+        """Renew the leases of which a third has passed. Raises Expired: one is gone."""
+        for lease in self.leases:
+            lease.keep()
 
     def close(self) -> None:
-        """Release the lease. Repeating it is safe. Raises nothing: if no store answers, the lease lapses."""
+        """Release the leases. Repeating it is safe. Raises nothing: if no store answers, they lapse."""
         self._finish.detach()
         self._ended.set()
-        self.lease.close()
+        for lease in self.leases:
+            lease.close()
 
     def release(self) -> None:
         """As `close`, for an abandoned generator, which a garbage collection may close. Raises nothing."""
         self._finish()
 
     def outlive(self) -> None:
-        """Keep the lease when nothing refers to this object: another process uses it. `close` still releases it."""
+        """Keep the leases when nothing refers to this: another process uses them. `close` still releases them."""
         self._finish.detach()
-        self.lease.outlive()
+        for lease in self.leases:
+            lease.outlive()
 
 
-def _renew(lease: RenewedLease, ended: threading.Event, pause_s: float) -> None:
+def _renew(leases: tuple[ReadLease, ...], ended: threading.Event, pause_s: float) -> None:
     while not ended.wait(pause_s):
         try:
-            lease.keep()
+            for lease in leases:
+                lease.keep()
         except Expired:  # the next read gets the error
             return
-        except PersistError:  # the lease has most of its time left: the next round tries again
+        except PersistError:  # a lease has most of its time left: the next round tries again
             pass
 
 
-def _release(lease: RenewedLease, ended: threading.Event, process: OwnProcess) -> None:
+def _release(leases: tuple[ReadLease, ...], ended: threading.Event, process: OwnProcess) -> None:
     """Runs when nothing refers to the hold any more, or the process ends, on any thread."""
     if not process.is_left:
         ended.set()
-        lease.release()
+        for lease in leases:
+            lease.release()
 
 
 # Critical readers: holds on since that never expire.
@@ -338,21 +333,10 @@ def _release(lease: RenewedLease, ended: threading.Event, process: OwnProcess) -
 REGISTER_TRIES_MAX = 100  # each means that another critical reader was given up meanwhile
 
 
-class HeldShard(Protocol):
-    """The shard of a hold; `persist.client.shard.Shard` is one."""
-
-    @property
-    def name(self) -> str: ...
-
-    def _send(self, command: c.Command) -> c.Result: ...
-
-    def _details(self) -> ShardDetails: ...
-
-
 class CriticalReaderHandle:
     """A hold on since that never expires, fenced by an opaque token: changing the token fences all other holders."""
 
-    def __init__(self, shard: HeldShard, cursor: str, reader: CriticalReaderId, state: c.CriticalReaderState) -> None:
+    def __init__(self, shard: ShardBase, cursor: str, reader: CriticalReaderId, state: c.CriticalReaderState) -> None:
         self._shard = shard
         self._reader = reader
         self.cursor = cursor
@@ -362,7 +346,7 @@ class CriticalReaderHandle:
 
     @classmethod
     def take(
-        cls, shard: HeldShard, cursor: str, opaque: str = "", *, since: Antichain | None = None, force: bool = False
+        cls, shard: ShardBase, cursor: str, opaque: str = "", *, since: Antichain | None = None, force: bool = False
     ) -> CriticalReaderHandle:
         """The hold called `cursor` of `shard`; users call `Shard.critical_reader`, which documents `opaque`.
 
@@ -383,7 +367,7 @@ class CriticalReaderHandle:
         raise Unavailable(f"critical readers of shard {shard.name!r} are given up all the time; retry")
 
     @classmethod
-    def is_taken(cls, shard: HeldShard, cursor: str) -> bool:
+    def is_taken(cls, shard: ShardBase, cursor: str) -> bool:
         """Whether the shard has a hold of this name. Changes nothing.
 
         Args:

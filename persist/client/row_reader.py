@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from blob import optional
 from persist.client.deadlines import Timeable
-from persist.client.read_leases import Hold
+from persist.client.read_leases import Hold, ReadSettings
 from persist.client.transport import Transport
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.core.state import SchemaRecord
 from persist.parts import PartReader, ShardSchema, newest, valid_schemas
 from persist.parts.column_types import without_half_floats
-from persist.parts.part_files import DecodeLimit, RowGroupFilter
+from persist.parts.part_files import RowGroupFilter
 
 # Rows in splits, held by a lease: the common part of snapshots and of changes between two times.
 
@@ -229,18 +229,8 @@ class _Schemas(Protocol):
     def schemas(self) -> Mapping[int, SchemaRecord]: ...
 
 
-class _Memory(Protocol):
-    """Settings of a read."""
-
-    @property
-    def memory_bytes(self) -> int: ...
-
-    @property
-    def bound(self) -> DecodeLimit | None: ...
-
-
 def part_reader(
-    transport: Transport, of: _Schemas, settings: _Memory, keeps: RowGroupFilter | None = None
+    transport: Transport, of: _Schemas, settings: ReadSettings, keeps: RowGroupFilter | None = None
 ) -> tuple[ShardSchema, PartReader]:
     """The current schema of a view or split, and a reader of parts of any of its sound schemas."""
     sound = valid_schemas(of.schemas)

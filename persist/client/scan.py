@@ -328,7 +328,7 @@ def open_scan(held: Held, selection: Selection, timestamp: datetime | None) -> S
     if wanted.columns == ():
         raise InvalidUsage("columns is empty; a scan shows at least one column, or None for all")
     runs = overlapping_runs(held.runs, wanted.key_range) if wanted.is_narrow else held.runs
-    return Scan(HeldRows(held, Hold(held.lease, held.settings.lease_ms), selection, runs), timestamp)
+    return Scan(HeldRows(held, Hold(held.lease, lease_ms=held.settings.lease_ms), selection, runs), timestamp)
 
 
 class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filters only into datasets of pyarrow

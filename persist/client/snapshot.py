@@ -123,14 +123,14 @@ class SnapshotSplit:
     def _renewed(self, transport: Transport) -> ReadLease:
         """The lease of the snapshot in this process, or elsewhere one with the same id. Raises Expired."""
         hold = self._hold
-        if hold is not None and not hold.is_left and isinstance(hold.lease, ReadLease):
+        if hold is not None and not hold.is_left:
             if hold.is_closed:
                 raise Expired(
                     f"the hold on shard {self.shard!r} as of {self.as_of} is gone: its snapshot was closed, or read to "
                     "its end; take the snapshot again"
                 )
             hold.keep()
-            return hold.lease
+            return next(lease for lease in hold.leases if lease.reader == self.reader)
         lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
         lease.renew()
         return lease

@@ -128,54 +128,30 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+def _of_inner(name: str) -> Any:
+    """A property that is that of the inner transport."""
+    return property(lambda transport: getattr(transport.inner, name))
+
+
 class ForwardingTransport:
     """A transport that forwards to the inner one; subclasses change single calls."""
+
+    blob: Blob = _of_inner("blob")
+    clock: Clock = _of_inner("clock")
+    ids: IdSource = _of_inner("ids")
+    policy: Policy = _of_inner("policy")
+    proof: str = _of_inner("proof")
+    listening_moves_since: bool = _of_inner("listening_moves_since")
+    shows_copy: bool = _of_inner("shows_copy")
+    knows_regions: bool = _of_inner("knows_regions")
+    leases: LeasePool | None = _of_inner("leases")
+    storms: Storms = _of_inner("storms")
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
 
     def __repr__(self) -> str:
         return repr(self.inner)
-
-    @property
-    def blob(self) -> Blob:
-        return self.inner.blob
-
-    @property
-    def clock(self) -> Clock:
-        return self.inner.clock
-
-    @property
-    def ids(self) -> IdSource:
-        return self.inner.ids
-
-    @property
-    def policy(self) -> Policy:
-        return self.inner.policy
-
-    @property
-    def proof(self) -> str:
-        return self.inner.proof
-
-    @property
-    def listening_moves_since(self) -> bool:
-        return self.inner.listening_moves_since
-
-    @property
-    def shows_copy(self) -> bool:
-        return self.inner.shows_copy
-
-    @property
-    def knows_regions(self) -> bool:
-        return self.inner.knows_regions
-
-    @property
-    def leases(self) -> LeasePool | None:
-        return self.inner.leases
-
-    @property
-    def storms(self) -> Storms:
-        return self.inner.storms
 
     def families(self) -> Iterator[Family]:
         return self.inner.families()

@@ -32,7 +32,7 @@ _TREE_LINE = re.compile(r"^ +(\w+) {2,}(.+)$", re.M)
 _ERROR_NAME = re.compile(r"\b(?:" + "|".join(name for name, _ in _TREE_LINE.findall(error_tree.__doc__ or "")) + r")\b")
 _OF_OTHERS = re.compile(r"what (`\w+`) (?:raises|does|says)|what (reading) may")
 _INTERNAL = re.compile(
-    r"\b(SeqNo|SchemaRecord|HeldShard|Tag|Details|KeyRange|ReaderId|Runner|Split|tuple\[Run, \.\.\.\] =)\b"
+    r"\b(SeqNo|SchemaRecord|ShardBase|Tag|Details|KeyRange|ReaderId|Runner|Split|tuple\[Run, \.\.\.\] =)\b"
 )
 """Types that only the packages of persist make: no user gives them."""
 _SHARED = {
