@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
 from operator import methodcaller
 from typing import Any, ClassVar
 
-from persist.aio.handles import AsyncHandle
+from persist.aio.handles import AsyncHandle, Steps
 from persist.aio.threads import THREADS, Threads
 from persist.attributes import Attributes
 from persist.client.connect import Client
@@ -70,31 +68,29 @@ class AsyncListen(AsyncHandle[Listen], below=Listen):
 
     def __init__(self, threads: Threads, opener: Callable[[], Any], *, is_view: bool = False) -> None:
         super().__init__(threads, opener, is_view=is_view)
-        self._step: Future[ListenEvent | None] | None = None
-        self._events: Any = None  # the events of the `Listen.next_events` call under way
+        self._steps: Steps[ListenEvent | None] | None = None  # a cancelled loop leaves it to the next one
 
     async def __aiter__(self) -> AsyncGenerator[ListenEvent, None]:
-        listen = await self._ready()
+        self._steps = self._steps or self._iterate(_events)
         try:
-            while self._step is not None or self._events is not None or not listen.done:
-                event = await self._next(listen)
+            async for event in self._steps:
                 if event is not None:
                     yield event
             await self.close()
         except GeneratorExit:
             await self.close()
             raise
-        except (Unavailable, Overloaded):  # nothing is lost: another loop can continue
-            raise
-        except Exception:
-            await self.close()
+        except Exception as error:
+            self._steps = None
+            if not isinstance(error, (Unavailable, Overloaded)):  # then nothing is lost: another loop can continue
+                await self.close()
             raise
 
     async def close(self) -> None:
         """Release the hold, after the wait that is under way, if there is one. Repeating it is safe."""
         if not self._is_open:
             return
-        step, listen = self._step, await self._ready()
+        step, listen = None if self._steps is None else self._steps.step, await self._ready()
         if step is not None and not step.done():
             step.add_done_callback(lambda _: listen.close())
             return
@@ -103,31 +99,12 @@ class AsyncListen(AsyncHandle[Listen], below=Listen):
     async def _end(self, kind: type[BaseException] | None) -> None:
         await self.close()
 
-    async def _next(self, listen: Listen) -> ListenEvent | None:
-        """The next event; None if none came for a while. If the task is cancelled, the next call returns it."""
-        if self._step is None:
-            self._step = self._threads.submit(partial(self._take, listen), waits=True)
-        step = self._step
-        try:
-            event = await asyncio.shield(asyncio.wrap_future(step))
-        except Exception:
-            self._step = None
-            raise
-        self._step = None  # not if this task was cancelled: then the event is not delivered yet
-        return event
 
-    def _take(self, listen: Listen) -> ListenEvent | None:
-        """On a thread: the next event, or None."""
-        if self._events is None:
-            self._events = listen.next_events(LISTEN_WAIT_S)
-        try:
-            event: ListenEvent | None = next(self._events, None)
-        except BaseException:
-            self._events = None
-            raise
-        if event is None:
-            self._events = None
-        return event
+def _events(listen: Listen) -> Iterator[ListenEvent | None]:
+    """All events. None: none came for a while, so another listener gets the thread."""
+    while not listen.done:
+        yield from listen.next_events(LISTEN_WAIT_S)
+        yield None
 
 
 class AsyncSubscription(AsyncListen, below=Subscription):

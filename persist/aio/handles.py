@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future
 from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -135,7 +136,7 @@ class Steps(AsyncIterator[_R]):
         self._opener = opener
         self._waits = waits
         self._steps: Iterator[_R] | None = None
-        self._step: asyncio.Future[Any] | None = None
+        self.step: Future[Any] | None = None  # under way, or its item was not delivered
 
     def __aiter__(self) -> Self:
         return self
@@ -143,16 +144,14 @@ class Steps(AsyncIterator[_R]):
     async def __anext__(self) -> _R:
         if self._steps is None:
             self._steps = await self._opener()
-        if self._step is None:
-            work = partial(next, self._steps, _END)
-            self._step = asyncio.ensure_future(self._threads.run(work, waits=self._waits))
-        step = self._step
+        if self.step is None:
+            self.step = self._threads.submit(partial(next, self._steps, _END), waits=self._waits)
         try:
-            item = await asyncio.shield(step)
+            item = await asyncio.shield(asyncio.wrap_future(self.step))
         except Exception:
-            self._step = None
+            self.step = None
             raise
-        self._step = None  # not if this task was cancelled: then the item is not delivered yet
+        self.step = None  # not if this task was cancelled: then the item is not delivered yet
         if item is _END:
             raise StopAsyncIteration
         result: _R = item

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from threading import Condition, Thread
+from threading import BoundedSemaphore, Condition, Thread
 from typing import Any, TypeVar
 
 from persist.client.arguments import check_int
@@ -87,36 +87,34 @@ class Threads:
         check_int("threads", threads, 1, THREADS_MAX)
         self._calls = CallPool(threads, "persist-aio")
         self._waits = CallPool(LISTENERS, "persist-aio-wait")
-        self._under_way = 0
+        self._free = BoundedSemaphore(CALLS_MAX)
 
     def submit(self, work: Callable[[], _T], *, waits: bool = False) -> Future[_T]:
         """Start the work on a thread. Raises Overloaded (too many calls wait), InvalidUsage (the client is closed)."""
-        if self._under_way >= CALLS_MAX:
+        if not self._free.acquire(blocking=False):
             raise Overloaded(
                 f"this client has {CALLS_MAX} calls under way; wait for some of them", retry_after_s=RETRY_AFTER_S
             )
-        return (self._waits if waits else self._calls).submit(work)
+        try:
+            future = (self._waits if waits else self._calls).submit(work)
+        except BaseException:
+            self._free.release()
+            raise
+        future.add_done_callback(lambda _: self._free.release())
+        return future
 
     async def run(self, work: Callable[[], _T], *, waits: bool = False) -> _T:
         """What the work returns. If the task is cancelled, the work is not started, or its result is dropped."""
-        future = self.submit(work, waits=waits)
-        self._under_way += 1
-        try:
-            return await asyncio.wrap_future(future)
-        finally:
-            self._under_way -= 1
+        return await asyncio.wrap_future(self.submit(work, waits=waits))
 
     async def open(self, work: Callable[[], _T]) -> _T:
         """As `run`, for work that returns a resource: if the task is cancelled, the resource is closed."""
         future = self.submit(work)
-        self._under_way += 1
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             future.add_done_callback(_close_result)
             raise
-        finally:
-            self._under_way -= 1
 
     def close_result(self, future: asyncio.Future[Any]) -> None:
         """Close the unused resource of a future that is done, on a thread. Raises nothing."""

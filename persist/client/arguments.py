@@ -133,14 +133,14 @@ def names(what: str, value: object) -> tuple[str, ...]:
     return listed
 
 
+def key_values(key: Any) -> tuple[Any, ...]:
+    """The values of the first key columns: those of a tuple or list, or a single value."""
+    return tuple(key) if isinstance(key, (tuple, list)) else (key,)
+
+
 def columns_of(names_text: str | None) -> list[str] | None:
     """The names in a comma-separated list; None: all."""
     return None if names_text is None else [column for column in names_text.split(",") if column]
-
-
-def check_splits(num_splits: object) -> None:
-    """Raise InvalidUsage unless the number of splits is in `[1, SPLITS_MAX]`."""
-    check_int("num_splits", num_splits, 1, SPLITS_MAX)
 
 
 # Opening a named file: a pipe, a device or a directory is refused and never blocks.

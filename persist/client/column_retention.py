@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar
@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.commit_info import info_bytes
-from persist.client.contents_diff import NamedTime
 from persist.client.idempotency import send
 from persist.client.optimistic_loop import (
     CommitResult,
@@ -32,7 +31,7 @@ from persist.core import record
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import Token, mint
-from persist.core.retention_plan import Due, Facts, behind, blocked_by_column, has_to_look, of_age_ms, passed, waiting
+from persist.core.retention_plan import Facts, behind, blocked_by_column, has_to_look, of_age_ms, passed, waiting
 from persist.core.shard_settings import Looked, RowPolicy
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import State
@@ -105,7 +104,9 @@ class ColumnRetention(RewriteOperation):
     done: ClassVar[str] = "cleared of old rows"
 
     facts: Facts
+    policy: RowPolicy
     column: AgeColumn
+    age_ms: int  # from which rows are removed
     now_ms: int
     so_far: int | None = None  # all consumers have read before it; None: there are no consumers, 0: it is not known
 
@@ -115,25 +116,16 @@ class ColumnRetention(RewriteOperation):
         policy = facts.policy
         assert policy is not None
         assert policy.column is not None
+        assert policy.column_age_ms is not None
         schema = current_schema(transport.view(name, ViewRequest(with_batches=False)).schemas)[1]
         column = AgeColumn.of(schema, policy.column, policy.column_unit)
         info = info_bytes("info", {"retention": [COLUMN]})
-        return cls.of(transport, name, settings, info=info, facts=facts, column=column, now_ms=now_ms)
+        more = {"facts": facts, "policy": policy, "column": column, "age_ms": policy.column_age_ms, "now_ms": now_ms}
+        return cls.of(transport, name, settings, info=info, **more)
 
     @property
     def purpose(self) -> str:
         return "policy of rows"
-
-    @property
-    def policy(self) -> RowPolicy:
-        assert self.facts.policy is not None
-        return self.facts.policy
-
-    @property
-    def age_ms(self) -> int:
-        """The age from which rows are removed."""
-        assert self.policy.column_age_ms is not None
-        return self.policy.column_age_ms
 
     @property
     def old_ms(self) -> int:
@@ -292,8 +284,8 @@ def run_by_column(
     settings: HandleSettings,
     answer: c.RetentionIs,
     *,
-    dry_run: bool = False,
-    by_hand: bool = True,
+    dry_run: bool,
+    by_hand: bool,
 ) -> RetentionOutcome:
     """Remove the rows that the policy selects by its column, if it is due. Raises as `run_retention` says.
 
@@ -356,57 +348,36 @@ def _non_empty(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
 # Retention by drops: the cut that is due, if a drop is allowed.
 
 
-def dropped(
-    transport: OneShard, name: str, due: Due, settings: HandleSettings, info: bytes, *, dry_run: bool
-) -> Truncated | str:
-    """The result of a drop, or a sentence that says why it is refused. Raises what `Shard.truncate` says."""
-    drop = DropOperation.of(transport, name, settings, NamedTime(due.cut.upper), info=info, passes=passed_cut(due))
-    try:
-        return _counted(drop, due.cut.upper) if dry_run else drop.run(None, dry_run=False)
-    except InvalidUsage as error:
-        return error.message
+def dropped(drop: DropOperation, *, dry_run: bool) -> Truncated | tuple[str, ...]:
+    """The result of a drop, or why it is refused, in a sentence. Raises what `Shard.truncate` says.
 
-
-def passed_cut(due: Due) -> c.PassedCut:
-    """What the commit that truncates at the due cut records of it."""
-    return c.PassedCut(due.cut_ms, bool(due.passes))
-
-
-def _counted(drop: DropOperation, cut: int) -> Truncated:
-    """How many rows a drop before a cut of the policy would remove, from the contents as of now.
-
-    Raises InvalidUsage if it is refused.
+    A dry run counts the rows in the contents as of now: the cut is one of a policy, whose time may be forgotten.
     """
-    with hold_time(drop.transport, drop.name, None, drop.purpose, 0.0, drop.read) as held:
-        upper, removed = drop.counted(held, cut)
-        return Truncated(cut, None, upper, upper, removed, DROP)
+    try:
+        if not dry_run:
+            return drop.run(None, dry_run=False)
+        with hold_time(drop.transport, drop.name, None, drop.purpose, 0.0, drop.read) as held:
+            upper, removed = drop.counted(held)
+            return Truncated(drop.time, None, upper, upper, removed, DROP)
+    except InvalidUsage as error:
+        return (error.message,)
 
 
 def refused_drop(transport: OneShard, name: str, cut: int) -> str | None:
     """Why a drop before the cut is refused now, as far as a view shows; None: it is not refused."""
     view = transport.view(name, ViewRequest())
-    return _refusal(lambda: check_not_erasing(name, view.upper, view.retracting)) or _refusal(
-        lambda: check_droppable(name, view.batches, view.drops, cut)
-    )
-
-
-def is_refused(state: State, cut: int) -> bool:
-    """Whether a drop before the cut is refused as of this State, so that it is not worth a try."""
-    return _refusal(lambda: drops_rows(state, cut)) is not None
-
-
-def _refusal(check: Callable[[], object]) -> str | None:
     try:
-        check()
+        check_not_erasing(name, view.upper, view.retracting)
+        check_droppable(name, view.batches, view.drops, cut)
     except (InvalidUsage, NotReadable) as error:
         return error.message
     return None
 
 
-def count_dropped(transport: OneShard, name: str, upper: int, settings: HandleSettings) -> int:
-    """How many rows a drop before `upper` would remove; 0 if it is refused."""
-    drop = DropOperation.of(transport, name, settings, NamedTime(upper))
+def is_refused(state: State, cut: int) -> bool:
+    """Whether a drop before the cut is refused as of this State, so that it is not worth a try."""
     try:
-        return drop.run(None, dry_run=True).removed or 0
+        drops_rows(state, cut)
     except (InvalidUsage, NotReadable):
-        return 0
+        return True
+    return False

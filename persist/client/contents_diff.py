@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
-from persist.client.arguments import checked, html_table
+from persist.client.arguments import checked_time, html_table
 from persist.client.read_leases import Hold
 from persist.client.row_reader import Rows, Split
 from persist.client.shared_lease_reads import hold_shared
@@ -29,7 +29,7 @@ from persist.client.timestamps import BEFORE_ALL, NothingWritten, as_of_at, reso
 from persist.client.transport import OneShard, Transport
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpgradeNeeded
-from persist.core.frontier import TIME_MAX, Antichain
+from persist.core.frontier import Antichain
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.truncation import DROPS_MAX, RowDrop, clipped, contents, floor_at, runs_until, taken_away
 from persist.parts import ALL_KEYS, KeyRange, PartReader, ShardSchema, at_time, negated, plan_splits, valid_schemas
@@ -226,20 +226,8 @@ class NamedTime:
         if isinstance(point, datetime):
             resolution = resolve_time(transport, name, point, *limits)
             return cls(as_of_at(name, resolution), to_datetime(resolution.at_ms))
-        _check_point(what, point, least)
+        checked_time(what, point, least)
         return cls(point)
-
-
-def _check_point(what: str, point: object, least: int) -> None:
-    if isinstance(point, Antichain):
-        checked(what, point, int)
-    if type(point) is int and point == BEFORE_ALL < least:
-        remedy = "give a later one (to remove all rows, truncate at the upper)"
-        raise InvalidUsage(f"{what} is -1, before all times: {remedy}")
-    if point is not None and (type(point) is not int or not least <= point <= TIME_MAX):
-        raise InvalidUsage(
-            f"{what} is {point!r:.100}; it must be a time in [{least}, {TIME_MAX}], or a wall clock with its zone"
-        )
 
 
 @dataclass(frozen=True)
@@ -275,7 +263,8 @@ class HeldInterval:
         held, view = self.held, self.held.view
         schema, reader = part_reader(held.transport, view, held.settings)
         low, high = sorted((self.start, self.end))
-        runs, gone, gone_before = runs_between(view, low, high), self._gone(low, high), 0
+        runs = runs_in_interval(contents(runs_of(view), view.drops, high), low, high)
+        gone, gone_before = self._gone(low, high), 0
         if gone:
             gone_before = min(low + 1, floor_at(view.drops, high))
             held = replace(held, settings=held.settings.shared_by(READS_AT_ONCE))
@@ -283,7 +272,7 @@ class HeldInterval:
         chosen, base = schema.columns(columns), replace(held, as_of=self.end)
         whole = (base.split(key_range, runs, chosen) for key_range in ranges)
         return tuple(
-            ChangesSplit(**_fields(split), start=self.start, gone=gone, gone_before=gone_before) for split in whole
+            ChangesSplit(**vars(split), start=self.start, gone=gone, gone_before=gone_before) for split in whole
         )
 
     def _gone(self, low: int, high: int) -> tuple[Run, ...]:
@@ -291,10 +280,6 @@ class HeldInterval:
         drops = self.held.view.drops
         earlier, later = floor_at(drops, low), floor_at(drops, high)
         return runs_until(clipped(runs_of(self.held.view), earlier), min(low + 1, later)) if earlier < later else ()
-
-
-def _fields(split: SnapshotSplit) -> dict[str, Any]:
-    return {spec.name: getattr(split, spec.name) for spec in fields(split)}
 
 
 @contextmanager
@@ -381,11 +366,6 @@ def changes_between(
 
         splits = tuple(PairSplit(split(earlier, at), split(later, at), chosen) for at in ranges)
         return Changes(start[1], earlier.as_of, later.as_of, schema, splits, start[0].inner, hold, other=end[1])
-
-
-def runs_between(view: ShardView, low: int, high: int) -> tuple[Run, ...]:
-    """The runs that may have updates at times in `(low, high]` that count as of `high`."""
-    return runs_in_interval(contents(runs_of(view), view.drops, high), low, high)
 
 
 def _ranges(

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import lru_cache, partial, partialmethod, wraps
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from blob import Blob, BlobUnavailable
 from blob.metrics import ForwardingBlob
 from persist.client.arguments import NUMBER_MAX, checked
+from persist.commit.system import Clock
 from persist.core.errors import Indeterminate, InvalidUsage, Unavailable, shown
 
 # Deadlines: the time by which a call must be answered, whatever steps it consists of.
@@ -26,14 +27,10 @@ AT_ONCE_MAX = 256  # operations of one transport on own threads; abandoned ones 
 _T = TypeVar("_T")
 
 
-class Monotonic(Protocol):
-    def monotonic(self) -> float: ...
-
-
 class Deadline:
     """`timeout_s` seconds by a clock, from its creation or its last `begin`."""
 
-    def __init__(self, timeout_s: float, clock: Monotonic) -> None:
+    def __init__(self, timeout_s: float, clock: Clock) -> None:
         self.timeout_s = timeout_s
         self._clock = clock
         self._ends = 0.0

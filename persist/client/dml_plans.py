@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeGuard
 
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.client.arguments import key_values
 from persist.client.snapshot import Held, part_reader, with_renewal
 from persist.client.write import Updates, as_updates
 from persist.core.batch import Run
@@ -137,34 +137,33 @@ class Plan(Protocol):
 
 
 @dataclass(frozen=True)
-class BoundVerb(ABC):
+class BoundVerb:
     """A plan bound to the schema of a shard, by which its arguments were read once.
 
     `row_set` are the rows of the shard that it reads. `question` are its arguments as JSON, which a token stands for.
+    `updates` computes the rows to add and remove, by their `__diff`; it raises InvalidUsage.
     `replacement` has the rows that replace the whole contents, whatever these are; None for all other verbs.
     `may_crowd`: a key may gain rows, so that unique keys have to be looked up. `source_names` are the columns of a
-    source, which may include columns that the shard does not have.
+    source, which may include columns that the shard does not have. `cuts` ends with the pending truncation that the
+    last `updates` took into account, as `CompareAndAppend` says; 0: none. `gained` has the keys that gain rows by the
+    last `updates`, if the shard has unique keys.
     """
 
     schema: ShardSchema
     row_set: RowSet
     question: Sequence[object]
+    updates: Callable[[Contents], Iterator[pa.Table]]
     replacement: pa.Table | None = None
     may_crowd: bool = True
     source_names: Sequence[str] = ()
-
-    @property
-    def cut(self) -> int:
-        """The pending truncation that the last `updates` took into account, as `CompareAndAppend` says; 0: none."""
-        return 0
-
-    @abstractmethod
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        """The rows to add and remove, by their `__diff`. Raises InvalidUsage."""
+    cuts: list[int] = field(default_factory=lambda: [0])
+    gained: Sequence[GainedKeys] = ()
 
     def concerns(self, contents: Contents, after: int) -> bool:
         """Whether changes since the time `after` may change what `updates` gave then."""
-        return self.row_set.changed(contents, after)
+        if self.row_set.changed(contents, after):
+            return True
+        return any(keys.rows().changed(contents, after) for keys in self.gained)
 
 
 class GainedKeys:
@@ -216,33 +215,23 @@ class GainedKeys:
         return self._lines.conform(rows.select([*self._keyed.key, DIFF]).append_column(self._number, numbers), 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Guarded(BoundVerb):
-    """A plan for a shard with unique keys: it is refused if a key would have more than one row.
+def guarded(inner: BoundVerb) -> BoundVerb:
+    """The plan for a shard with unique keys: it is refused if a key would have more than one row.
 
-    `gained` has the keys that gain rows by the last `updates`.
+    Raises ConstraintViolated if rows that replace the whole contents have a key twice.
     """
+    schema = inner.schema
+    if inner.replacement is not None:
+        keyed = key_schema(schema)
+        check_uncrowded(distinct_keys(inner.replacement, keyed), keyed)
+    gained: list[GainedKeys] = []
 
-    inner: BoundVerb
-    gained: list[GainedKeys]
+    def updates(contents: Contents) -> Iterator[pa.Table]:
+        gained[:] = [GainedKeys(schema)]
+        yield from gained[0].of(inner.updates(contents))
+        gained[0].check(contents, are_changed=False)
 
-    @classmethod
-    def of(cls, inner: BoundVerb) -> Guarded:
-        """Raises ConstraintViolated if rows that replace the whole contents have a key twice."""
-        if inner.replacement is not None:
-            keyed = key_schema(inner.schema)
-            check_uncrowded(distinct_keys(inner.replacement, keyed), keyed)
-        return cls(inner.schema, inner.row_set, inner.question, inner.replacement, inner=inner, gained=[])
-
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        self.gained[:] = [GainedKeys(self.schema)]
-        yield from self.gained[0].of(self.inner.updates(contents))
-        self.gained[0].check(contents, are_changed=False)
-
-    def concerns(self, contents: Contents, after: int) -> bool:
-        if self.inner.concerns(contents, after):
-            return True
-        return any(keys.rows().changed(contents, after) for keys in self.gained)
+    return replace(inner, updates=updates, gained=gained)
 
 
 def check_uncrowded(rows: pa.Table, schema: ShardSchema) -> None:
@@ -272,8 +261,8 @@ class VerbBinding:
 
     @property
     def cut(self) -> int:
-        """As `BoundVerb.cut`, of the plan as it was last bound."""
-        return 0 if self._bound is None else self._bound[1].cut
+        """As the last of `BoundVerb.cuts`, of the plan as it was last bound."""
+        return 0 if self._bound is None else self._bound[1].cuts[-1]
 
     def to(self, view: ShardView) -> BoundVerb:
         """The plan for this view. Raises InvalidUsage if it does not fit, or a name means another column by now."""
@@ -285,8 +274,7 @@ class VerbBinding:
             for name in bound.source_names:
                 if name not in schema.id_of and known.id_of.get(name) in schema.name_of:
                     raise schema.no_column(name)
-            is_guarded = schema.details.unique and bound.may_crowd
-            self._bound = number, Guarded.of(bound) if is_guarded else bound
+            self._bound = number, guarded(bound) if schema.details.unique and bound.may_crowd else bound
         return self._bound[1]
 
 
@@ -403,25 +391,22 @@ class Delete:
 
     def bound(self, schema: ShardSchema) -> BoundVerb:
         if self.where is not None:
-            return _Delete(schema, matching(self.where, schema), [self.where, None], may_crowd=False)
-        keyed = key_schema(schema)
-        keys = self._keys(keyed)
-        return _Delete(schema, with_keys(keys, keyed, schema), [None, str(digest_of_rows(keys))], may_crowd=False)
+            question, row_set = [self.where, None], matching(self.where, schema)
+        else:
+            keyed = key_schema(schema)
+            keys = self._keys(keyed)
+            question, row_set = [None, str(digest_of_rows(keys))], with_keys(keys, keyed, schema)
+        return BoundVerb(schema, row_set, question, lambda read: map(negated, row_set.rows(read)), may_crowd=False)
 
     def _keys(self, keyed: ShardSchema) -> pa.Table:
         assert self.keys is not None
-        wanted = [key if isinstance(key, (tuple, list)) else (key,) for key in self.keys]
+        wanted = [key_values(key) for key in self.keys]
         for key in wanted:
             if len(key) != len(keyed.key):
                 raise InvalidUsage(f"a key has {len(key)} values; it needs one for each of {', '.join(keyed.key)}")
         columns = zip(*(parse_key(keyed, key) for key in wanted), strict=True)
         arrays = [pa.array(values, field.type) for values, field in zip(columns, keyed.arrow, strict=True)]
         return distinct_keys(pa.Table.from_arrays(arrays, schema=nullable(keyed.arrow)), keyed)
-
-
-class _Delete(BoundVerb):
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        yield from map(negated, self.row_set.rows(contents))
 
 
 @dataclass(frozen=True)
@@ -440,16 +425,13 @@ class Update:
         types = schema.arrow
         sets = {name: value_digest(name, value, types.field(name).type) for name, value in self.sets.items()}
         sets_key = not self.sets.keys().isdisjoint(schema.key)
-        return _Update(schema, row_set, [self.where, sets], may_crowd=sets_key, sets=self.sets)
 
+        def updates(contents: Contents) -> Iterator[pa.Table]:
+            for rows in row_set.rows(contents):
+                yield from changed(rows, with_values(rows, self.sets, schema), schema)
 
-@dataclass(frozen=True, kw_only=True)
-class _Update(BoundVerb):
-    sets: Mapping[str, Value]
-
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        for rows in self.row_set.rows(contents):
-            yield from changed(rows, with_values(rows, self.sets, self.schema), self.schema)
+        question = [self.where, sets]
+        return BoundVerb(schema, row_set, question, updates, may_crowd=sets_key)
 
 
 @dataclass(frozen=True)
@@ -465,7 +447,9 @@ class ReplaceWhere:
         fresh, row_set = with_diffs(whole_rows(self.rows, schema)), matching(self.where, schema)
         if len(row_set.pick(fresh)) < len(fresh):
             raise InvalidUsage("some of the rows do not match `where`; a repeated replace_where would not replace them")
-        return _Replace(schema, row_set, [self.where, str(digest_of_rows(fresh))], fresh=fresh)
+        question = [self.where, str(digest_of_rows(fresh))]
+        updates = partial(_replaced, schema, row_set, fresh)
+        return BoundVerb(schema, row_set, question, updates)
 
 
 @dataclass(frozen=True)
@@ -478,26 +462,22 @@ class Overwrite:
 
     def bound(self, schema: ShardSchema) -> BoundVerb:
         fresh = with_diffs(whole_rows(self.rows, schema))
-        return _Replace(schema, ALL, [str(digest_of_rows(fresh))], fresh, fresh=fresh)
+        updates = partial(_replaced, schema, ALL, fresh)
+        return BoundVerb(schema, ALL, [str(digest_of_rows(fresh))], updates, fresh)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Replace(BoundVerb):
-    fresh: pa.Table
-
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        """Read old and new rows side by side, in key order, so that unchanged rows are left out."""
-        schema = self.schema
-        fresh = consolidate([schema.conform(self.fresh, 0)], schema).drop_columns([TIME])
-        old = fresh.slice(0, 0)
-        for table in self.row_set.rows(contents):
-            old = join([old, table.select(fresh.schema.names)])
-            keys = SortedKeys(old, schema.key)
-            last = keys.last  # more rows of this key may follow
-            old_end, fresh_end = keys.bisect(last), SortedKeys(fresh, schema.key).bisect(last)
-            yield from changed(old.slice(0, old_end), fresh.slice(0, fresh_end), schema)
-            old, fresh = old.slice(old_end), fresh.slice(fresh_end)
-        yield from changed(old, fresh, schema)
+def _replaced(schema: ShardSchema, row_set: RowSet, fresh: pa.Table, contents: Contents) -> Iterator[pa.Table]:
+    """Read old and new rows side by side, in key order, so that unchanged rows are left out."""
+    fresh = consolidate([schema.conform(fresh, 0)], schema).drop_columns([TIME])
+    old = fresh.slice(0, 0)
+    for table in row_set.rows(contents):
+        old = join([old, table.select(fresh.schema.names)])
+        keys = SortedKeys(old, schema.key)
+        last = keys.last  # more rows of this key may follow
+        old_end, fresh_end = keys.bisect(last), SortedKeys(fresh, schema.key).bisect(last)
+        yield from changed(old.slice(0, old_end), fresh.slice(0, fresh_end), schema)
+        old, fresh = old.slice(old_end), fresh.slice(fresh_end)
+    yield from changed(old, fresh, schema)
 
 
 @dataclass(frozen=True)
@@ -523,7 +503,8 @@ class Upsert:
             str(digest_of_rows(with_diffs(deleted))),
         ]
         row_set = with_keys(keys, keyed, schema)  # each key has the given row and no other afterwards
-        return _Upsert(schema, row_set, question, may_crowd=False, keyed=keyed, rows=rows)
+        updates = partial(_upserted, schema, row_set, keyed, rows)
+        return BoundVerb(schema, row_set, question, updates, may_crowd=False)
 
     def _rows_and_deleted_keys(self, schema: ShardSchema) -> tuple[pa.Table, pa.Table]:
         """The rows to put, and the keys that are only deleted."""
@@ -544,28 +525,24 @@ class Upsert:
         return table.filter(pc.invert(is_deleted)), table.filter(is_deleted).select(list(schema.key))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Upsert(BoundVerb):
-    keyed: ShardSchema
-    rows: pa.Table
-
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        schema, keyed, rows = self.schema, self.keyed, self.rows
-        is_whole = set(rows.schema.names) == set(schema.arrow.names)
-        is_left = np.ones(len(rows), np.bool_)  # the rows whose key was not met yet
-        met = keyed.updates_schema.empty_table()
-        for old in self.row_set.rows(contents):
-            if not is_whole:
-                met = _check_one_row(old, met, keyed)
-            indexes = match_keys(old, rows, keyed)
-            fresh = indexes[first_of_key(old, keyed) & (indexes != ABSENT)]
-            fresh = fresh[is_left[fresh]]
-            is_left[fresh] = False
-            taken = rows.take(pa.array(fresh))
-            if not is_whole:
-                taken = _completed(taken, old, keyed, schema)
-            yield from changed(old, with_diffs(taken), schema)
-        yield filled(rows.filter(pa.array(is_left)), schema)
+def _upserted(
+    schema: ShardSchema, row_set: RowSet, keyed: ShardSchema, rows: pa.Table, contents: Contents
+) -> Iterator[pa.Table]:
+    is_whole = set(rows.schema.names) == set(schema.arrow.names)
+    is_left = np.ones(len(rows), np.bool_)  # the rows whose key was not met yet
+    met = keyed.updates_schema.empty_table()
+    for old in row_set.rows(contents):
+        if not is_whole:
+            met = _check_one_row(old, met, keyed)
+        indexes = match_keys(old, rows, keyed)
+        fresh = indexes[first_of_key(old, keyed) & (indexes != ABSENT)]
+        fresh = fresh[is_left[fresh]]
+        is_left[fresh] = False
+        taken = rows.take(pa.array(fresh))
+        if not is_whole:
+            taken = _completed(taken, old, keyed, schema)
+        yield from changed(old, with_diffs(taken), schema)
+    yield filled(rows.filter(pa.array(is_left)), schema)
 
 
 def _check_one_row(old: pa.Table, met: pa.Table, keyed: ShardSchema) -> pa.Table:
@@ -597,13 +574,13 @@ def filled(rows: pa.Table, schema: ShardSchema) -> pa.Table:
     if not len(rows):
         return schema.updates_schema.empty_table().drop_columns([TIME])
     columns = []
-    for field in schema.arrow:
-        if field.name in rows.schema.names:
-            columns.append(rows.column(field.name))
+    for column in schema.arrow:
+        if column.name in rows.schema.names:
+            columns.append(rows.column(column.name))
             continue
-        if not field.nullable and field.name not in schema.defaults:
-            raise InvalidUsage(f"column {field.name!r} is absent from the rows, and a new row needs a value in it")
-        columns.append(schema.defaulted(field.name, len(rows)))
+        if not column.nullable and column.name not in schema.defaults:
+            raise InvalidUsage(f"column {column.name!r} is absent from the rows, and a new row needs a value in it")
+        columns.append(schema.defaulted(column.name, len(rows)))
     return with_diffs(pa.Table.from_arrays(columns, schema=nullable(schema.arrow)))
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, overload
 
 import pyarrow as pa
 
-from persist.client.arguments import checked
+from persist.client.arguments import checked, key_values
 from persist.client.idempotency import after_commit, send, send_for
 from persist.client.optimistic_edit import unless_landed
 from persist.client.optimistic_loop import Count, RewriteOperation, check_complete, latest_of
@@ -62,7 +62,7 @@ class Question:
             raise InvalidUsage("keys must be a non-empty list of keys")
         if len(keys) > KEYS_MAX:
             raise InvalidUsage(f"there are {len(keys)} keys; one erasure takes at most {KEYS_MAX}: use where")
-        return cls(tuple(_values(key) for key in keys))
+        return cls(tuple(map(key_values, keys)))
 
     def digest(self, erasure: str, reason: str) -> bytes:
         """The digest that the State keeps. It includes the id, so that equal questions have different digests."""
@@ -218,7 +218,7 @@ class EraseOperation(RewriteOperation):
     def run(self, token: Token | None) -> ErasureStatus:
         """Raises what `Shard.erase` says."""
         token = mint(Token, self.transport.ids) if token is None else token
-        erasure = erasure_id(token)
+        erasure = "e" + token[1:]  # the id that the token stands for
         operation = replace(self, erasure=erasure)
         with unless_landed(self._writer(None), token):
             removed = operation._settled(token, lambda: operation._attempt(token), lambda _: None)
@@ -237,24 +237,15 @@ class EraseOperation(RewriteOperation):
         return count.removed - count.added if attempt.is_fresh else None
 
     def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
-        return self._picked(held.view).rows(held, low, latest_of(held.view))
-
-    def _picked(self, view: ShardView) -> Picked:
-        """The rows to erase. Raises InvalidUsage, also if a name means another column by now."""
-        is_named = self.question != Question()
-        return self.question.picked(
-            current_for_names(valid_schemas(view.schemas), self.known, None if is_named else ())
-        )
+        schemas = valid_schemas(held.view.schemas)
+        # Raises InvalidUsage if a name means another column by now; without a question none is used.
+        schema = current_for_names(schemas, self.known, () if self.question == Question() else None)
+        return self.question.picked(schema).rows(held, low, latest_of(held.view))
 
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
         pending = 0 if view is None else view.erasing
         new = c.NewErasure(self.erasure, self.deadline_ms, self.reason, self.tags, pending, self.force)
         return {"operation": c.ERASE, "question": self.question.digest(self.erasure, self.reason), "erasure": new}
-
-
-def erasure_id(token: Token) -> str:
-    """The id of the erasure that this token stands for."""
-    return "e" + token[1:]
 
 
 def checked_deadline(deadline: Any) -> int | None:
@@ -290,11 +281,7 @@ def status_of(
 
 def read_erasures(transport: OneShard, name: str, retry_s: float) -> dict[str, ErasureStatus]:
     """The erasures of a shard by id, the oldest first. Raises what every call may."""
-    return statuses(send_for(c.ErasuresAre, transport, name, c.ReadErasures(), retry_s))
-
-
-def statuses(answer: c.ErasuresAre) -> dict[str, ErasureStatus]:
-    """The erasures of a shard as callers see them, the oldest first."""
+    answer = send_for(c.ErasuresAre, transport, name, c.ReadErasures(), retry_s)
     ordered = sorted(answer.erasures.items(), key=lambda item: (item[1].at, item[0]))
     return {key: _status(key, erasure, answer.waits.get(key, ()), answer.now_ms) for key, erasure in ordered}
 
@@ -315,12 +302,6 @@ def _status(key: str, erasure: Erasure, waits: tuple[Wait, ...], now_ms: int) ->
         proof=erasure.proof,
         pending_s=None if erasure.pending is None else max(0, now_ms - erasure.requested_ms) / 1000,
     )
-
-
-def _values(key: Any) -> tuple[Any, ...]:
-    if isinstance(key, (list, tuple)):
-        return tuple(key)
-    return (key,)
 
 
 class ErasureMethods(ShardBase):

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from persist.attributes.attribute_handle import AttributeUpdates
-from persist.client.arguments import check_int, check_splits, checked, checked_wait, names
+from persist.client.arguments import SPLITS_MAX, check_int, checked, checked_wait, names
 from persist.client.commit_info import (
     HistoryEntry,
     Info,
@@ -161,7 +161,7 @@ class HistoryMethods(ShardBase):
             wait_s: seconds to wait until the times are complete.
         Raises: InvalidUsage (no such time or column, or another schema), and what `snapshot` raises.
         """
-        check_splits(num_splits)
+        check_int("num_splits", num_splits, 1, SPLITS_MAX)
         checked_wait("wait_s", wait_s)
         if start is None:
             raise InvalidUsage("start is None; it must be a time, or a wall clock with its zone")

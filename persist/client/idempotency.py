@@ -251,11 +251,12 @@ def _attributes(changes: tuple[AttributeUpdate, ...]) -> list[tuple[object, ...]
 
 def with_id_digests(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """The runs, with parts that a token recognises by their ids only, not by their rows."""
-    return tuple(Run(tuple(replace(part, rows_digest=_by_id(part)) for part in run.parts)) for run in runs)
 
+    def by_id(part: Part) -> Part:
+        digest = hashlib.blake2b(part.id.encode(), digest_size=8).digest()
+        return replace(part, rows_digest=int.from_bytes(digest) % MODULUS)
 
-def _by_id(part: Part) -> int:
-    return int.from_bytes(hashlib.blake2b(part.id.encode(), digest_size=8).digest()) % MODULUS
+    return tuple(Run(tuple(map(by_id, run.parts))) for run in runs)
 
 
 def _digest(question: list[object]) -> bytes:

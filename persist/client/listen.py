@@ -157,7 +157,10 @@ class Listen(Timeable):
             return
         batches = [b for b in view.batches if self.frontier < b.desc.upper and b.desc.lower < upper]
         for group in _groups(batches, self._settings.memory_bytes):
-            yield from self._step(group, min(group[-1].desc.upper, upper), reader, wanted)
+            # The events of adjacent batches: one, ordered by time, unless it would be too large.
+            end, parts = min(group[-1].desc.upper, upper), [part for batch in group for part in batch.parts()]
+            pieces = reader.read_updates(parts, self.frontier, end, key_range=wanted.key_range, columns=wanted.read)
+            yield from self._events(pieces, sum(batch.rows for batch in group), end, wanted)
 
     def _dropped(self, view: ShardView, drop: RowDrop) -> Iterator[ListenEvent]:
         """The events of a drop: the rows that it removed, at its time, and the rows written at that time.
@@ -172,14 +175,6 @@ class Listen(Timeable):
         rows = sum(part.rows for run in (*runs, *written) for part in run.parts)
         pieces = changes_at(reader, runs, written, drop, wanted.key_range, wanted.read)
         yield from self._events(pieces, rows, Antichain(drop.at + 1), wanted)
-
-    def _step(
-        self, batches: Sequence[HollowBatch], upper: Antichain, reader: PartReader, wanted: Selected
-    ) -> Iterator[ListenEvent]:
-        """The events of adjacent batches: one, ordered by time, unless it would be too large."""
-        parts = [part for batch in batches for part in batch.parts()]
-        pieces = reader.read_updates(parts, self.frontier, upper, key_range=wanted.key_range, columns=wanted.read)
-        yield from self._events(pieces, sum(batch.rows for batch in batches), upper, wanted)
 
     def _events(
         self, pieces: Iterator[pa.Table], rows: int, upper: Antichain, wanted: Selected

@@ -21,6 +21,7 @@ from persist.client.dml_plans import (
     BoundVerb,
     Contents,
     Plan,
+    RowSet,
     changed,
     check_alike,
     filled,
@@ -237,10 +238,10 @@ class MergePlan:
         row_set = ALL if is_whole else with_keys(distinct_keys(table, keyed), keyed, schema)
         clause_values = [clause.to_question(schema) for clause in clauses]
         question = [list(keyed.key), sorted(table.schema.names), _digest(table, schema), clause_values]
+        run = _BoundMerge(schema, row_set, keyed, table, clauses)
+        run.check()
         names = table.schema.names
-        bound = _BoundMerge(schema, row_set, question, source_names=names, keyed=keyed, source=table, clauses=clauses)
-        bound.check()
-        return bound
+        return BoundVerb(schema, row_set, question, run.updates, source_names=names)
 
 
 def _table(rows: Updates, schema: ShardSchema, source_columns: Sequence[str]) -> pa.Table:
@@ -336,10 +337,12 @@ def _completed(clause: Clause, source_columns: Sequence[str], schema: ShardSchem
     return replace(clause, sets=sets)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _BoundMerge(BoundVerb):
-    """A merge into a shard, by the columns of `keyed`."""
+@dataclass(frozen=True)
+class _BoundMerge:
+    """A merge into the rows of a shard, by the columns of `keyed`."""
 
+    schema: ShardSchema
+    row_set: RowSet
     keyed: ShardSchema
     source: pa.Table
     clauses: tuple[Clause, ...]

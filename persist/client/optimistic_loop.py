@@ -152,6 +152,12 @@ class RewriteOperation(ABC):
         return cls(transport, name, to, write, read, **more)
 
     @property
+    def time(self) -> int:
+        """The time that it is about, unless that is the latest one."""
+        assert self.to.time is not None
+        return self.to.time
+
+    @property
     def purpose(self) -> str:
         """What lists of readers and the commit history show for it."""
         return f"{self.what} {self.to.time}"
@@ -322,11 +328,11 @@ class RewriteOperation(ABC):
             return None
         return count
 
-    def _timestamp(self, as_of: int) -> datetime | None:
+    def _timestamp(self) -> datetime | None:
         if self.to.timestamp is not None:
             return self.to.timestamp
         try:
-            return instant_of(self.transport, self.name, as_of, self.read.retry_s)
+            return instant_of(self.transport, self.name, self.time, self.read.retry_s)
         except PersistError:  # it has landed, whether or not its wall clock is known
             return None
 

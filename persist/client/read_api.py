@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.arguments import check_int, check_splits, checked, checked_time, checked_wait, names
+from persist.client.arguments import SPLITS_MAX, check_int, checked, checked_time, checked_wait, key_values, names
 from persist.client.listen import Listen, Subscription
 from persist.client.row_reader import expand_rows, first_negative, multiplicities
 from persist.client.shard_base import ShardBase
@@ -24,7 +24,6 @@ from persist.core.errors import InvalidUsage, NotReadable, shown
 from persist.core.frontier import Antichain, frontier
 from persist.core.named_holds import check_tag_name
 from persist.parts import DIFF, EVERYTHING, Selection, newest, valid_schemas
-from persist.parts.scan_spec import Values
 from persist.parts.schema_evolution import current_for_names
 
 if TYPE_CHECKING:
@@ -87,8 +86,9 @@ class ReadMethods(ShardBase):
             NotReadable (`as_of` is before since and has no tag, or there is no such tag), Unavailable (`as_of` was
             not complete within `wait_s`, or no clock can be trusted for a wall clock).
         """
-        check_splits(num_splits)
-        _check_limit("limit", limit)
+        check_int("num_splits", num_splits, 1, SPLITS_MAX)
+        if limit is not None:
+            check_int("limit", limit, 0, LIMIT_MAX, ", or None for all rows")
         selection = self._selection(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
         selection = replace(selection, then=is_then("schema", schema))
         return self._snapshot(_named(as_of, tag), selection, limit, (num_splits, wait_s, purpose))
@@ -145,7 +145,7 @@ class ReadMethods(ShardBase):
         Raises: InvalidUsage (it is no key of the shard, or has more than 100,000 rows), NegativeMultiplicity (a row was
             retracted more often than added), and what `snapshot` raises.
         """
-        selection = replace(self._selection(None, columns), key=values_of(key))
+        selection = replace(self._selection(None, columns), key=key_values(key))
         rows = self._rows(as_of, selection, KEY_ROWS_MAX + 1, "get")
         if len(rows) > KEY_ROWS_MAX:
             raise InvalidUsage(
@@ -312,25 +312,17 @@ class ReadMethods(ShardBase):
 
     def _entered(self, stack: ExitStack, at: int | Tagged | None, options: tuple[str, float], hold: Holding) -> Held:
         """As `hold`, on a stack; the latest time of an empty shard is BEFORE_ALL. `options`: purpose, seconds."""
-        purpose, wait_s = options
-        checked_wait("wait_s", wait_s)
-        checked("purpose", purpose, str)
-        tries = 0
-        while at != BEFORE_ALL:
-            held = hold(self._transport, self.name, at, purpose, wait_s, self._settings.read)
+        transport, name, read = self._transport, self.name, (*options, self._settings.read)
+        for left in range(LATEST_TRIES_MAX, 0, -1):
             try:
-                return stack.enter_context(held)
+                return stack.enter_context(hold(transport, name, at, *read))
             except NothingWritten:
                 try:
-                    return stack.enter_context(self._before_all(purpose, wait_s))
+                    return stack.enter_context(hold_time(transport, name, BEFORE_ALL, *read))
                 except NotReadable:  # by now something was written, and the beginning forgotten
-                    tries += 1
-                    if tries == LATEST_TRIES_MAX:
+                    if left == 1:
                         raise
-        return stack.enter_context(self._before_all(purpose, wait_s))
-
-    def _before_all(self, purpose: str, wait_s: float) -> AbstractContextManager[Held]:
-        return hold_time(self._transport, self.name, BEFORE_ALL, purpose, wait_s, self._settings.read)
+        raise AssertionError("the last try returns or raises")
 
     def _schema_of(self, selection: Selection) -> int | None:
         """The id of the schema that names the selected columns; None: none is named.
@@ -367,11 +359,6 @@ def snapshot_of(
     return shard._snapshot(at, selection, limit, (1, wait_s, purpose))
 
 
-def listen_of(shard: ReadMethods, as_of: int | None, until: Time, selection: Selection, purpose: str) -> Listen:
-    """A listener of a selection. Raises what `Shard.listen` does."""
-    return shard._listen(as_of, frontier(until), selection, purpose)
-
-
 def counted(
     shard: ReadMethods, at: int | datetime | Tagged | None, selection: Selection, wait_s: float = WAIT_S
 ) -> tuple[Snapshot, int]:
@@ -392,7 +379,7 @@ def selection_of(
     checked("where", where, str, type(None))
     if where is not None and not where.strip():
         raise InvalidUsage('where is empty; it must be a predicate, such as "amount > 10", or None for all rows')
-    start, end, prefix = (None if key is None else values_of(key) for key in (start_key, end_key, key_prefix))
+    start, end, prefix = (None if key is None else key_values(key) for key in (start_key, end_key, key_prefix))
     return Selection(where, start, end, prefix, columns=None if columns is None else names("columns", columns))
 
 
@@ -408,14 +395,3 @@ def is_then(what: str, schema: object) -> bool:
     if schema not in (NOW, THEN):
         raise InvalidUsage(f"{what} is {shown(schema)}; it is {NOW!r}, for the columns of today, or {THEN!r}")
     return schema == THEN
-
-
-def values_of(key: Key) -> Values:
-    """The values of the first key columns: those of a tuple, or a single value."""
-    return tuple(key) if isinstance(key, (tuple, list)) else (key,)
-
-
-def _check_limit(what: str, limit: object) -> None:
-    checked(what, limit, int, type(None))
-    if isinstance(limit, int) and not 0 <= limit <= LIMIT_MAX:
-        raise InvalidUsage(f"{what} is {shown(limit)}; it must be in [0, {LIMIT_MAX}], or None for all rows")

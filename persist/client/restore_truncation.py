@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +38,8 @@ from persist.core.errors import (
 )
 from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
+from persist.core.shard_settings import DROP as DROP
+from persist.core.shard_settings import RETRACT as RETRACT
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.transitions.part_admission import DIFF_MAX
 from persist.core.truncation import begins, check_droppable, check_not_erasing, clipped, contents, floor_at, runs_until
@@ -85,32 +87,26 @@ class RestoreOperation(RewriteOperation):
 
     def run(self, token: Token | None, retries: int) -> Restored:
         """Raises what `Shard.restore` says."""
-        as_of = self.to.time
-        assert as_of is not None
-        return self._settled(
-            token, lambda: self._attempt(as_of, token, retries), lambda done: self._landed_outcome(as_of, done)
-        )
+        return self._settled(token, lambda: self._attempt(token, retries), self._landed_outcome)
 
     def check(self) -> None:
         """Raise if the rows that a restore would write are refused; nothing is written."""
-        as_of = self.to.time
-        assert as_of is not None
-        with self._held(as_of) as held:
+        with self._held(self.time) as held:
             schema, count = current_schema(held.view.schemas)[1], self._begin(held.view)
-            for table in self._writable(as_of, self._rows(held, count, None)):
+            for table in self._writable(self.time, self._rows(held, count, None)):
                 check_rows(schema.conform(table, 0), schema)
             self._check_gained(held, count)
 
-    def _attempt(self, as_of: int, token: Token | None, retries: int) -> Restored:
-        check_complete(self.name, as_of, self._view())
-        with self._held(as_of) as held:
+    def _attempt(self, token: Token | None, retries: int) -> Restored:
+        check_complete(self.name, self.time, self._view())
+        with self._held(self.time) as held:
             attempt = self._rewrite(held, token, retries + 1)
             draft, done = attempt.draft, attempt.done
             if done is None:
-                return self._unchanged(as_of, draft.held.view, token)
+                return self._unchanged(draft.held.view, token)
             if draft.is_extended or not attempt.is_fresh:  # other rows landed than those of one comparison
-                return self._landed_outcome(as_of, done)
-            return self._result(as_of, done, draft.count)
+                return self._landed_outcome(done)
+            return self._result(done, draft.count)
 
     def _begin(self, view: ShardView) -> Count:
         schema = current_schema(view.schemas)[1]
@@ -148,20 +144,20 @@ class RestoreOperation(RewriteOperation):
         [split] = HeldInterval(held, held.as_of, latest_of(held.view)).splits(1, None)
         return any(table.num_rows for table in split.read(self.transport))
 
-    def _unchanged(self, as_of: int, view: ShardView, token: Token | None) -> Restored:
+    def _unchanged(self, view: ShardView, token: Token | None) -> Restored:
         """The result if nothing differs, unless another try of the token has landed meanwhile."""
         if token is not None and (landed := self._landed(token)) is not None:
-            return self._landed_outcome(as_of, landed)
-        return self._result(as_of, c.Appended(view.upper, view.upper), Count())
+            return self._landed_outcome(landed)
+        return self._result(c.Appended(view.upper, view.upper), Count())
 
-    def _landed_outcome(self, as_of: int, done: c.Appended) -> Restored:
+    def _landed_outcome(self, done: c.Appended) -> Restored:
         """The result of another try that has landed; its rows are read to count them."""
-        return self._result(as_of, done, Count() if done.lower == done.upper else self._counted(done))
+        return self._result(done, Count() if done.lower == done.upper else self._counted(done))
 
-    def _result(self, as_of: int, done: c.Appended, count: Count | None) -> Restored:
+    def _result(self, done: c.Appended, count: Count | None) -> Restored:
         added, removed = (None, None) if count is None else (count.added, count.removed)
         keys = tuple(dict.fromkeys(update.key for update in self.attributes))
-        return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, added, removed, keys)
+        return Restored(self.time, self._timestamp(), done.lower, done.upper, added, removed, keys)
 
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
         return {"operation": c.RESTORE, "undoes": self.to.time, "attributes": self.attributes}
@@ -184,8 +180,6 @@ class RestoreOperation(RewriteOperation):
 # since, as far as that is positive.
 
 
-RETRACT: Final = "retract"
-DROP: Final = "drop"
 FORCED_TRIES_MAX = 100  # each failed one means that the writer has appended meanwhile
 
 
@@ -219,17 +213,18 @@ class TruncateOperation(RewriteOperation):
 
     def run(self, token: Token | None, retries: int, *, dry_run: bool, force: bool = False) -> Truncated:
         """Raises what `Shard.truncate` says. `force` as for a drop."""
-        before = self.to.time
-        assert before is not None
-        if not before:  # the shard was empty before the first time
+        if not self.time:  # the shard was empty before the first time
             upper = self._writable_upper()
             return self._result(c.Appended(upper, upper), 0)
         # A dry run asks whether the shard was truncated that far, and not for the outcome of the token.
         if self._is_fed():  # only its writer chooses times, so the truncation has to be a drop
-            drop = DropOperation(self.transport, self.name, self.to, self.write, self.read, self.info, self.passes)
-            return drop.run(token, dry_run=dry_run, force=force)
+            return self.as_drop().run(token, dry_run=dry_run, force=force)
         minted = mint(Token, self.transport.ids) if token is None or dry_run else token
-        return self._settled(minted, lambda: self._attempt(before, token, retries, dry_run), self._landed_outcome)
+        return self._settled(minted, lambda: self._attempt(token, retries, dry_run), self._landed_outcome)
+
+    def as_drop(self) -> DropOperation:
+        """The same truncation by a drop."""
+        return DropOperation(self.transport, self.name, self.to, self.write, self.read, self.info, self.passes)
 
     def _is_fed(self) -> bool:
         """Whether the shard is fed by `append`. A dropped shard only answers tokens."""
@@ -237,7 +232,8 @@ class TruncateOperation(RewriteOperation):
             return read_facts(self.transport, self.name, self.read.retry_s).facts.done.appended
         return False
 
-    def _attempt(self, before: int, token: Token | None, retries: int, dry_run: bool) -> Truncated:
+    def _attempt(self, token: Token | None, retries: int, dry_run: bool) -> Truncated:
+        before = self.time
         check_complete(self.name, before - 1, self._view(), "truncated")
         with self._held(before - 1, self.read.shared_by(READS_AT_ONCE)) as held:
             if dry_run:
@@ -269,8 +265,7 @@ class TruncateOperation(RewriteOperation):
         return self._result(done, None if count is None else count.removed)
 
     def _result(self, done: c.Appended, removed: int | None) -> Truncated:
-        assert self.to.time is not None
-        return Truncated(self.to.time, self.to.timestamp, done.lower, done.upper, removed)
+        return Truncated(self.time, self.to.timestamp, done.lower, done.upper, removed)
 
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
         return {"operation": c.TRUNCATE, "truncates": self.to.time, "passes": self.passes}
@@ -335,18 +330,16 @@ class DropOperation(RewriteOperation):
 
     def run(self, token: Token | None, *, dry_run: bool, force: bool = False) -> Truncated:
         """Raises what `Shard.truncate` says. `force`: take the next time at once, even if fed by `append`."""
-        before = self.to.time
-        assert before is not None
-        removed: int | None
+        before, removed = self.time, None
         if dry_run or not before:
-            upper, removed = self._dry_run(before) if before else (self._writable_upper(), 0)
+            upper, removed = self._dry_run() if before else (self._writable_upper(), 0)
             return Truncated(before, self.to.timestamp, upper, upper, removed, DROP)
         own = token or mint(Token, self.transport.ids)
         done = self._forced(own) if force else self._drop(EMPTY, own)
-        pending, removed = False, None
+        pending = False
         if done.lower == done.upper:
             with after_commit(f"the truncation of shard {self.name!r} before {before}"):
-                pending, removed = self._fate(before, done.lower)
+                pending, removed = self._fate(done.lower)
         return Truncated(before, self.to.timestamp, done.lower, done.upper, removed, DROP, pending)
 
     def _forced(self, token: Token) -> c.Appended:
@@ -359,11 +352,12 @@ class DropOperation(RewriteOperation):
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _fate(self, before: int, requested: Antichain) -> tuple[bool, int | None]:
+    def _fate(self, requested: Antichain) -> tuple[bool, int | None]:
         """Whether a drop that took no time is still pending, and how many rows it removed, if that is known.
 
         For a repeated token, `requested` is the upper at the first call. Raises Conflict: it was withdrawn since.
         """
+        before = self.time
         try:
             facts = read_facts(self.transport, self.name, self.read.retry_s).facts
             if facts.pending >= before:
@@ -386,23 +380,24 @@ class DropOperation(RewriteOperation):
             at=requested.to_json(),
         )
 
-    def _dry_run(self, before: int) -> tuple[Antichain, int]:
+    def _dry_run(self) -> tuple[Antichain, int]:
         """The upper, and how many rows would be removed. Raises InvalidUsage if a drop is refused."""
+        before = self.time
         check_complete(self.name, before - 1, self._view(), "truncated")
         if before <= read_facts(self.transport, self.name, self.read.retry_s).facts.truncated.before:
             return self._view().upper, 0
         with hold_time(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
-            return self.counted(held, before)
+            return self.counted(held)
 
-    def counted(self, held: Held, before: int) -> tuple[Antichain, int]:
+    def counted(self, held: Held) -> tuple[Antichain, int]:
         """As `_dry_run` for a time that is held, whose lease it closes."""
         try:
             view, count = held.view, Count()
             check_not_erasing(self.name, view.upper, view.retracting)
-            check_droppable(self.name, view.batches, view.drops, before)
+            check_droppable(self.name, view.batches, view.drops, self.time)
             _, reader = part_reader(self.transport, view, self.read)
-            runs = runs_until(contents(runs_of(view), view.drops, view.upper.element or 0), before)
-            count.read(with_renewal(map(negated, reader.read_range(runs, as_of=before - 1)), held.lease))
+            runs = runs_until(contents(runs_of(view), view.drops, view.upper.element or 0), self.time)
+            count.read(with_renewal(map(negated, reader.read_range(runs, as_of=self.time - 1)), held.lease))
             return view.upper, count.removed
         finally:
             held.lease.close()
@@ -416,11 +411,9 @@ class DropOperation(RewriteOperation):
 
 def mode_of(mode: object) -> Literal["retract", "drop"]:
     """Return the mode. Raises InvalidUsage unless it is "retract" or "drop"."""
-    if mode == RETRACT:
-        return RETRACT
-    if mode == DROP:
-        return DROP
-    raise InvalidUsage(f"mode is {mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
+    if mode not in (RETRACT, DROP):
+        raise InvalidUsage(f"mode is {mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
+    return "drop" if mode == DROP else "retract"
 
 
 def cut_of(transport: OneShard, name: str, before: Point, retry_s: float) -> NamedTime:

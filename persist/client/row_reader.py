@@ -148,7 +148,7 @@ def expand_rows(table: pa.Table, rows_max: int = PIECE_ROWS) -> Iterator[pa.Tabl
     if (counts == 1).all():
         yield rows
         return
-    _check(table, rows, counts)
+    _check(table, counts)
     if counts.any():
         yield from _pieces(rows, counts, rows_max)
     else:
@@ -200,7 +200,7 @@ def limit_rows(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Tab
         return
 
 
-def _check(table: pa.Table, rows: pa.Table, counts: npt.NDArray[np.int64]) -> None:
+def _check(table: pa.Table, counts: npt.NDArray[np.int64]) -> None:
     """Raise unless the rows can be repeated. Counts are summed in floating point, which cannot wrap around."""
     negative = first_negative(table)
     if negative is not None:

@@ -10,15 +10,13 @@ from typing import Any
 from persist.client.arguments import checked, names
 from persist.client.column_retention import (
     COLUMN,
+    TRIES,
     ColumnRetention,
     ColumnRun,
-    RetentionOutcome,
     check_column,
-    count_dropped,
     dropped,
     held_by_column,
     is_refused,
-    passed_cut,
     refused_drop,
     run_by_column,
 )
@@ -26,7 +24,7 @@ from persist.client.commit_info import info_bytes
 from persist.client.contents_diff import NamedTime
 from persist.client.embedded import EmbeddedTransport
 from persist.client.history_api import HistoryMethods
-from persist.client.idempotency import after_commit, read_details, send, send_for
+from persist.client.idempotency import after_commit, send_for
 from persist.client.lease_pool import LeasePool
 from persist.client.maintenance_api import Maintain
 from persist.client.optimistic_loop import read_facts
@@ -40,7 +38,6 @@ from persist.core import record
 from persist.core.clock_index import point_at
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, shown
 from persist.core.retention_plan import (
-    Due,
     Facts,
     blocked_by_column,
     facts_of,
@@ -97,7 +94,6 @@ def _newest(facts: Facts, rung: str) -> int | None:
 # Row policies as callers set them, and runs of them.
 
 
-TRIES = 5  # of a truncation if others write meanwhile, before the next turn
 FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode")
 OF_COLUMN = ("column", "column_age", "column_unit")
 RUNGS = ("hourly", "daily", "monthly")
@@ -238,7 +234,8 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
     facts, done = answer.facts, answer.facts.done
     now_ms = transport.clock.now_ms() if answer.checked_ms is None else answer.checked_ms
     planned, looked, following = plan(facts, now_ms), done.looked, next_turn_ms(facts, now_ms)
-    held_by = (*clock_notes(answer), *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
+    clock_notes = () if answer.checked_ms is not None or facts.policy is None else (NO_CLOCK,)
+    held_by = (*clock_notes, *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
     due = planned.due
     if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
         due, held_by = None, (*held_by, reason)
@@ -271,11 +268,6 @@ def _waits(facts: Facts, now_ms: int) -> tuple[str, ...]:
     if facts.policy is not None and facts.policy.cuts and facts.done.appended:
         return ("the shard is fed by append: rows go by drops, each with the next commit of the writer",)
     return ()
-
-
-def clock_notes(answer: c.RetentionIs) -> tuple[str, ...]:
-    """The note if the policy cannot trust any clock."""
-    return () if answer.checked_ms is not None or answer.facts.policy is None else (NO_CLOCK,)
 
 
 def run_retention(
@@ -311,105 +303,33 @@ def run_retention(
     planned, done = plan(answer.facts, now_ms), None
     due = planned.due
     if due is not None:
-        truncation = _truncated(transport, name, due, settings, _How(answer.facts.drops, retries, dry_run, now_ms))
-        if isinstance(truncation, tuple):
-            held_by = tuple(dict.fromkeys((*planned.held_by, *truncation)))
+        info, passes = info_bytes("info", {"retention": list(due.why)}), c.PassedCut(due.cut_ms, bool(due.passes))
+        truncation = TruncateOperation.of(transport, name, settings, NamedTime(due.cut.upper), info=info, passes=passes)
+        result: Truncated | tuple[str, ...]
+        try:
+            if answer.facts.drops:
+                result = dropped(truncation.as_drop(), dry_run=dry_run)
+            else:
+                result = truncation.run(None, retries, dry_run=dry_run)
+        except (InvalidUsage, NotReadable):  # the shard is fed by append by now, or another run has come that far
+            later = plan(read_facts(transport, name, retry_s).facts, now_ms)
+            if later.due == due:
+                raise
+            result = later.held_by
+        if isinstance(result, tuple):
+            held_by = tuple(dict.fromkeys((*planned.held_by, *result)))
             return RetentionRun(None, (), (), held_by, cuts, to_datetime(now_ms))
-        done = truncation
+        done = result
         if done.changed:
             answer = read_facts(transport, name, retry_s)
             _checked_ms(name, answer)
     by_column = run_by_column(transport, name, settings, answer, dry_run=dry_run, by_hand=by_hand)
-    return _run_result(done, due, planned.held_by, by_column, cuts, now_ms)
-
-
-@dataclass(frozen=True)
-class _How:
-    """How a policy truncates: by drops or not, how often if others write, whether it is a dry run, and when."""
-
-    drops: bool
-    retries: int
-    dry_run: bool
-    now_ms: int
-
-
-def _truncated(
-    transport: OneShard, name: str, due: Due, settings: HandleSettings, how: _How
-) -> Truncated | tuple[str, ...]:
-    """The truncation at the due cut, after which the policy is done with it; or what holds it back."""
-    info = info_bytes("info", {"retention": list(due.why)})
-    try:
-        if how.drops:
-            done = dropped(transport, name, due, settings, info, dry_run=how.dry_run)
-            return (done,) if isinstance(done, str) else done
-        to = NamedTime(due.cut.upper)
-        truncation = TruncateOperation.of(transport, name, settings, to, info=info, passes=passed_cut(due))
-        return truncation.run(None, how.retries, dry_run=how.dry_run)
-    except (InvalidUsage, NotReadable):  # the shard is fed by append by now, or another run has come that far
-        planned = plan(read_facts(transport, name, settings.write.retry_s).facts, how.now_ms)
-        if planned.due == due:
-            raise
-        return planned.held_by
-
-
-def _run_result(
-    done: Truncated | None,
-    due: Due | None,
-    held_by: tuple[str, ...],
-    by_column: RetentionOutcome,
-    cuts: int,
-    now_ms: int,
-) -> RetentionRun:
-    why, passes = ((), ()) if due is None else (due.why, due.passes)
+    why, passed = ((), ()) if due is None else (due.why, due.passes)
     if by_column.done is not None and by_column.done.removed:
         why = (*why, COLUMN)
-    return RetentionRun(
-        done,
-        why,
-        tuple(dict.fromkeys((*passes, *by_column.passes))),
-        tuple(dict.fromkeys((*held_by, *by_column.held_by))),
-        cuts,
-        to_datetime(now_ms),
-        by_column.done,
-    )
-
-
-def set_policy(
-    transport: OneShard, name: str, policy: RowPolicy | None, settings: HandleSettings, request: RetentionRequest
-) -> RowRetention:
-    """Change the policy. Raises what `Shard.retain` says."""
-    retry_s = settings.write.retry_s
-    now = read_details(transport, name, retry_s).settings
-    if not now.version:
-        raise InvalidUsage(f"shard {name!r} has no settings yet: say how much history it is to keep first")
-    version = now.version if request.expected_version is None else request.expected_version
-    if (now.version, now.rows) == (version + 1, policy):  # a repetition that has landed, as for settings
-        return read_retention(transport, name, retry_s)
-    if version != now.version:
-        raise Conflict(
-            f"the settings of shard {name!r} have version {now.version}, not the expected {version}; read them anew",
-            expected=version,
-            actual=now.version,
-        )
-    if policy is not None and policy.column is not None:
-        check_column(transport, name, policy.column, policy.column_unit, request.known)
-    if policy is not None and not request.confirm:
-        _guard(transport, name, policy, settings)
-    send(transport, name, c.SetSettings(version, now.history_ms, now.mark_every_ms, policy), retry_s)
-    with after_commit(f"the policy of shard {name!r}"):
-        return read_retention(transport, name, retry_s)
-
-
-@dataclass(frozen=True)
-class RetentionRequest:
-    """`confirm`: even if more than half of the rows would be removed at once. `expected_version` None: any.
-
-    `known` is the id of the schema that names the policy's column; None: the current one.
-    """
-
-    confirm: bool = False
-    expected_version: int | None = None
-    known: int | None = None
+    passed = tuple(dict.fromkeys((*passed, *by_column.passes)))
+    held_by = tuple(dict.fromkeys((*planned.held_by, *by_column.held_by)))
+    return RetentionRun(done, why, passed, held_by, cuts, to_datetime(now_ms), by_column.done)
 
 
 def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSettings) -> None:
@@ -439,14 +359,17 @@ def _cut_at_once(transport: OneShard, name: str, facts: Facts, now_ms: int, sett
     due = plan(_first_run(transport, name, facts, now_ms, settings.write.retry_s).facts, now_ms).due
     if due is None or facts.rows == 0:
         return 0
-    upper = due.cut.upper
-    if facts.drops:
-        return count_dropped(transport, name, upper, settings)
-    truncation = TruncateOperation.of(transport, name, settings, NamedTime(upper))
+    truncation = TruncateOperation.of(transport, name, settings, NamedTime(due.cut.upper))
     try:
+        if facts.drops:
+            return truncation.as_drop().run(None, dry_run=True).removed or 0
         return truncation.run(None, 0, dry_run=True).removed or 0
     except NotReadable:  # what was forgotten cannot be cut
         return 0
+    except InvalidUsage:
+        if not facts.drops:
+            raise
+        return 0  # a drop is refused
 
 
 def _first_run(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_s: float) -> c.RetentionIs:
@@ -493,9 +416,30 @@ class RetentionMethods(HistoryMethods):
         checked("expected_version", expected_version, int, type(None))
         if policy is not None and not isinstance(policy, Mapping):
             raise InvalidUsage(f"policy is {shown(policy)}; it must be a dict such as {{'age': '90d'}}, or None")
-        parsed = None if policy is None else read_policy(policy)
-        request = RetentionRequest(confirm, expected_version, self._current_schema()[0])
-        return set_policy(self._transport, self.name, parsed, self._settings, request)
+        return self._set_policy(None if policy is None else read_policy(policy), confirm, expected_version)
+
+    def _set_policy(self, policy: RowPolicy | None, confirm: bool, expected_version: int | None) -> RowRetention:
+        transport, name, settings = self._transport, self.name, self._settings
+        now = self._details().settings
+        if not now.version:
+            raise InvalidUsage(f"shard {name!r} has no settings yet: say how much history it is to keep first")
+        version = now.version if expected_version is None else expected_version
+        if (now.version, now.rows) == (version + 1, policy):  # a repetition that has landed, as for settings
+            return self.retention()
+        if version != now.version:
+            raise Conflict(
+                f"the settings of shard {name!r} have version {now.version}, not the expected {version}; read them "
+                "anew",
+                expected=version,
+                actual=now.version,
+            )
+        if policy is not None and policy.column is not None:
+            check_column(transport, name, policy.column, policy.column_unit, self._current_schema()[0])
+        if policy is not None and not confirm:
+            _guard(transport, name, policy, settings)
+        self._send(c.SetSettings(version, now.history_ms, now.mark_every_ms, policy))
+        with after_commit(f"the policy of shard {name!r}"):
+            return self.retention()
 
     def run_retention(self, *, dry_run: bool = False) -> RetentionRun:
         """Run the policy now. Maintenance runs it anyway. Repeating it is safe.

@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 
 from persist.client.listen import Listen
-from persist.client.read_api import listen_of, selection_of
+from persist.client.read_api import selection_of
 from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
+from persist.core.frontier import frontier
 from persist.core.shard_view import ShardView
 from persist.parts.constraint_checks import without_constraints as without_constraints
 from persist.parts.schema_evolution import (
@@ -108,7 +109,7 @@ class NamedColumns:
 
     def listen(self, shard: Shard, as_of: int, until: int | None, purpose: str) -> Listen:
         """A listener of one of these shards, whatever schema its handle knows. Raises as `Shard.listen`."""
-        return listen_of(shard, as_of, until, self._selection, purpose)
+        return shard._listen(as_of, frontier(until), self._selection, purpose)
 
     def check(self, other: Shard, schema_id: int) -> None:
         """Raise InvalidUsage if a name means another column by now, or by that schema of another shard."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -37,16 +37,6 @@ from persist.parts.scan_spec import resolve_selection
 
 AsOf = int | Tagged | None
 TRIES = 3  # how often a shared lease may be gone, or another read take one; then a read takes its own
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """What to read: a shard as of a time (None: the latest complete one), for which the read may wait."""
-
-    name: str
-    as_of: AsOf
-    purpose: str
-    wait_s: float
 
 
 class LentLease(ReadLease):
@@ -104,8 +94,11 @@ def hold_shared(  # noqa: PLR0913 - as `holding`
     """
     checked_wait("wait_s", wait_s)
     checked("purpose", purpose, str)
-    read = Read(name, as_of, purpose, wait_s)
-    held = _shared(transport, read, settings, is_plan) if isinstance(transport, OneShard) else None
+    held = None
+    if isinstance(transport, OneShard):
+        held = _shared(
+            transport, as_of, LeaseKind(name, transport.shard, purpose, settings.lease_ms, is_plan), settings
+        )
     if held is None:
         with hold_time(transport, name, as_of, purpose, wait_s, settings) as own:
             yield own
@@ -129,16 +122,15 @@ def hold_for_block(
             held.lease.close()
 
 
-def _shared(transport: OneShard, read: Read, settings: ReadSettings, is_plan: bool) -> Held | None:
+def _shared(transport: OneShard, as_of: AsOf, kind: LeaseKind, settings: ReadSettings) -> Held | None:
     """A time that a shared lease holds; None: the read has to take its own lease."""
-    pool, as_of = transport.leases, read.as_of
+    pool = transport.leases
     is_time = type(as_of) is int and 0 <= as_of <= TIME_MAX
     if pool is None or not (as_of is None or is_time or isinstance(as_of, Tagged)):
         return None
-    kind = LeaseKind(read.name, transport.shard, read.purpose, settings.lease_ms, is_plan)
     for _ in range(TRIES):
         try:
-            held = _Joining(transport, read, settings, pool, kind).held()
+            held = _Joining(transport, as_of, settings, pool, kind).held()
         except (NotReadable, UpgradeNeeded):  # the read's own lease raises it, or holds the time
             return None
         except Unavailable as error:
@@ -152,38 +144,34 @@ def _shared(transport: OneShard, read: Read, settings: ReadSettings, is_plan: bo
 
 @dataclass(frozen=True, slots=True)
 class _Joining:
-    """One try to read by a shared lease."""
+    """One try to read a time (None: the latest complete one) by a shared lease."""
 
     transport: OneShard
-    read: Read
+    as_of: AsOf
     settings: ReadSettings
     pool: LeasePool
     kind: LeaseKind
 
     def held(self) -> Held | None:
         """None: the lease is gone, or another read took one; try again. Raises NotReadable: not by a shared lease."""
-        name, as_of = self.read.name, self.read.as_of
+        as_of = self.as_of
         tag = as_of.name if isinstance(as_of, Tagged) else ""
         use = self.pool.take(self.kind, tag if isinstance(as_of, Tagged) else as_of)
-        try:
+        with ExitStack() as unused:
+            if use is not None:
+                unused.callback(self.pool.give_back, use)
             reader = use.shared.lease.reader if use is not None else None
-            view = self.transport.view(name, ViewRequest(reader=reader, tag=tag))
+            view = self.transport.view(self.kind.name, ViewRequest(reader=reader, tag=tag))
             at, may_join = _time(view, as_of)
             if use is not None and _covers(view, use, at) and may_join:
                 self.pool.joined(use, at, view.seqno, was_named=as_of is not None)
+                unused.pop_all()
                 return self._lent(use, at, view)
             is_gone = use is not None and (view.reader is None or use.shared.point is not None)
-            opened = self._opened(view, at, use if is_gone else None, tag)
-        except BaseException:
-            if use is not None:
-                self.pool.give_back(use)
-            raise
-        if use is not None:
-            self.pool.give_back(use)
-        return opened
+            return self._opened(view, at, use if is_gone else None, tag)
 
     def _lent(self, use: LeaseUse, at: int, view: ShardView) -> Held | None:
-        lease = LentLease(self.transport, self.read.name, self.settings, self.pool, use)
+        lease = LentLease(self.transport, self.kind.name, self.settings, self.pool, use)
         try:
             lease.keep()
             return Held(self.transport, at, view, lease, self.settings)
@@ -197,15 +185,15 @@ class _Joining:
 
     def _opened(self, view: ShardView, at: int, instead: LeaseUse | None, tag: str) -> Held | None:
         """By a new shared lease at this time, or on this single time if the shard's history begins later."""
-        name, settings = self.read.name, self.settings
+        name, purpose, settings = self.kind.name, self.kind.purpose, self.settings
         point = SinglePoint(at, tag) if tag or not view.since.less_equal(at) else None
         if point is not None and self.kind.is_plan:
             return None
 
         def open_lease() -> ReadLease:
             if point is None:
-                return ReadLease.open(self.transport, name, Antichain(at), self.read.purpose, settings)
-            return lease_point(self.transport, name, at, self.read.purpose, settings, must_hold=True)
+                return ReadLease.open(self.transport, name, Antichain(at), purpose, settings)
+            return lease_point(self.transport, name, at, purpose, settings, must_hold=True)
 
         use = self.pool.open(self.kind, at, point, instead.shared if instead is not None else None, open_lease)
         if use is None:
@@ -215,7 +203,7 @@ class _Joining:
             if lease.seqno > view.seqno:
                 view = self.transport.view(name, ViewRequest(min_seqno=lease.seqno))
             check_lease(view, at, lease)
-            self.pool.joined(use, at, view.seqno, was_named=self.read.as_of is not None)
+            self.pool.joined(use, at, view.seqno, was_named=self.as_of is not None)
             lease.seqno = view.seqno
             return Held(self.transport, at, view, lease, settings)
         except BaseException:

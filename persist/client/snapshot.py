@@ -142,11 +142,6 @@ class SnapshotSplit:
         )
 
 
-def _with_share(split: SnapshotSplit, readers: int) -> SnapshotSplit:
-    """The split with the memory of one of so many concurrent readers."""
-    return replace(split, settings=split.settings.shared_by(readers))
-
-
 @dataclass
 class Snapshot(Rows):
     """The contents of a shard as of a time, held by a lease until it is closed (or the lease lapses).
@@ -181,7 +176,8 @@ class Snapshot(Rows):
         at_once = min(len(self.splits), SPLITS_AT_ONCE) if large else 1  # threads are slower for one small read
         if at_once == 1 or self.limit is not None or deadlines.current() is not None:  # a deadline bounds one thread
             return limit_rows(super()._tables(), self.limit)
-        return prefetch_each((_with_share(split, at_once).read(self._transport) for split in self.splits), at_once)
+        shares = (replace(split, settings=split.settings.shared_by(at_once)) for split in self.splits)
+        return prefetch_each((share.read(self._transport) for share in shares), at_once)
 
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
         """All rows as one table with `__diff`, or, with `expand`, each row repeated `__diff` times.
@@ -248,7 +244,7 @@ class Held:
         fewer, but at least one.
         """
         schema, reader = part_reader(self.transport, self.view, self.settings)
-        number = self.schema_id(selection)
+        number = schema_id_at(self.view, self.as_of) if selection.then else None
         wanted, runs = select_by_schema(valid_schemas(self.view.schemas), number, selection), self.runs
         is_light = is_light or wanted.is_narrow
         with leased_blobs(self.lease):
@@ -265,12 +261,6 @@ class Held:
             replace(self.split(key_range, own_runs, selection.columns, selection.where), schema_id=number)
             for key_range, own_runs in zip(ranges, lighter, strict=True)
         )
-
-    def schema_id(self, selection: Selection) -> int | None:
-        """The schema whose columns a selection shows; None: the current one."""
-        if not selection.then:
-            return None
-        return schema_id_at(self.view, self.as_of)
 
     def snapshot(self, num_splits: int, selection: Selection, limit: int | None = None) -> Snapshot:
         """The selection, at most `limit` rows of it, in splits. Raises InvalidUsage, Expired."""

@@ -53,26 +53,16 @@ class InsertVerb:
         rows = conform_rows(self.rows, schema, None)
         keyed = key_schema(schema)
         row_set = _with_added_keys(rows, keyed, schema) if schema.details.unique else NONE
-        # It checks its keys itself: a row that it retracts may be absent.
+        cuts = [0]
+
+        def updates(contents: Contents) -> Iterator[pa.Table]:
+            next_contents, cuts[0] = contents.for_next_commit(retracts=_retract(rows))
+            check_keys(rows, row_set, next_contents)
+            yield rows.drop_columns([TIME])
+
         question = [str(digest_of_rows(rows))]
-        return _Insert(schema, row_set, question, may_crowd=False, keyed=keyed, rows=rows, cuts=[])
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Insert(BoundVerb):
-    keyed: ShardSchema
-    rows: pa.Table
-    cuts: list[int]  # the last one is the cut that the last `updates` took into account
-
-    @property
-    def cut(self) -> int:
-        return self.cuts[-1] if self.cuts else 0
-
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        next_contents, cut = contents.for_next_commit(retracts=_retract(self.rows))
-        self.cuts[:] = [cut]
-        check_keys(self.rows, self.row_set, next_contents)
-        yield self.rows.drop_columns([TIME])
+        # It checks its keys itself: a row that it retracts may be absent.
+        return BoundVerb(schema, row_set, question, updates, may_crowd=False, cuts=cuts)
 
 
 def check_keys(rows: pa.Table, row_set: RowSet, contents: Contents) -> None:

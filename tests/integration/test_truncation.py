@@ -231,7 +231,7 @@ def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.Mon
     ("asked", "error", "sentence"),
     [
         ({"before": 5}, InvalidUsage, "time 4 of shard 'orders' is not complete: its upper is"),
-        ({"before": -1}, InvalidUsage, "before is -1, before all times"),
+        ({"before": -1}, InvalidUsage, "before is -1; it must be a time"),
         ({"before": None}, InvalidUsage, "before is None"),
         ({"before": "yesterday"}, InvalidUsage, "before is 'yesterday'"),
         ({"before": 2, "dry_run": 1}, InvalidUsage, "dry_run"),
