@@ -180,9 +180,6 @@ def read_bounded(what: str, path: str | Path, bytes_max: int, *, own: bool = Fal
     return data
 
 
-# HTML representations for notebooks.
-
-
 def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:
     """A titled table of names and values. Everything is escaped."""
     cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in rows)

@@ -120,8 +120,8 @@ class ColumnRetention(RewriteOperation):
         schema = current_schema(transport.view(name, ViewRequest(with_batches=False)).schemas)[1]
         column = AgeColumn.of(schema, policy.column, policy.column_unit)
         info = info_bytes("info", {"retention": [COLUMN]})
-        more = {"facts": facts, "policy": policy, "column": column, "age_ms": policy.column_age_ms, "now_ms": now_ms}
-        return cls.of(transport, name, settings, info=info, **more)
+        more: dict[str, Any] = {"column": column, "age_ms": policy.column_age_ms, "now_ms": now_ms}
+        return cls.of(transport, name, settings, info=info, facts=facts, policy=policy, **more)
 
     @property
     def purpose(self) -> str:
@@ -343,9 +343,6 @@ def _present(table: pa.Table) -> pa.Table:
 
 def _non_empty(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     return (table for table in tables if len(table))
-
-
-# Retention by drops: the cut that is due, if a drop is allowed.
 
 
 def dropped(drop: DropOperation, *, dry_run: bool) -> Truncated | tuple[str, ...]:

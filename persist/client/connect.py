@@ -48,9 +48,6 @@ from persist.parts import ShardSchema
 from persist.parts.constraint_checks import ConstraintChange, without_constraints
 from persist.telemetry.tracing import open_tracer
 
-# A shard of another region: read from servers nearby, written at its home.
-
-
 # Every method that changes the shard; what it reads for that, it also reads at home.
 AT_HOME = (
     "add_column", "advance_upper", "allow_nulls", "alter", "append", "compare_and_append", "configure",
@@ -94,9 +91,6 @@ def _forward_home(verb: str) -> Callable[..., Any]:
 
 for _verb in AT_HOME:
     setattr(FarShard, _verb, _forward_home(_verb))
-
-
-# `connect()`: one client for shards in a directory, in stores, or behind a server.
 
 
 COPY = "copy"  # an internal scheme: a blob store alone, which is only read

@@ -35,9 +35,6 @@ from persist.core.truncation import DROPS_MAX, RowDrop, clipped, contents, floor
 from persist.parts import ALL_KEYS, KeyRange, PartReader, ShardSchema, at_time, negated, plan_splits, valid_schemas
 from persist.parts.schema_evolution import current_for_names
 
-# The rows that drops removed, as retractions: for listeners, change feeds, and rewrites that read past a drop.
-
-
 T = TypeVar("T")
 DROPS_FOR_OTHERS = 16  # drops of a shard that overwrites leave for truncations
 
@@ -122,9 +119,6 @@ def try_drop(commit: Callable[[], T]) -> T | None:
         raise
     except (InvalidUsage, NotReadable, UpgradeNeeded):
         return None
-
-
-# Changes: what must be added to one set of contents to get another one, of the same shard or of two.
 
 
 Point = int | datetime | None  # a time, a wall clock, or the latest complete time

@@ -41,8 +41,6 @@ from persist.parts.row_stats import digest_of_rows, numbers_of_rows
 from persist.parts.schema_changes import Value, compute_column, value_digest, with_diffs
 from persist.parts.schema_evolution import current_for_names, valid_schemas
 
-# A plan is bound to the schema of a shard, reads some of its contents, and yields updates to commit.
-
 
 @dataclass(frozen=True)
 class Contents:

@@ -35,8 +35,6 @@ from persist.parts.schema_changes import check_new
 from persist.parts.schema_evolution import check_first
 from persist.telemetry.metrics import Storms, pools
 
-# What may still show rows that were removed before a time, found by a scan of both stores.
-
 
 def erased_before(location: Location, name: str, before: int) -> dict[str, Any]:
     """The answer of `persist erase status NAME --before T`: what holds such rows, or the receipt if nothing does.
@@ -67,9 +65,6 @@ def erased_before(location: Location, name: str, before: int) -> dict[str, Any]:
         "log_begins": scan.horizon,
         "scanned": {"log_entries": scan.entries, "blobs": scan.blobs, "bytes": scan.size},
     }
-
-
-# The embedded transport.
 
 
 class EmbeddedTransport:

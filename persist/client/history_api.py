@@ -49,8 +49,6 @@ from persist.core.ids import given_token
 from persist.core.named_holds import Tag, check_tag_name
 from persist.core.shard_settings import ShardSettings, history_text
 
-# Tags: at a time, a wall clock, or the latest time, and for how long.
-
 
 @dataclass(frozen=True, slots=True)
 class ShardTag:

@@ -32,9 +32,6 @@ from persist.parts.row_stats import MODULUS as MODULUS
 from persist.parts.row_stats import digest_of_rows as digest_of_rows
 from persist.telemetry.tracing import Requesting
 
-# Sending commands so that their outcome is known: retries with the same token, within a deadline.
-
-
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 2.0
 DOUBLINGS_MAX = 10

@@ -238,9 +238,6 @@ def _groups(batches: Sequence[HollowBatch], bytes_max: int) -> Iterator[list[Hol
         yield group
 
 
-# The contents of a shard, followed by its changes, as one stream.
-
-
 class Subscription(Listen):
     """An iterator of events: first the contents as of a time, then every change after it, without a gap.
 

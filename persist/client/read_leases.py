@@ -25,8 +25,6 @@ from persist.parts.part_files import DecodeLimit
 if TYPE_CHECKING:
     from persist.client.shard_base import ShardBase
 
-# Leases: holds on a shard that last as long as they are kept.
-
 
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
 UNHELD = ReaderId("")  # the reader of a lease without a hold: the store can be read but not written
@@ -255,9 +253,6 @@ def _would_hold(error: PersistError) -> c.ReaderRegistered | None:
         return None
 
 
-# A hold for as long as something refers to it: it is released when the last reference is gone.
-
-
 class Hold:
     """Some leases until `close`, or until nothing refers to this object. Thread-safe.
 
@@ -327,8 +322,6 @@ def _release(leases: tuple[ReadLease, ...], ended: threading.Event, process: Own
         for lease in leases:
             lease.release()
 
-
-# Critical readers: holds on since that never expire.
 
 REGISTER_TRIES_MAX = 100  # each means that another critical reader was given up meanwhile
 

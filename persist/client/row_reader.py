@@ -20,8 +20,6 @@ from persist.parts import PartReader, ShardSchema, newest, valid_schemas
 from persist.parts.column_types import without_half_floats
 from persist.parts.part_files import RowGroupFilter
 
-# Rows in splits, held by a lease: the common part of snapshots and of changes between two times.
-
 
 class Split(Protocol):
     """A key range of rows that can be read anywhere."""
@@ -217,9 +215,6 @@ def _check(table: pa.Table, counts: npt.NDArray[np.int64]) -> None:
             f"more than {EXPANDED_ROWS_MAX} rows would be repeated, one of them {counts[most]} times; read with "
             "to_arrow(), or expand=false over HTTP, which give each row its __diff"
         )
-
-
-# Readers of parts for a view of a shard, or a split of one.
 
 
 class _Schemas(Protocol):

@@ -91,9 +91,6 @@ def _newest(facts: Facts, rung: str) -> int | None:
     return facts.tags[own[-1]].time if own else None
 
 
-# Row policies as callers set them, and runs of them.
-
-
 FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode")
 OF_COLUMN = ("column", "column_age", "column_unit")
 RUNGS = ("hourly", "daily", "monthly")
@@ -157,9 +154,6 @@ class RetentionRun:
         return record_json(self)
 
 
-# --- the format of policies
-
-
 def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
     """Parse a policy, such as `{"age": "90d", "consumers": ["billing"]}`. Raises InvalidUsage."""
     if unknown := sorted(str(name) for name in wanted.keys() - {*FIELDS, *OF_COLUMN}):
@@ -217,9 +211,6 @@ def _ladder(tags: object) -> Ladder:
 
 def _age(what: str, age: object) -> int | None:
     return None if age is None else period_ms(age, what)
-
-
-# --- the state and the effect of a policy
 
 
 def next_turn_ms(facts: Facts, now_ms: int) -> int | None:
@@ -453,9 +444,6 @@ class RetentionMethods(HistoryMethods):
         """
         checked("dry_run", dry_run, bool)
         return run_retention(self._transport, self.name, self._settings, dry_run=dry_run)
-
-
-# Automatic runs of row policies: in maintenance, and in the background of embedded programs.
 
 
 AGAIN_S = 1.0  # the shortest pause between two checks of a shard

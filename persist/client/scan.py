@@ -40,9 +40,6 @@ from persist.parts.read_plan import classify
 from persist.parts.reader import Finish
 from persist.parts.scan_spec import resolve_selection
 
-# The rows of a held time, as scans of other engines request them: some columns, of rows that may match.
-
-
 FILES_MAX = 10_000  # that another engine reads itself
 _GLOBS = frozenset("*?[]{}\\")  # a path with one of these is a pattern to other engines
 
@@ -156,9 +153,6 @@ def _is_local(path: str, size: int) -> bool:
         return False
 
 
-# A scan as a relation of DuckDB, which reads files itself if they contain exactly rows of the scan.
-
-
 log = logging.getLogger("persist.client")
 
 
@@ -216,9 +210,6 @@ def _column(field: pa.Field) -> str:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-# A scan as a lazy frame of Polars, which filters rows by its own rules.
 
 
 _IS_TRUE = "__is_true"
@@ -310,9 +301,6 @@ def _bounds(statistics: Any) -> tuple[Any, Any, int | None]:
         value.as_py() if isinstance(value, pa.Scalar) else value for value in (statistics.min, statistics.max)
     )
     return least, most, statistics.null_count
-
-
-# Scans: a shard as of a time for other engines, which read what a query needs, repeatedly.
 
 
 BATCH_ROWS = 131_072  # of a batch that an engine is given, at most

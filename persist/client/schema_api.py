@@ -154,9 +154,6 @@ def _check_room(days: pa.ChunkedArray, column: str, kind: pa.DataType, shard: st
         ) from error
 
 
-# The methods of shard handles that change columns and constraints.
-
-
 ALTER_TRIES = 16  # if others change the columns meanwhile
 
 

@@ -12,9 +12,6 @@ from urllib.parse import urlsplit
 from blob import without_secrets
 from persist.core.errors import InvalidUsage
 
-# The canonical form of a server's URL, and the characters of a token.
-
-
 _TOKEN = re.compile(r"[\x20-\x7e]+")
 
 
@@ -40,9 +37,6 @@ def checked_token(name: str, token: str | None) -> str | None:
     if not _TOKEN.fullmatch(token):
         raise InvalidUsage(f"{name} holds no token: it has a line break, or another character that no header has")
     return token
-
-
-# TLS of a client: trusted CAs, and the certificate that identifies the client.
 
 
 @dataclass(frozen=True, slots=True)

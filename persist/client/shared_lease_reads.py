@@ -33,8 +33,6 @@ from persist.formats.store_errors import translated_but_missing
 from persist.parts import TIME, Selection, valid_schemas
 from persist.parts.scan_spec import resolve_selection
 
-# Holding a time for a read together with other reads of this process: see `lease_pool.py`.
-
 AsOf = int | Tagged | None
 TRIES = 3  # how often a shared lease may be gone, or another read take one; then a read takes its own
 

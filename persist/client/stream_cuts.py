@@ -211,9 +211,6 @@ def _text(body: Mapping[str, Any]) -> str:
     return json.dumps(body, separators=(",", ":"))
 
 
-# Taking cuts over many shards, and truncating by them: one shard after the other, a few at once.
-
-
 ASKED_AT_ONCE = 8  # shards, unless the caller says otherwise
 TRUNCATED_AT_ONCE = 2  # each takes as much memory as a snapshot
 AT_ONCE_MAX = 64

@@ -22,9 +22,6 @@ from persist.core.shard_view import ShardView
 from persist.parts.scan_spec import schema_at
 from persist.parts.schema_evolution import valid_schemas
 
-# The latest complete time of a shard, also of an empty one.
-
-
 BEFORE_ALL = -1  # as of it a shard has no rows; `as_of + 1` is the upper that it has then, as for every other time
 
 
@@ -200,9 +197,6 @@ def as_of_at(name: str, resolution: c.TimeResolved) -> int:
     return TIME_MAX if resolution.upper.element is None else resolution.upper.element - 1
 
 
-# The wall clocks of many times of a shard, for a whole column of times at once.
-
-
 TIMESTAMP = pa.timestamp("us", "UTC")
 STRETCHES_MAX = 2_000_000  # 32 MB; with a mark each second, the times of 23 days
 PAGE = MARKS_PAGE_MAX  # stretches per request
@@ -261,9 +255,6 @@ def instant_of(transport: Transport, name: str, time: int, retry_s: float) -> da
     """The wall clock from which a time is shown; None if it is not known. Raises what `dates_of` raises."""
     frontier(time)  # raises InvalidUsage unless it is a time
     return load_clock_stretches(transport, name, time, time, retry_s).of_time(time)
-
-
-# The schema of a shard as of a time.
 
 
 def schema_id_at(view: ShardView, as_of: int) -> int:

@@ -25,9 +25,6 @@ from persist.core.state import Policy, SchemaRecord
 from persist.formats.exposition import Family
 from persist.telemetry.metrics import Storms
 
-# Transports: embedded (machines in this process over the stores) or through a server.
-
-
 # The outcome of these depends on the holds of the shard: unused readers are released first.
 _WAITING_FOR_HOLDS = (c.Drop, c.CompareAndDowngradeSince, c.ForgetHistory, c.SetSettings)
 

@@ -33,8 +33,6 @@ from persist.parts import DIFF, PartSink, ShardSchema, stage
 from persist.parts.python_values import column_of
 from persist.parts.schema_evolution import current_for_names, newest, renames, valid_schemas
 
-# Rows whose column names refer to one schema of a shard, whatever schema the writing handle knows by then.
-
 
 @dataclass(frozen=True)
 class PinnedRows:
@@ -60,9 +58,6 @@ class PinnedRows:
         kept = [name for name in self.rows.schema.names if called.get(name, name) is not None]
         rows = self.rows.select(kept).rename_columns([called.get(name) or name for name in kept])
         return PinnedRows(rows, number, current)
-
-
-# Write handles.
 
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
