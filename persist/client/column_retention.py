@@ -176,9 +176,7 @@ class ColumnRetention(RewriteOperation):
         facts = read_facts(self.transport, self.name, self.read.retry_s).facts
         if (reason := blocked_by_column(facts)) is not None:
             raise UpperMismatch(
-                f"shard {self.name!r} removes no rows now: {reason}",
-                expected=None,
-                actual=facts.upper.to_json(),
+                f"shard {self.name!r} removes no rows now: {reason}", expected=None, actual=facts.upper.to_json()
             )
         return super()._refreshed(held)
 
@@ -279,13 +277,7 @@ class ColumnRetention(RewriteOperation):
 
 
 def run_by_column(
-    transport: OneShard,
-    name: str,
-    settings: HandleSettings,
-    answer: c.RetentionIs,
-    *,
-    dry_run: bool,
-    by_hand: bool,
+    transport: OneShard, name: str, settings: HandleSettings, answer: c.RetentionIs, *, dry_run: bool, by_hand: bool
 ) -> RetentionOutcome:
     """Remove the rows that the policy selects by its column, if it is due. Raises as `run_retention` says.
 

@@ -363,11 +363,7 @@ def changes_between(
 
 
 def _ranges(
-    held: Held,
-    runs: tuple[Run, ...],
-    num_splits: int | Callable[[int], int],
-    schema: ShardSchema,
-    reader: PartReader,
+    held: Held, runs: tuple[Run, ...], num_splits: int | Callable[[int], int], schema: ShardSchema, reader: PartReader
 ) -> list[KeyRange]:
     count = num_splits if isinstance(num_splits, int) else num_splits(_bytes(runs))
     with leased_blobs(held.lease):

@@ -148,9 +148,7 @@ class EmbeddedTransport:
 
     def clone(self, source: str, name: str, keep_policies: bool = False, caller: Caller = NOBODY) -> ShardView:
         state = self._patience.ask(
-            f"the clone {name!r}",
-            lambda: Cloning(self.location).clone(source, name, keep_policies, caller),
-            safe=False,
+            f"the clone {name!r}", lambda: Cloning(self.location).clone(source, name, keep_policies, caller), safe=False
         )
         return view_of(state, ViewRequest(with_batches=False))
 

@@ -111,13 +111,7 @@ def read_details(transport: OneShard, name: str, retry_s: float) -> ShardDetails
 
 
 def call_with_retries(
-    ask: Callable[[], _T],
-    call: RetriedCall,
-    transport: Transport,
-    retry_s: float,
-    *,
-    remedy: str,
-    lapses: bool = False,
+    ask: Callable[[], _T], call: RetriedCall, transport: Transport, retry_s: float, *, remedy: str, lapses: bool = False
 ) -> _T:
     """What `ask` returns, which is retried for up to `retry_s` seconds. `call` is for messages.
 

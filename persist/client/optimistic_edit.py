@@ -37,13 +37,7 @@ from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
 from persist.core.dedup import DIGEST_BYTES
-from persist.core.errors import (
-    InvalidUsage,
-    PersistError,
-    TokenReused,
-    UnknownShard,
-    UpperMismatch,
-)
+from persist.core.errors import InvalidUsage, PersistError, TokenReused, UnknownShard, UpperMismatch
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.ids import Token, mint, writer_of
 from persist.core.shard_view import ShardView, ViewRequest

@@ -84,12 +84,7 @@ class PipelinedWriter(Timeable):
     """
 
     def __init__(
-        self,
-        name: str,
-        writer: CheckedWriter,
-        attributes: Attributes,
-        clock: Clock,
-        settings: PipelineSettings,
+        self, name: str, writer: CheckedWriter, attributes: Attributes, clock: Clock, settings: PipelineSettings
     ) -> None:
         self.name = name
         self._number_key = named_key(f"pipelined writer {name}")

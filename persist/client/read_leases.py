@@ -213,12 +213,7 @@ class ReadLease(Timeable):
 
 
 def register_lease(
-    transport: Transport,
-    name: str,
-    command: c.RegisterReader,
-    settings: ReadSettings,
-    *,
-    must_hold: bool = True,
+    transport: Transport, name: str, command: c.RegisterReader, settings: ReadSettings, *, must_hold: bool = True
 ) -> ReadLease:
     """The hold that a command takes. If it is not answered in time, it may still land: then it is released.
 

@@ -30,12 +30,7 @@ from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.errors import (
-    Conflict,
-    InvalidUsage,
-    UnknownShard,
-    UpperMismatch,
-)
+from persist.core.errors import Conflict, InvalidUsage, UnknownShard, UpperMismatch
 from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
 from persist.core.shard_settings import DROP as DROP

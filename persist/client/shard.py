@@ -9,10 +9,7 @@ from datetime import timedelta
 from persist.attributes import Attributes
 from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import NUMBER_MAX, check_int, checked, html_table
-from persist.client.commit_info import (
-    Info,
-    checked_purpose,
-)
+from persist.client.commit_info import Info, checked_purpose
 from persist.client.erasure_api import ErasureMethods
 from persist.client.maintenance_api import MaintenanceMethods
 from persist.client.pipelined import PipelinedWriter, PipelineSettings

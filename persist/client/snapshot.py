@@ -27,14 +27,7 @@ from persist.client.timestamps import latest as latest
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
 from persist.core.batch import Run
-from persist.core.errors import (
-    Corruption,
-    Expired,
-    InvalidUsage,
-    NotComplete,
-    NotReadable,
-    UpgradeNeeded,
-)
+from persist.core.errors import Corruption, Expired, InvalidUsage, NotComplete, NotReadable, UpgradeNeeded
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
 from persist.core.shard_view import ShardView, ViewRequest
@@ -325,13 +318,7 @@ def at_latest(transport: Transport, name: str, action: Callable[[int], _T]) -> _
 
 
 def lease_point(
-    transport: Transport,
-    name: str,
-    at: Tagged | int,
-    purpose: str,
-    settings: ReadSettings,
-    *,
-    must_hold: bool = False,
+    transport: Transport, name: str, at: Tagged | int, purpose: str, settings: ReadSettings, *, must_hold: bool = False
 ) -> ReadLease:
     """A hold on one time only, that of a tag or `at` itself: since does not wait for it. Raises NotReadable.
 
