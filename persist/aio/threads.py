@@ -59,7 +59,10 @@ class CallPool:
         while (taken := self._next()) is not None:
             future, work = taken
             if future.set_running_or_notify_cancel():
-                _settle(future, work)
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
             del taken, future, work  # an idle thread must not keep objects alive, such as the hold of a snapshot
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
@@ -69,15 +72,6 @@ class CallPool:
                 self._moved.wait()
             self._idle -= 1
             return self._waiting.popleft() if self._waiting else None
-
-
-def _settle(future: Future[_T], work: Callable[[], _T]) -> None:
-    try:
-        result = work()
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 class Threads:

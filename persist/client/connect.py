@@ -277,7 +277,11 @@ class Client(Timeable):
             return home.create_shard(name, schema, key, history=history, unique=unique, checks=checks)
         settings = None if history is None else ShardSettings(retention_ms(history), version=1)
         constraining = ConstraintChange.of(unique, None, {} if checks is None else checks)
-        record, follows = constraining.applied(_columns(schema, tuple_of("key", key))).to_record(), ""
+        if isinstance(schema, ShardSchema):
+            columns = replace(without_constraints(schema), key=tuple_of("key", key))
+        else:
+            columns = ShardSchema(schema, tuple_of("key", key))
+        record, follows = constraining.applied(columns).to_record(), ""
         for _ in range(LIVES_MAX):
             view = self.transport.create(name, record, follows, settings)
             if not view.is_dropped:
@@ -516,13 +520,6 @@ class Client(Timeable):
 def _transports_of(scheme: str) -> Any:
     """The module that opens transports of this scheme."""
     return importlib.import_module(_TRANSPORTS[scheme])
-
-
-def _columns(schema: pa.Schema | ShardSchema, key: tuple[str, ...]) -> ShardSchema:
-    """The columns of a new shard, without constraints."""
-    if isinstance(schema, ShardSchema):
-        return replace(without_constraints(schema), key=key)
-    return ShardSchema(schema, key)
 
 
 def connect(url: str | None = None, **settings: Any) -> Client:

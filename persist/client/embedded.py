@@ -172,9 +172,14 @@ class EmbeddedTransport:
         return self._patience.ask(_about(name), lambda: self.location.history_page(name, before, limit, maintenance))
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
-        check_shard_name(name)
         bounded = replace(request, timeout_s=deadlines.at_most(request.timeout_s))
-        return self._patience.ask(_about(name), lambda: self._view(name, bounded))
+
+        def ask() -> ShardView:
+            state = view_state(self.location, name, bounded)
+            self.location.machine(name).check_seen(state, bounded.seen)
+            return view_of(state, bounded)
+
+        return self._patience.ask(_about(check_shard_name(name)), ask)
 
     def erased_before(self, name: str, before: int) -> dict[str, Any]:
         return self._patience.ask(_about(name), lambda: erased_before(self.location, name, before))
@@ -190,11 +195,6 @@ class EmbeddedTransport:
         if self.leases is not None:
             self.leases.close()
         self.location.close()
-
-    def _view(self, name: str, request: ViewRequest) -> ShardView:
-        state = view_state(self.location, name, request)
-        self.location.machine(name).check_seen(state, request.seen)
-        return view_of(state, request)
 
 
 def _about(name: str) -> str:

@@ -193,10 +193,8 @@ class Merge:
         """Run it in one commit, or none if nothing changes.
 
         Args:
-            read_time: as `Shard.upsert` says.
-            token: as `Shard.upsert` says.
-            attributes: as `Shard.insert` says.
-            info: as `Shard.insert` says.
+            read_time, token: as `Shard.upsert` says.
+            attributes, info: as `Shard.insert` says.
         Returns: as `Shard.upsert`.
         Raises: InvalidUsage (no clauses, two rows of the source match one row, or a value does not fit), and what
             `Shard.upsert` raises.
@@ -237,7 +235,8 @@ class MergePlan:
         is_whole = any(clause.of == NOT_MATCHED_BY_SOURCE for clause in clauses)
         row_set = ALL if is_whole else with_keys(distinct_keys(table, keyed), keyed, schema)
         clause_values = [clause.to_question(schema) for clause in clauses]
-        question = [list(keyed.key), sorted(table.schema.names), _digest(table, schema), clause_values]
+        cast = _typed(table, schema, lambda column: column.cast(wide_type(column.type)))  # whatever the types of values
+        question = [list(keyed.key), sorted(table.schema.names), str(digest_of_rows(with_diffs(cast))), clause_values]
         run = _BoundMerge(schema, row_set, keyed, table, clauses)
         run.check()
         names = table.schema.names
@@ -266,28 +265,23 @@ def _table(rows: Updates, schema: ShardSchema, source_columns: Sequence[str]) ->
                 f"only some batches of the source have column {min(odd)!r}; use the same columns in all of them"
             )
     if any(table.schema != tables[0].schema for table in tables):
-        tables = [_typed(table.select(names), schema) for table in tables]
+        tables = [_typed(table.select(names), schema, lambda column: column) for table in tables]
     try:
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
         raise InvalidUsage(f"the batches of the source have columns of different types: {error}") from error
 
 
-def _typed(table: pa.Table, schema: ShardSchema) -> pa.Table:
-    """The rows with the types of the shard in columns that it also has, if the values fit."""
+def _typed(table: pa.Table, schema: ShardSchema, cast: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> pa.Table:
+    """The rows with the types of the shard in columns that it also has, if the values fit; `cast` is for the others."""
     columns = {}
     for name, column in zip(table.schema.names, table.columns, strict=True):
-        conformed = _as_in_shard(name, column, schema)
-        columns[name] = column if conformed is None else conformed
+        conformed = None
+        if name in schema.arrow.names:
+            with suppress(InvalidUsage):
+                conformed = conform_column(column, schema.arrow.field(name).with_nullable(True))
+        columns[name] = cast(column) if conformed is None else conformed
     return pa.table(columns)
-
-
-def _as_in_shard(name: str, column: pa.ChunkedArray, schema: ShardSchema) -> pa.ChunkedArray | None:
-    """The column with the type of the shard; None: the shard has no such column, or a value does not fit."""
-    if name in schema.arrow.names:
-        with suppress(InvalidUsage):
-            return conform_column(column, schema.arrow.field(name).with_nullable(True))
-    return None
 
 
 def _plain(table: pa.Table) -> pa.Table:
@@ -302,15 +296,6 @@ def _plain(table: pa.Table) -> pa.Table:
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise InvalidUsage(f"column {field.name!r} of the source cannot be read: {error}; drop it") from error
     return pa.table(columns)
-
-
-def _digest(source: pa.Table, schema: ShardSchema) -> str:
-    """The digest of a source, which is independent of the types of its values."""
-    columns = {}
-    for name, column in zip(source.schema.names, source.columns, strict=True):
-        conformed = _as_in_shard(name, column, schema)
-        columns[name] = column.cast(wide_type(column.type)) if conformed is None else conformed
-    return str(digest_of_rows(with_diffs(pa.table(columns))))
 
 
 def _column(name: str, values: list[Any], schema: ShardSchema) -> pa.Array:

@@ -273,7 +273,11 @@ class PipelinedWriter(Timeable):
             except AttributeMismatch as error:
                 if self._landed(error, number):
                     break
-                raise self._fenced(error) from error
+                raise AttributeMismatch(
+                    f"pipelined writer {self.name!r} was opened elsewhere, which ends this instance; open it anew to "
+                    "continue",
+                    **error.details,
+                ) from error
             except SchemaMismatch:  # the constraints are stricter by now: the rows are staged again under them
                 known = self._writer.schema_of(rows)[0]
                 self._writer.check(rows)
@@ -293,12 +297,6 @@ class PipelinedWriter(Timeable):
         """Whether an earlier try of this command has landed: no other writer moves the number in this epoch."""
         actual = error.details.get("actual", {})
         return self._epoch_key not in actual and actual.get(self._number_key) == number
-
-    def _fenced(self, error: AttributeMismatch) -> AttributeMismatch:
-        return AttributeMismatch(
-            f"pipelined writer {self.name!r} was opened elsewhere, which ends this instance; open it anew to continue",
-            **error.details,
-        )
 
 
 def _left_s() -> float | None:

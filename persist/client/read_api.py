@@ -114,9 +114,7 @@ class ReadMethods(ShardBase):
             as_of: as `snapshot` says. It is fixed now: the scan always shows that time.
             where: as `snapshot` says. An engine's own filter excludes further rows.
             columns: those that the engine sees, at least one; None is all.
-            start_key: as `snapshot` says.
-            end_key: as `snapshot` says.
-            key_prefix: as `snapshot` says.
+            start_key, end_key, key_prefix: as `snapshot` says.
             wait_s: seconds to wait until `as_of` is complete.
             purpose: what lists of readers show for it.
             tag: the name of a tag, instead of a time.
@@ -205,9 +203,7 @@ class ReadMethods(ShardBase):
             until: the frontier at which it ends; None never ends, unless the shard is closed.
             where: as `snapshot` says: only updates of such rows. Progress is reported even without any.
             columns: those to return, beside `__time` and `__diff`; None is all.
-            start_key: as `snapshot` says.
-            end_key: as `snapshot` says.
-            key_prefix: as `snapshot` says.
+            start_key, end_key, key_prefix: as `snapshot` says.
             purpose: what lists of readers show for it.
         Raises: InvalidUsage (no such time, column or key, or a predicate that cannot be evaluated exactly), NotReadable
             (what follows `as_of` was forgotten), Unavailable (no clock can be trusted for a wall clock, or it is in the
@@ -241,11 +237,8 @@ class ReadMethods(ShardBase):
         Args:
             as_of: as `snapshot` says.
             until: as `listen` says; later than `as_of`.
-            where: as `listen` says.
-            columns: as `listen` says.
-            start_key: as `snapshot` says.
-            end_key: as `snapshot` says.
-            key_prefix: as `snapshot` says.
+            where, columns: as `listen` says.
+            start_key, end_key, key_prefix: as `snapshot` says.
             wait_s: seconds to wait until `as_of` is complete.
             purpose: what lists of readers show for it.
         Raises: what `snapshot` raises.

@@ -97,8 +97,11 @@ class RestoreOperation(RewriteOperation):
         with self._held(self.time) as held:
             attempt = self._rewrite(held, token, retries + 1)
             draft, done = attempt.draft, attempt.done
+            if done is None and token is not None:
+                done = self._landed(token)  # another try may have landed meanwhile
             if done is None:
-                return self._unchanged(draft.held.view, token)
+                upper = draft.held.view.upper
+                return self._result(c.Appended(upper, upper), Count())
             if draft.is_extended or not attempt.is_fresh:  # other rows landed than those of one comparison
                 return self._landed_outcome(done)
             return self._result(done, draft.count)
@@ -138,12 +141,6 @@ class RestoreOperation(RewriteOperation):
         """Whether the contents at the two times differ. Rows staged in several tries may cancel out."""
         [split] = HeldInterval(held, held.as_of, latest_of(held.view)).splits(1, None)
         return any(table.num_rows for table in split.read(self.transport))
-
-    def _unchanged(self, view: ShardView, token: Token | None) -> Restored:
-        """The result if nothing differs, unless another try of the token has landed meanwhile."""
-        if token is not None and (landed := self._landed(token)) is not None:
-            return self._landed_outcome(landed)
-        return self._result(c.Appended(view.upper, view.upper), Count())
 
     def _landed_outcome(self, done: c.Appended) -> Restored:
         """The result of another try that has landed; its rows are read to count them."""

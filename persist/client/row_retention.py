@@ -70,25 +70,17 @@ def due_rungs(facts: Facts, now_ms: int) -> tuple[Rung, ...]:
     return tuple(rung for rung in _current_rungs(facts, now_ms) if rung.tag not in facts.tags)
 
 
-def next_rung_ms(facts: Facts, now_ms: int) -> int | None:
-    """When the next tag may be due, if nothing moves the shard; None: nothing was written since the newest ones."""
-    return (now_ms // HOUR_MS + 1) * HOUR_MS if any(_current_rungs(facts, now_ms)) else None
-
-
 def _current_rungs(facts: Facts, now_ms: int) -> Iterator[Rung]:
     ladder = Ladder() if facts.policy is None else facts.policy.tags
     latest = (facts.upper.element or 0) - 1
     for rung, (form, period_start) in _RUNGS.items():
-        if not getattr(ladder, rung) or latest < 0 or facts.since.is_empty or _newest(facts, rung) == latest:
+        own = own_rungs(facts.tags, rung)
+        if not getattr(ladder, rung) or latest < 0 or facts.since.is_empty:
+            continue
+        if own and facts.tags[own[-1]].time == latest:  # nothing was written since its newest tag
             continue
         at = period_start(to_datetime(now_ms))
         yield Rung(f"{rung}-{at.strftime(form)}", instant_ms("now", at))
-
-
-def _newest(facts: Facts, rung: str) -> int | None:
-    """The time of the newest tag of a rung."""
-    own = own_rungs(facts.tags, rung)
-    return facts.tags[own[-1]].time if own else None
 
 
 FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode")
@@ -215,7 +207,8 @@ def _age(what: str, age: object) -> int | None:
 
 def next_turn_ms(facts: Facts, now_ms: int) -> int | None:
     """When there may be something to do for a policy, if nothing moves the shard; None: not before it moves."""
-    instants = (next_ms(facts, now_ms), next_rung_ms(facts, now_ms), next_look_ms(facts, now_ms))
+    next_hour_ms = (now_ms // HOUR_MS + 1) * HOUR_MS if any(_current_rungs(facts, now_ms)) else None  # for tags
+    instants = (next_ms(facts, now_ms), next_hour_ms, next_look_ms(facts, now_ms))
     return min((at_ms for at_ms in instants if at_ms is not None), default=None)
 
 

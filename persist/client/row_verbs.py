@@ -51,8 +51,7 @@ class EditMethods(ShardBase):
             read_time: the time that was read, such as `snapshot.as_of`: it lands only if nothing was written after it.
                 -1: the shard was empty.
             token: as `insert` says; it stands for this verb with these arguments.
-            attributes: as `insert` says.
-            info: as `insert` says.
+            attributes, info: as `insert` says.
         Returns: the result: see `Edited`. If nothing changes, nothing is committed.
         Raises: InvalidUsage (the rows do not fit, or a key occurs twice), UpperMismatch (others wrote after
             `read_time`, or all the time, or the shard is closed), AttributeMismatch, TokenReused, OutcomeForgotten,
@@ -80,10 +79,8 @@ class EditMethods(ShardBase):
         Args:
             where: a predicate, as the Spark option `where` says.
             keys: up to a million keys: tuples in key order, or the values themselves where there is one key column.
-            read_time: as `upsert` says.
-            token: as `upsert` says.
-            attributes: as `insert` says.
-            info: as `insert` says.
+            read_time, token: as `upsert` says.
+            attributes, info: as `insert` says.
         Returns: as `upsert`.
         Raises: InvalidUsage (not exactly one of them, no such column or key), and what `upsert` raises.
         """
@@ -112,10 +109,8 @@ class EditMethods(ShardBase):
             set: a value for each of these columns, or a `pyarrow.compute.Expression` over the columns of the row, such
                 as `{"n": pc.field("n") + 1}`. Other columns keep their values.
             where: which rows, by a predicate, as the Spark option `where` says; None is all.
-            read_time: as `upsert` says.
-            token: as `upsert` says.
-            attributes: as `insert` says.
-            info: as `insert` says.
+            read_time, token: as `upsert` says.
+            attributes, info: as `insert` says.
         Returns: as `upsert`.
         Raises: InvalidUsage (no such column, or a value does not fit), and what `upsert` raises.
         """
@@ -138,10 +133,8 @@ class EditMethods(ShardBase):
         Args:
             where: the predicate, as the Spark option `where` says. It must be true for all new rows.
             rows: as `insert` says, held in memory.
-            read_time: as `upsert` says.
-            token: as `upsert` says.
-            attributes: as `insert` says.
-            info: as `insert` says.
+            read_time, token: as `upsert` says.
+            attributes, info: as `insert` says.
         Returns: as `upsert`.
         Raises: InvalidUsage (the predicate is not true for a row), and what `upsert` raises.
         """
@@ -167,8 +160,7 @@ class EditMethods(ShardBase):
             rows: as `insert` says, held in memory.
             read_time: as `upsert` says. Without it, rows that others write meanwhile are replaced, too.
             token: as `upsert` says.
-            attributes: as `insert` says.
-            info: as `insert` says.
+            attributes, info: as `insert` says.
         Returns: as `upsert`.
         Raises: what `upsert` raises.
         """

@@ -129,9 +129,7 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
                 without it all have the time `expected_upper`.
             expected_upper: the upper that the shard must have now; after a snapshot, its `as_of + 1`.
             new_upper: the upper that it has afterwards; None closes it.
-            token: as `insert` says.
-            attributes: as `insert` says.
-            info: as `insert` says.
+            token, attributes, info: as `insert` says.
         Returns: the interval `[expected_upper, new_upper)`.
         Raises: UpperMismatch (another writer was first; `details["actual"]` has the upper), and what `insert` raises.
         """

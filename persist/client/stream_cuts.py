@@ -172,16 +172,6 @@ class Cut:
         return cut
 
 
-def check_belongs(cut: Cut, location: str, epoch: int) -> None:
-    """Raises InvalidUsage if the cut is of another location, or of a later epoch of this one."""
-    if cut.location != location:
-        raise InvalidUsage(f"the cut is of location {cut.location}, and this is {location}: use it where it was taken")
-    if cut.epoch > epoch:
-        raise InvalidUsage(
-            f"the cut is of epoch {cut.epoch}, and this location is at epoch {epoch}: another one has taken over"
-        )
-
-
 def _check_count(count: int) -> None:
     if count > SHARDS_MAX:
         raise InvalidUsage(f"a cut has at most {SHARDS_MAX} shards, not {count}; make several, of longer prefixes")
@@ -358,7 +348,13 @@ def truncate_by_cut(
     checked("cut", cut, Cut)
     request.check()
     info = info_bytes("info", request.info)
-    check_belongs(cut, *transport.belongs())
+    location, epoch = transport.belongs()
+    if cut.location != location:
+        raise InvalidUsage(f"the cut is of location {cut.location}, and this is {location}: use it where it was taken")
+    if cut.epoch > epoch:
+        raise InvalidUsage(
+            f"the cut is of epoch {cut.epoch}, and this location is at epoch {epoch}: another one has taken over"
+        )
 
     def truncate_one(name: str) -> ShardTruncated:
         try:
