@@ -97,9 +97,9 @@ class Threads:
         future.add_done_callback(lambda _: self._free.release())
         return future
 
-    async def run(self, work: Callable[[], _T], *, waits: bool = False) -> _T:
+    async def run(self, work: Callable[[], _T]) -> _T:
         """What the work returns. If the task is cancelled, the work is not started, or its result is dropped."""
-        return await asyncio.wrap_future(self.submit(work, waits=waits))
+        return await asyncio.wrap_future(self.submit(work))
 
     async def open(self, work: Callable[[], _T]) -> _T:
         """As `run`, for work that returns a resource: if the task is cancelled, the resource is closed."""

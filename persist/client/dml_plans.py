@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from persist.client.arguments import key_values
 from persist.client.snapshot import Held, part_reader, with_renewal
-from persist.client.write import Updates, as_updates
+from persist.client.write import Updates, as_updates, names_of
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, shown
 from persist.core.frontier import Antichain
@@ -328,9 +328,6 @@ def source_table(
     InvalidUsage if one of the `needed` columns is absent, or a value does not fit its column.
     """
     names = names_given(rows, schema)
-    for reserved in (TIME, DIFF):
-        if reserved in names:
-            raise InvalidUsage(f"the rows have a column {reserved!r}, which this write does not take; drop it")
     for name in names:
         if name not in schema.arrow.names and name not in extra:
             raise schema.no_column(name)
@@ -353,21 +350,16 @@ def source_table(
 
 
 def names_given(rows: Updates, schema: ShardSchema) -> list[str]:
-    """The columns of a source. A source that can be read only once is asked for its Arrow schema."""
-    if is_dicts(rows):
-        columns: dict[str, None] = dict.fromkeys(name for row in rows for name in row)
-        for name in columns:
-            if not isinstance(name, str):
-                raise InvalidUsage(f"the rows name a column by {shown(name)}, which is not text")
-        return list(columns) if rows else schema.arrow.names
-    if isinstance(rows, list):
-        rows = rows[0]
-    names = getattr(getattr(rows, "schema", None), "names", None)
-    if not isinstance(names, list):
-        names = getattr(rows, "columns", None)
-    if names is None and hasattr(rows, "__arrow_c_schema__"):
-        names = pa.schema(rows).names
-    return schema.arrow.names if names is None else [str(name) for name in names]
+    """The columns of a source; those of the shard if they are not known in advance, or there are no rows."""
+    names = names_of(rows)
+    if names is None or (isinstance(rows, list) and not rows):
+        names = schema.arrow.names
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidUsage(f"the rows name a column by {shown(name)}, which is not text")
+        if name in (TIME, DIFF):
+            raise InvalidUsage(f"the rows have a column {name!r}, which this write does not take; drop it")
+    return names
 
 
 def tables_of(rows: Any) -> Iterator[pa.Table]:

@@ -30,7 +30,7 @@ from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Eras
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import Token, given_token, mint
 from persist.core.shard_view import ShardView
-from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated, valid_schemas
+from persist.parts import KeyRange, ShardSchema, encode_key, negated, valid_schemas
 from persist.parts.filter_eval import Filter
 from persist.parts.python_values import parse_key_value
 from persist.parts.schema_evolution import current_for_names
@@ -69,10 +69,14 @@ class Question:
         question = json.dumps([erasure, reason, self.where, [list(map(repr, key)) for key in self.keys]])
         return hashlib.sha256(question.encode()).digest()
 
-    def picked(self, schema: ShardSchema) -> Picked:
-        """The rows of a shard that it selects. Raises InvalidUsage if the shard has no such column or key."""
+    def key_ranges(self, schema: ShardSchema) -> tuple[list[KeyRange], Filter | None]:
+        """The key ranges to search, ascending, and the predicate (None: all of their rows are selected).
+
+        Raises InvalidUsage if the shard has no such column or key.
+        """
         if self.where is not None:
-            return Picked((), Filter.of(self.where, schema))
+            predicate = Filter.of(self.where, schema)
+            return [predicate.key_range()], predicate
         ranges: dict[bytes, KeyRange] = {}  # without repeated keys
         for key in self.keys:
             if len(key) != len(schema.key):
@@ -80,7 +84,7 @@ class Question:
                 raise InvalidUsage(f"a key does not have the right number of values: one for each of {wanted}")
             encoded = encode_key(schema, tuple(map(partial(_key_value, schema), schema.key, key)))
             ranges[encoded] = KeyRange(encoded, encoded + b"\x00")
-        return Picked(tuple(ranges[encoded] for encoded in sorted(ranges)))
+        return [ranges[encoded] for encoded in sorted(ranges)], None
 
 
 def _key_value(schema: ShardSchema, column: str, value: Any) -> pa.Scalar:
@@ -92,36 +96,6 @@ def _key_value(schema: ShardSchema, column: str, value: Any) -> pa.Scalar:
         raise InvalidUsage(
             f"a key has a value that its key column {column!r} cannot hold: it must be a {kind}, exactly"
         ) from None
-
-
-@dataclass(frozen=True)
-class Picked:
-    """The key ranges to search, ascending, and the predicate (None: all of their rows are selected)."""
-
-    ranges: tuple[KeyRange, ...]
-    where: Filter | None = None
-
-    def rows(self, held: Held, low: int | None, high: int) -> Iterator[pa.Table]:
-        """The retractions of the rows that were there at `high`, or (with `low`) of those that came after `low`.
-
-        Rows that other pending erasures retract at the next time are left to them.
-        """
-        held = replace(held, as_of=high)
-        _, reader = part_reader(held.transport, held.view, held.settings)
-        ranges = self.ranges if self.where is None else (self.where.key_range(),)
-        for key_range in ranges:
-            for table in with_renewal(self._read(reader, held, low, high, key_range), held.lease):
-                rows = negated(table if self.where is None else self.where.apply(table))
-                if len(rows):
-                    yield rows
-
-    def _read(
-        self, reader: PartReader, held: Held, low: int | None, high: int, key_range: KeyRange
-    ) -> Iterator[pa.Table]:
-        if low is not None:
-            return reader.read_changes(held.runs, low, high, key_range=key_range)
-        runs, time = held.with_pending()
-        return reader.read_range(runs, as_of=time, key_range=key_range)
 
 
 @dataclass(frozen=True)
@@ -240,7 +214,20 @@ class EraseOperation(RewriteOperation):
         schemas = valid_schemas(held.view.schemas)
         # Raises InvalidUsage if a name means another column by now; without a question none is used.
         schema = current_for_names(schemas, self.known, () if self.question == Question() else None)
-        return self.question.picked(schema).rows(held, low, latest_of(held.view))
+        ranges, predicate = self.question.key_ranges(schema)
+        high = latest_of(held.view)
+        held = replace(held, as_of=high)
+        _, reader = part_reader(held.transport, held.view, held.settings)
+        for key_range in ranges:
+            if low is not None:
+                tables = reader.read_changes(held.runs, low, high, key_range=key_range)
+            else:  # rows that other pending erasures retract at the next time are left to them
+                runs, time = held.with_pending()
+                tables = reader.read_range(runs, as_of=time, key_range=key_range)
+            for table in with_renewal(tables, held.lease):
+                rows = negated(table if predicate is None else predicate.apply(table))
+                if len(rows):
+                    yield rows
 
     def _parts(self, view: ShardView | None) -> dict[str, Any]:
         pending = 0 if view is None else view.erasing

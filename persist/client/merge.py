@@ -35,7 +35,7 @@ from persist.client.dml_plans import (
 from persist.client.optimistic_edit import Edited
 from persist.client.write import Updates, as_updates
 from persist.core.errors import InvalidUsage
-from persist.parts import DIFF, TIME, ShardSchema, negated
+from persist.parts import DIFF, ShardSchema, negated
 from persist.parts.column_types import check_nesting, conform_column, to_plain, wide_type, without_empty_chunks
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import ABSENT, distinct_keys, key_groups, key_schema, match_keys
@@ -245,9 +245,6 @@ class MergePlan:
 
 def _table(rows: Updates, schema: ShardSchema, source_columns: Sequence[str]) -> pa.Table:
     """The source. Python values of columns that the shard also has are converted to its types."""
-    for reserved in (TIME, DIFF):
-        if reserved in source_columns:
-            raise InvalidUsage(f"the source has a column {reserved!r}: each of its rows counts once; drop it")
     if is_dicts(rows) and rows:
         names = [name for name in source_columns if name in schema.arrow.names]
         names += [name for name in source_columns if name not in schema.arrow.names]

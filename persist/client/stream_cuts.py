@@ -399,7 +399,6 @@ def map_names(work: Callable[[str], _T], names: Iterable[str], at_once: int) -> 
 
 
 def _frontier(transport: OneShard, name: str, view: ShardView, request: CutRequest, retry_s: float) -> Antichain:
-    """The frontier of one shard."""
     if request.at is not None:
         return resolve_time(transport, name, request.at, 0.0, retry_s).upper
     if view.details is None:

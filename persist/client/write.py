@@ -282,7 +282,7 @@ class WriteHandle(Timeable):
         if isinstance(updates, PinnedRows):
             return updates.schema_id, updates.schema
         schema_id, schema = self._newest()
-        if set(names_of(updates)).issubset(schema.updates_schema.names):
+        if set(names_of(updates) or ()).issubset(schema.updates_schema.names):
             return schema_id, schema
         return self._learn()
 
@@ -440,14 +440,18 @@ def by_token(command: Callable[[WriterId, Token], _T], token: Token) -> _T:
     return replace(tokened, digest=digest_of(tokened))
 
 
-def names_of(updates: Updates) -> Iterable[Any]:
-    """The columns of rows in any form, as far as they are known without reading the rows."""
+def names_of(updates: Updates) -> list[Any] | None:
+    """The columns of rows in any form, in their order; None: they are not known without reading the rows."""
     if isinstance(updates, list):
-        return {name for row in updates for name in (row if isinstance(row, dict) else names_of(row))}
+        every = (row if isinstance(row, dict) else names_of(row) or () for row in updates)
+        return list(dict.fromkeys(name for names in every for name in names))
     names = getattr(getattr(updates, "schema", None), "names", None)
     if isinstance(names, list):
         return names
-    return list(_with_index(updates).columns) if _is_pandas(updates) else getattr(updates, "columns", ())
+    columns = _with_index(updates).columns if _is_pandas(updates) else getattr(updates, "columns", None)
+    if columns is None and hasattr(updates, "__arrow_c_schema__"):
+        return pa.schema(updates).names  # type: ignore[no-any-return]
+    return None if columns is None else list(columns)
 
 
 def as_updates(updates: Updates, schema: ShardSchema) -> Any:
@@ -573,7 +577,6 @@ def _with_index(frame: Any) -> Any:
 
 
 def _from_frame(frame: Any) -> pa.Table:
-    """The rows of a pandas frame."""
     frame = _with_index(frame)
     if len(frame) and not len(frame.columns):
         raise InvalidUsage("the frame has rows but no columns")
@@ -599,15 +602,10 @@ def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
         rows = [{DIFF: 1, **row} for row in rows]
     fields = [field for field in schema.updates_schema if field.name in names or field.name in schema.arrow.names]
     written = pa.schema(fields)
-    columns = [
-        with_default(column_of(name, [row.get(name) for row in rows], written.field(name).type), name, rows, schema)
-        for name in written.names
-    ]
+    columns = []
+    for name in written.names:
+        column = column_of(name, [row.get(name) for row in rows], written.field(name).type)
+        default = schema.defaults.get(name)
+        absent = [] if default is None else [name not in row for row in rows]
+        columns.append(pc.if_else(pa.array(absent, pa.bool_()), default, column) if any(absent) else column)
     return pa.Table.from_arrays(columns, schema=written)
-
-
-def with_default(column: Any, name: str, rows: Sequence[Mapping[str, Any]], schema: ShardSchema) -> Any:
-    """The column, with its default in rows that do not name it."""
-    default = schema.defaults.get(name)
-    absent = [] if default is None else [name not in row for row in rows]
-    return pc.if_else(pa.array(absent, pa.bool_()), default, column) if any(absent) else column
