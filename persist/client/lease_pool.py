@@ -231,10 +231,7 @@ class LeasePool:
         """As `give_back`, for a garbage collection: soon, and without waiting."""
         self._released.append(use)
         if self._closed and not self._process.is_left:  # the thread of the pool has ended
-            with suppress(RuntimeError):  # the interpreter ends: no thread can be started
-                closing = threading.Thread(target=self._give_back_released, name="persist-release", daemon=True)
-                closing.start()
-                closing.join(EXIT_S)
+            run_aside(self._give_back_released, EXIT_S)
 
     def is_read(self, use: LeaseUse) -> None:
         """Called when a read starts or continues. Raises Expired: it has paused for so long that its hold lapsed."""
@@ -364,6 +361,14 @@ class LeasePool:
         if not self._tends:
             self._tends = True
             threading.Thread(target=partial(_tend_all, weakref.ref(self)), name="persist-leases", daemon=True).start()
+
+
+def run_aside(release: Callable[[], None], wait_s: float) -> None:
+    """Release something on another thread, and wait for that at most so long. Raises nothing."""
+    with suppress(RuntimeError):  # the interpreter ends: no thread can be started
+        thread = threading.Thread(target=release, name="persist-release", daemon=True)
+        thread.start()
+        thread.join(wait_s)
 
 
 def _needed_from(shared: SharedLease) -> SeqNo:

@@ -13,6 +13,7 @@ from persist.client import deadlines
 from persist.client.arguments import check_numbers, checked
 from persist.client.deadlines import Timeable
 from persist.client.idempotency import send
+from persist.client.lease_pool import run_aside
 from persist.client.transport import Transport
 from persist.client.write import Time, WriteSettings
 from persist.commit.system import OwnProcess
@@ -183,8 +184,7 @@ class ReadLease(Timeable):
             return
         self._closed = True
         if deadlines.has_passed():  # the caller does not wait, but the hold must still be released
-            with suppress(RuntimeError):
-                threading.Thread(target=self._expire, name="persist-release", daemon=True).start()
+            run_aside(self._expire, 0.0)
         else:
             self._expire()
 
@@ -197,12 +197,8 @@ class ReadLease(Timeable):
 
         Raises nothing.
         """
-        if self._closed:
-            return
-        with suppress(RuntimeError):  # the interpreter ends: no thread can be started
-            closing = threading.Thread(target=self.close, name="persist-release", daemon=True)
-            closing.start()
-            closing.join(CLOSE_RETRY_S)
+        if not self._closed:
+            run_aside(self.close, CLOSE_RETRY_S)
 
     def outlive(self) -> None:
         """The reads continue in another process, which renews the lease by its id. Raises nothing."""

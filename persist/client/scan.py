@@ -202,14 +202,10 @@ def _is_read_alike(kinds: pa.Schema) -> bool:
 
 def _column(field: pa.Field) -> str:
     """A column of a file; a float by an expression for which the file has no bounds, and which changes no value."""
-    name = _quoted(field.name)
+    name: str = '"' + field.name.replace('"', '""') + '"'
     if not pa.types.is_floating(field.type):
         return name
     return f"CASE WHEN isnan({name}) THEN 'nan' ELSE {name} END AS {name}"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 _IS_TRUE = "__is_true"

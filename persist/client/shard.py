@@ -302,13 +302,12 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
         with self._lock:
             writer = self._idle_writers.pop() if self._idle_writers else None
         writer = writer or CheckedWriter(self._transport, self.name, self._current_schema, self._settings.write)
-        is_known = True
+        is_known = False  # after another error its last outcome may be unknown: it is left to expire
         try:
             yield writer
+            is_known = True
         except (Conflict, InvalidUsage):  # nothing happened, so the writer can be reused
-            raise
-        except BaseException:
-            is_known = False  # its last outcome may be unknown: it is left to expire
+            is_known = True
             raise
         finally:
             with self._lock:

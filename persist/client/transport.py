@@ -126,7 +126,7 @@ class Transport(Protocol):
 
 
 def _of_inner(name: str) -> Any:
-    """A property that is that of the inner transport."""
+    """A property or a method that is that of the inner transport."""
     return property(lambda transport: getattr(transport.inner, name))
 
 
@@ -143,29 +143,14 @@ class ForwardingTransport:
     knows_regions: bool = _of_inner("knows_regions")
     leases: LeasePool | None = _of_inner("leases")
     storms: Storms = _of_inner("storms")
+    # Methods that subclasses leave as they are.
+    families, belongs, create, clone, names = map(_of_inner, ("families", "belongs", "create", "clone", "names"))
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
 
     def __repr__(self) -> str:
         return repr(self.inner)
-
-    def families(self) -> Iterator[Family]:
-        return self.inner.families()
-
-    def belongs(self) -> tuple[str, int]:
-        return self.inner.belongs()
-
-    def create(
-        self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
-    ) -> ShardView:
-        return self.inner.create(name, schema, follows, settings)
-
-    def clone(self, source: str, name: str, keep_policies: bool = False) -> ShardView:
-        return self.inner.clone(source, name, keep_policies)
-
-    def names(self, prefix: str, after: str, limit: int) -> list[str]:
-        return self.inner.names(prefix, after, limit)
 
     def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return self.inner.vouched(shard, runs)
