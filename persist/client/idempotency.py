@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from persist.client import deadlines
-from persist.client.transport import OneShard, Transport
+from persist.client.transport import Transport
 from persist.commit.system import jittered
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
@@ -27,7 +27,6 @@ from persist.core.errors import (
 )
 from persist.core.frontier import Antichain
 from persist.core.record import replace
-from persist.core.shard_view import ShardDetails, ViewRequest
 from persist.parts.row_stats import MODULUS as MODULUS
 from persist.parts.row_stats import digest_of_rows as digest_of_rows
 from persist.telemetry.tracing import Requesting
@@ -97,17 +96,6 @@ def send_for(
     result = send(transport, name, command, retry_s, caller)
     assert isinstance(result, kind)
     return result
-
-
-def read_details(transport: OneShard, name: str, retry_s: float) -> ShardDetails:
-    """The settings, tags and critical readers of a shard as of now. Raises what every call may."""
-    request = ViewRequest(with_batches=False, with_details=True)
-    call = RetriedCall(f"a view of shard {name!r}", name)
-    view = call_with_retries(
-        lambda: transport.view(name, request), call, transport, retry_s, remedy="repeat it", lapses=True
-    )
-    assert view.details is not None
-    return view.details
 
 
 def call_with_retries(

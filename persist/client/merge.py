@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import checked_sets
-from persist.client.arguments import names as checked_names
 from persist.client.commit_info import Info
 from persist.client.dml_plans import (
     ALL,
@@ -127,11 +126,6 @@ class Merge:
     _source: Updates
     _on: tuple[str, ...] | None
     _clauses: tuple[Clause, ...] = ()
-
-    @classmethod
-    def of(cls, run: Runner, rows: Updates, on: Sequence[str] | None) -> Merge:
-        """`Shard.merge` makes one for `rows` and the columns `on`; `run` executes a plan. Raises InvalidUsage."""
-        return cls(run, rows, None if on is None else checked_names("on", on))
 
     def when_matched_update(self, set: Mapping[str, Any] | None = None, condition: Condition = None) -> Merge:  # noqa: A002
         """Set new values in a row that has a match.

@@ -212,36 +212,6 @@ def next_turn_ms(facts: Facts, now_ms: int) -> int | None:
     return min((at_ms for at_ms in instants if at_ms is not None), default=None)
 
 
-def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetention:
-    """The policy, and what holds it back. Raises what every call may."""
-    answer = read_facts(transport, name, retry_s)
-    facts, done = answer.facts, answer.facts.done
-    now_ms = transport.clock.now_ms() if answer.checked_ms is None else answer.checked_ms
-    planned, looked, following = plan(facts, now_ms), done.looked, next_turn_ms(facts, now_ms)
-    clock_notes = () if answer.checked_ms is not None or facts.policy is None else (NO_CLOCK,)
-    held_by = (*clock_notes, *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
-    due = planned.due
-    if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
-        due, held_by = None, (*held_by, reason)
-    return RowRetention(
-        None if facts.policy is None else policy_json(facts.policy),
-        facts.version,
-        len(facts.cuts),
-        done.upper,
-        to_datetime(done.at_ms) if done.at_ms else None,
-        done.removed,
-        done.overran,
-        None if due is None else due.cut.upper,
-        None if following is None else to_datetime(following),
-        tuple(dict.fromkeys(held_by)),
-        answer.rows,
-        facts.stored_bytes,
-        to_datetime(looked.at_ms) if looked.at_ms else None,
-        looked.removed if looked.at_ms else None,
-        has_to_look(facts, now_ms),
-    )
-
-
 def _waits(facts: Facts, now_ms: int) -> tuple[str, ...]:
     """The notes on a policy of a shard that is fed by `append`, from the moment when it is set."""
     if facts.erasing_ms:
@@ -373,7 +343,33 @@ class RetentionMethods(HistoryMethods):
 
     def retention(self) -> RowRetention:
         """The row policy of the shard, and what holds it back. Raises what every call may."""
-        return read_retention(self._transport, self.name, self._settings.write.retry_s)
+        transport, name = self._transport, self.name
+        answer = read_facts(transport, name, self._settings.write.retry_s)
+        facts, done = answer.facts, answer.facts.done
+        now_ms = transport.clock.now_ms() if answer.checked_ms is None else answer.checked_ms
+        planned, looked, following = plan(facts, now_ms), done.looked, next_turn_ms(facts, now_ms)
+        clock_notes = () if answer.checked_ms is not None or facts.policy is None else (NO_CLOCK,)
+        held_by = (*clock_notes, *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
+        due = planned.due
+        if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
+            due, held_by = None, (*held_by, reason)
+        return RowRetention(
+            None if facts.policy is None else policy_json(facts.policy),
+            facts.version,
+            len(facts.cuts),
+            done.upper,
+            to_datetime(done.at_ms) if done.at_ms else None,
+            done.removed,
+            done.overran,
+            None if due is None else due.cut.upper,
+            None if following is None else to_datetime(following),
+            tuple(dict.fromkeys(held_by)),
+            answer.rows,
+            facts.stored_bytes,
+            to_datetime(looked.at_ms) if looked.at_ms else None,
+            looked.removed if looked.at_ms else None,
+            has_to_look(facts, now_ms),
+        )
 
     def retain(
         self, policy: Mapping[str, Any] | None, *, confirm: bool = False, expected_version: int | None = None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from persist.attributes.attribute_handle import AttributeUpdates
-from persist.client.arguments import checked, checked_sets
+from persist.client.arguments import check_int, checked, checked_sets, names
 from persist.client.commit_info import Info, info_bytes
 from persist.client.dml_plans import KEYS_MAX, Delete, Overwrite, Plan, ReplaceWhere, Update, Upsert, VerbBinding
 from persist.client.merge import Merge
@@ -175,7 +175,8 @@ class EditMethods(ShardBase):
         Returns: the merge under construction: see `Merge`.
         Raises: InvalidUsage (an argument is invalid); `execute` if there is no such column.
         """
-        return Merge.of(partial(self._edit, known=self._schema_id), to_rereadable(source), on)
+        run = partial(self._edit, known=self._schema_id)
+        return Merge(run, to_rereadable(source), None if on is None else names("on", on))
 
     def _edit(
         self,
@@ -188,24 +189,14 @@ class EditMethods(ShardBase):
     ) -> Edited:
         """`known`: the id of the schema that names the columns of the plan; None: the one that the handle knows."""
         own = given_token(token)
+        if read_time is not None:
+            check_int("read_time", read_time, NOTHING_READ, TIME_MAX, f"; {NOTHING_READ} says that the shard was empty")
         return EditOperation.of(
             self._transport,
             self.name,
             self._settings,
             info=info_bytes("info", info),
             plan=VerbBinding(plan, self._schema_id if known is None else known),
-            expected=expected_of(read_time),
+            expected=None if read_time is None else Antichain(read_time + 1),
             attributes=as_attribute_updates(attributes),
         ).run(own)
-
-
-def expected_of(read_time: int | None) -> Antichain | None:
-    """The upper that the shard must have; None: any. Raises InvalidUsage."""
-    if read_time is None:
-        return None
-    if type(read_time) is not int or not NOTHING_READ <= read_time <= TIME_MAX:
-        raise InvalidUsage(
-            f"read_time is {read_time!r:.100}; it must be a time in [0, {TIME_MAX}], or {NOTHING_READ} if the shard "
-            "was empty"
-        )
-    return Antichain(read_time + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
@@ -156,38 +156,6 @@ def _is_local(path: str, size: int) -> bool:
 log = logging.getLogger("persist.client")
 
 
-def relation(whole: Any, rows: HeldRows | None, scan: Callable[[HeldRows], Any], connection: Any) -> Any:
-    """The rows of a scan, the `whole`, as a relation; `rows` None: only the scan can select its rows.
-
-    `scan` makes a scan of some rows. Raises InvalidUsage (DuckDB is not installed, or lacks a type), and what reading
-    may.
-    """
-    duckdb = optional("duckdb", "duckdb()", "duckdb", InvalidUsage)
-    where = duckdb if connection is None else connection
-    half = [field.name for field in whole.schema if without_half_floats(field.type) != field.type]
-    if half:
-        raise InvalidUsage(
-            f"column {half[0]!r} of shard {whole.shard!r} has half floats, which DuckDB does not read "
-            "from Arrow: leave it out by columns=, or take Snapshot.to_duckdb(), which widens it"
-        )
-    if rows is None or not _is_read_alike(whole.schema):
-        return where.from_arrow(whole)
-    files, left = rows.apart()
-    # The scan of the rest is used even if it is empty: the relation refers to it, and it holds the files.
-    rest = where.from_arrow(scan(left))
-    if not files:
-        return rest
-    try:
-        table = where.read_parquet(files, hive_partitioning=False).project(", ".join(map(_column, whole.schema)))
-        if table.types == rest.types:
-            return table.union(rest)
-        why = "it would show other types than those of the shard"
-    except duckdb.Error as error:
-        why = str(error).partition("\n")[0]
-    log.info("persist: DuckDB does not read the files of shard %r itself: %s", whole.shard, why)
-    return where.from_arrow(whole)
-
-
 def _is_read_alike(kinds: pa.Schema) -> bool:
     """Whether DuckDB's own reader can be kept from losing rows of these columns.
 
@@ -209,36 +177,6 @@ def _column(field: pa.Field) -> str:
 
 
 _IS_TRUE = "__is_true"
-
-# Reads some columns, of row groups that may match; tables are finished, then rows repeated by their multiplicity.
-Tables = Callable[[list[str], RowGroupFilter | None, Finish | None], Iterator[pa.Table]]
-
-
-def lazy_frame(kinds: pa.Schema, tables: Tables) -> Any:
-    """A frame with these columns, read anew whenever it is collected. Raises InvalidUsage: Polars is not installed."""
-    polars = optional("polars", "polars()", "polars", InvalidUsage)
-    plugins = optional("polars.io.plugins", "polars()", "polars", InvalidUsage)
-    shown = polars.from_arrow(kinds.empty_table()).schema
-
-    def source(columns: list[str] | None, predicate: Any, rows: int | None, batch_rows: int | None) -> Iterator[Any]:
-        """As Polars requests it: of the first `rows` rows those for which the predicate is true."""
-        names = kinds.names if columns is None else columns
-        used = [] if predicate is None else predicate.meta.root_names()
-        read = list(dict.fromkeys([*names, *used])) or kinds.names[:1]
-        if rows is None and predicate is not None:
-            for table in tables(read, _may_match(polars, predicate, kinds, shown), _finish(polars, predicate)):
-                yield polars.from_arrow(table).select(names)
-            return
-        for table in tables(read, None, None):
-            frame = polars.from_arrow(table)
-            if rows is not None:
-                frame = frame.head(rows)
-                rows -= len(frame)
-            yield (frame if predicate is None else frame.filter(predicate)).select(names)
-            if rows == 0:
-                return
-
-    return plugins.register_io_source(source, schema=shown, is_pure=True)
 
 
 def _finish(polars: Any, predicate: Any) -> Finish:
@@ -416,8 +354,30 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filt
             connection: a connection of DuckDB's; None is its default one.
         Raises: InvalidUsage (DuckDB is not installed, or a column has half floats), and what reading may.
         """
-        rows = self._rows if self._matched is None else None
-        return relation(self, rows, lambda left: Scan(left, self.timestamp), connection)
+        duckdb = optional("duckdb", "duckdb()", "duckdb", InvalidUsage)
+        where = duckdb if connection is None else connection
+        half = [field.name for field in self.schema if without_half_floats(field.type) != field.type]
+        if half:
+            raise InvalidUsage(
+                f"column {half[0]!r} of shard {self.shard!r} has half floats, which DuckDB does not read "
+                "from Arrow: leave it out by columns=, or take Snapshot.to_duckdb(), which widens it"
+            )
+        if self._matched is not None or not _is_read_alike(self.schema):
+            return where.from_arrow(self)
+        files, left = self._rows.apart()
+        # The scan of the rest is used even if it is empty: the relation refers to it, and it holds the files.
+        rest = where.from_arrow(Scan(left, self.timestamp))
+        if not files:
+            return rest
+        try:
+            table = where.read_parquet(files, hive_partitioning=False).project(", ".join(map(_column, self.schema)))
+            if table.types == rest.types:
+                return table.union(rest)
+            why = "it would show other types than those of the shard"
+        except duckdb.Error as error:
+            why = str(error).partition("\n")[0]
+        log.info("persist: DuckDB does not read the files of shard %r itself: %s", self.shard, why)
+        return where.from_arrow(self)
 
     def polars(self) -> Any:
         """The rows as a Polars LazyFrame, which reads what it needs whenever it is collected.
@@ -425,7 +385,32 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filt
         Rows are filtered by the rules of Polars, in which NaN is greater than all numbers.
         Raises: InvalidUsage (Polars is not installed).
         """
-        return lazy_frame(self.schema, self._tables_for)
+        polars = optional("polars", "polars()", "polars", InvalidUsage)
+        plugins = optional("polars.io.plugins", "polars()", "polars", InvalidUsage)
+        kinds, tables = self.schema, self._tables_for
+        shown = polars.from_arrow(kinds.empty_table()).schema
+
+        def source(
+            columns: list[str] | None, predicate: Any, rows: int | None, batch_rows: int | None
+        ) -> Iterator[Any]:
+            """As Polars requests it: of the first `rows` rows those for which the predicate is true."""
+            names = kinds.names if columns is None else columns
+            used = [] if predicate is None else predicate.meta.root_names()
+            read = list(dict.fromkeys([*names, *used])) or kinds.names[:1]
+            if rows is None and predicate is not None:
+                for table in tables(read, _may_match(polars, predicate, kinds, shown), _finish(polars, predicate)):
+                    yield polars.from_arrow(table).select(names)
+                return
+            for table in tables(read, None, None):
+                frame = polars.from_arrow(table)
+                if rows is not None:
+                    frame = frame.head(rows)
+                    rows -= len(frame)
+                yield (frame if predicate is None else frame.filter(predicate)).select(names)
+                if rows == 0:
+                    return
+
+        return plugins.register_io_source(source, schema=shown, is_pure=True)
 
     def __arrow_c_schema__(self) -> Any:
         return self.schema.__arrow_c_schema__()

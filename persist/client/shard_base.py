@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TypeVar
 
 from persist.client.deadlines import Timeable
-from persist.client.idempotency import read_details, send, send_for
+from persist.client.idempotency import RetriedCall, call_with_retries, send, send_for
 from persist.client.read_leases import HandleSettings
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
@@ -96,4 +97,10 @@ class ShardBase(Timeable):
         return send_for(kind, self._transport, self.name, command, self._settings.write.retry_s)
 
     def _details(self) -> ShardDetails:
-        return read_details(self._transport, self.name, self._settings.write.retry_s)
+        """The settings, tags and critical readers as of now."""
+        request = ViewRequest(with_batches=False, with_details=True)
+        call = RetriedCall(f"a view of shard {self.name!r}", self.name)
+        retry_s, ask = self._settings.write.retry_s, partial(self._transport.view, self.name, request)
+        view = call_with_retries(ask, call, self._transport, retry_s, remedy="repeat it", lapses=True)
+        assert view.details is not None
+        return view.details
