@@ -16,7 +16,7 @@ import persist.core.erasure_progress
 from compactor.orphans import Sweeper
 from compactor.tasks import Eraser
 from compactor.worker import Worker
-from persist.client.erasure_api import Picked
+from persist.client.erasure_api import Question
 from persist.client.shard import Shard
 from persist.commit.machine import Committer
 from persist.core import commands as c
@@ -293,14 +293,8 @@ def erased_over_a_drop() -> Broken:
 
 def erased_by_key_alone() -> Broken:
     """Of a predicate only the keys count: rows go that were not meant."""
-    real = Picked.rows
-
-    def rows(self: Picked, *given: Any) -> Any:
-        if self.where is None:
-            return real(self, *given)
-        return real(Picked((self.where.key_range(),)), *given)
-
-    return patch.object(Picked, "rows", rows)
+    real = Question.key_ranges
+    return patch.object(Question, "key_ranges", lambda *given: (real(*given)[0], None))
 
 
 def _scans(other: Callable[[Scanned], Scanned]) -> Broken:
