@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from persist.client.column_retention import ColumnRun
     from persist.client.connect import Client, Connection, connect
     from persist.client.contents_diff import Changes, ChangesSplit
+    from persist.client.critical_reader import CriticalReaderHandle
     from persist.client.erasure_api import ErasureStatus
     from persist.client.history_api import ShardTag
     from persist.client.listen import Listen, ListenEvent, Subscription
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from persist.client.merge import Merge, source, target
     from persist.client.optimistic_edit import Edited
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
-    from persist.client.read_leases import CriticalReaderHandle
     from persist.client.restore_truncation import Restored, Truncated
     from persist.client.row_retention import RetentionRun, RowRetention
     from persist.client.scan import Scan

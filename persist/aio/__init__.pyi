@@ -11,6 +11,7 @@ from persist.attributes.attribute_handle import Attributes, AttributeUpdates, K
 from persist.client.commit_info import HistoryEntry, Info
 from persist.client.connect import Client
 from persist.client.contents_diff import Changes
+from persist.client.critical_reader import CriticalReaderHandle
 from persist.client.erasure_api import ErasureStatus
 from persist.client.history_api import HistoryMethods, ShardTag
 from persist.client.listen import Listen, ListenEvent, Subscription
@@ -19,7 +20,7 @@ from persist.client.merge import Condition, Merge
 from persist.client.optimistic_edit import Edited
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.read_api import Key
-from persist.client.read_leases import CriticalReaderHandle, ReadLease
+from persist.client.read_leases import ReadLease
 from persist.client.restore_truncation import Restored, Truncated
 from persist.client.row_retention import RetentionRun, RowRetention
 from persist.client.scan import Scan

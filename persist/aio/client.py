@@ -13,10 +13,10 @@ from persist.attributes import Attributes
 from persist.client.connect import Client
 from persist.client.connect import connect as connect_here
 from persist.client.contents_diff import Changes
+from persist.client.critical_reader import CriticalReaderHandle
 from persist.client.listen import Listen, ListenEvent, Subscription
 from persist.client.merge import Merge
 from persist.client.pipelined import PipelinedWriter
-from persist.client.read_leases import CriticalReaderHandle
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, Snapshot
 from persist.client.unique_insert import CheckedWriter

@@ -106,15 +106,15 @@ class ErasureStatus:
     writer), `retracted` (no read of the latest time shows the rows), `rewritten` (no part of the shard does) or
     `erased` (nothing in either store does). `waits` are what the next phase waits for; empty: for maintenance. `at` is
     its time: earlier contents can no longer be read. `removed` is the sum of `__diff` of the rows that the call of
-    `erase` removed. The shard does not keep it: it is None in what `erased` returns, and for a retry. `question` is
-    the digest of what was asked for (hex). `doomed` are the blobs that showed the rows. `proof` is the result of the
+    `erase` removed. The shard does not keep it: it is None in what `erased` returns, and for a retry. `question_sha256`
+    is the digest of what was asked for (hex). `doomed` are the blobs that showed the rows. `proof` is the result of the
     last scan of both stores. `pending_s`: how many seconds ago it was requested, while it is pending.
     """
 
     id: str
     phase: str
     at: int
-    question: str
+    question_sha256: str
     reason: str
     requested: datetime
     deadline: datetime | None
@@ -136,7 +136,7 @@ class ErasureStatus:
             "id": self.id,
             "phase": self.phase,
             "at": self.at,
-            "question_sha256": self.question,
+            "question_sha256": self.question_sha256,
             "reason": self.reason,
             "requested": datetime_text(self.requested),
             "deadline": datetime_text(self.deadline),
@@ -278,7 +278,7 @@ def _status(key: str, erasure: Erasure, waits: tuple[Wait, ...], now_ms: int) ->
         id=key,
         phase=erasure.phase,
         at=erasure.at,
-        question=erasure.question.hex(),
+        question_sha256=erasure.question.hex(),
         reason=erasure.reason,
         requested=to_datetime(erasure.requested_ms),
         deadline=None if erasure.deadline_ms is None else to_datetime(erasure.deadline_ms),

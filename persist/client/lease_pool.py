@@ -16,17 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from persist.client import deadlines
 from persist.client.deadlines import Deadline
 from persist.commit.system import Clock, OwnProcess
 from persist.core.errors import Expired
 from persist.core.frontier import Antichain
-from persist.core.ids import SeqNo, ShardId
-
-if TYPE_CHECKING:
-    from persist.client.read_leases import ReadLease
+from persist.core.ids import ReaderId, SeqNo, ShardId
 
 KEPT_S = 60.0  # how long after its last read a shared lease is released
 PARTS_OF_LEASE = 4  # it is moved or renewed once in such a part of its length, and kept unused for no longer
@@ -40,6 +37,23 @@ OPENING_S = 1.0  # how long a read waits while another one takes the lease; then
 LOOK_S = 5.0  # how often the leases are checked
 CLOSE_S = 5.0  # how long closing the client may take to release leases; the others lapse
 EXIT_S = 1.0  # the same, at the end of the process
+
+
+class Lease(Protocol):
+    """A leased reader: `persist.client.read_leases.ReadLease`, which is above this module."""
+
+    reader: ReaderId
+    seqno: SeqNo
+
+    def keep(self) -> None: ...
+
+    def renew(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    def move_alone(self, since: Antichain, seqno: SeqNo) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,7 @@ class SharedLease:
     """A lease that several reads use. It holds `since` and later times, or only its `point`, from `lease.seqno` on."""
 
     kind: LeaseKind
-    lease: ReadLease
+    lease: Lease
     since: int
     point: SinglePoint | None
     opened_s: float
@@ -165,7 +179,7 @@ class LeasePool:
         as_of: int,
         point: SinglePoint | None,
         instead: SharedLease | None,
-        open_lease: Callable[[], ReadLease],
+        open_lease: Callable[[], Lease],
     ) -> LeaseUse | None:
         """A use of a new lease, which `open_lease` takes; `instead` exists and does not cover the time.
 

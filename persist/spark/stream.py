@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist.client.read_leases import CriticalReaderHandle
+from persist.client.critical_reader import CriticalReaderHandle
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, leased_blobs
 from persist.client.transport import OneShard, Transport

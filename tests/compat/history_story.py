@@ -250,6 +250,6 @@ def told(client: Client) -> dict[str, Any]:
             "settings": repr(shard.settings),
             "tags": {tag: one.time for tag, one in shard.tags().items()},
             "history": [[one.operation, one.who, one.info] for one in shard.history(100)],
-            "erasures": [[one.at, one.reason, one.question] for one in shard.erasures().values()],
+            "erasures": [[one.at, one.reason, one.question_sha256] for one in shard.erasures().values()],
         }
     return found

@@ -712,4 +712,4 @@ def test_the_digest_is_the_one_that_the_page_tells(shard: Shard) -> None:
     shard.insert([{"id": "ann", "v": "1"}])
     told = shard.erase(keys=["ann"], reason="dsr-7")
     said = json.dumps([told.id, "dsr-7", None, [[repr("ann")]]])
-    assert told.question == hashlib.sha256(said.encode()).hexdigest()
+    assert told.question_sha256 == hashlib.sha256(said.encode()).hexdigest()

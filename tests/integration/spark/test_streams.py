@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from persist.client.read_leases import CriticalReaderHandle
+from persist.client.critical_reader import CriticalReaderHandle
 from persist.core.audit_log import NOBODY
 from persist.core.commands import ExpireWriter
 from persist.core.errors import Expired, InvalidUsage, NotReadable, UnknownShard
