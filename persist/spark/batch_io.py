@@ -29,9 +29,8 @@ from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_f
 from persist.client.timestamps import BEFORE_ALL
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import frontier
-from persist.core.ids import check_shard_name
 from persist.core.shard_view import ShardView, ViewRequest
-from persist.parts import DIFF, TIME, ShardSchema, current_schema, overlapping_runs, valid_schemas
+from persist.parts import DIFF, TIME, ShardSchema, current_schema, valid_schemas
 from persist.parts.scan_spec import schema_shown
 from persist.spark import executors, planning
 from persist.spark.change_feed import FeedSplit, Interval, plan_changes, read_changes
@@ -191,12 +190,15 @@ class DiffReader(SplitReader):
             )
 
     def _splits(self) -> list[ChangesSplit | PairSplit]:
-        splits = self._changes().splits
-        for split in splits[:1]:
-            planned = split.earlier if isinstance(split, PairSplit) else split
-            assert isinstance(planned, SnapshotSplit)
-            planning.check_names(self._target, self._schema.names, self._known, planned)
-        return [split for split in map(_with_own_parts, splits) if split is not None]
+        splits: list[ChangesSplit | PairSplit] = []
+        for split in self._changes().splits:
+            assert isinstance(split, (ChangesSplit, PairSplit))
+            side = split.earlier if isinstance(split, PairSplit) else split
+            if not splits:
+                planning.check_names(self._target, self._schema.names, self._known, side)
+            if not side.key_range.is_empty:
+                splits.append(without_other_parts(split))
+        return splits
 
     def _batches(self, split: ChangesSplit | PairSplit) -> Iterator[pa.RecordBatch]:
         target, transport = self._target, executors.transport(self._target.connection)
@@ -209,29 +211,13 @@ class DiffReader(SplitReader):
         transport, limits = executors.one_shard(target), (read.wait_s, settings.retry_s)
         columns = tuple(name for name in self._schema.names if name != DIFF)
         request = DiffRequest(read.partitions or planning.partitions_for, columns, read.wait_s, "spark changes")
+        other = options.other or target.shard
+        other_transport = transport if other == target.shard else executors.one_shard(replace(target, shard=other))
         start = NamedTime.of("option 'start'", options.start, transport, target.shard, limits, BEFORE_ALL)
-        if options.other in (None, target.shard):
-            end = NamedTime.of("option 'end'", options.end, transport, target.shard, limits, BEFORE_ALL)
-            return changes_of(transport, target.shard, start, end, request, settings)
-        other = replace(target, shard=check_shard_name(options.other))
-        other_transport = executors.one_shard(other)
-        end = NamedTime.of("option 'end'", options.end, other_transport, other.shard, limits, BEFORE_ALL)
-        sides = (transport, target.shard, start), (other_transport, other.shard, end)
-        return changes_between(*sides, request, settings)
-
-
-def _with_own_parts(split: object) -> ChangesSplit | PairSplit | None:
-    """The split with only the parts that it reads; None if its key range is empty."""
-    if isinstance(split, PairSplit):
-        if split.earlier.key_range.is_empty:
-            return None
-        sides = (split.earlier, split.later)
-        earlier, later = (replace(side, runs=overlapping_runs(side.runs, side.key_range)) for side in sides)
-        return replace(split, earlier=earlier, later=later)
-    assert isinstance(split, ChangesSplit)
-    if split.key_range.is_empty:
-        return None
-    return without_other_parts(split)
+        end = NamedTime.of("option 'end'", options.end, other_transport, other, limits, BEFORE_ALL)
+        if other == target.shard:
+            return changes_of(transport, other, start, end, request, settings)
+        return changes_between((transport, target.shard, start), (other_transport, other, end), request, settings)
 
 
 def snapshot_schema(schema: ShardSchema, options: ReadOptions) -> StructType:

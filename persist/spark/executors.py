@@ -8,8 +8,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from persist.core.ids import ShardId
 from persist.core.shard_phases import dropped
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import SchemaRecord
-from persist.parts import ShardSchema, current_schema, overlapping_runs
+from persist.parts import current_schema, overlapping_runs
 from persist.spark.options import WAIT_S, Target
 from persist.spark.spark_schemas import check_means, names_in
 
@@ -127,12 +127,8 @@ def shared_writer(target: Target, shard: ShardId, caller: Caller) -> WriteHandle
 
 @lru_cache(maxsize=WRITERS_MAX)
 def _shared_writer(target: Target, shard: ShardId, pid: int) -> WriteHandle:
-    own = one_shard(target, shard)
-
-    def schema() -> tuple[int, ShardSchema]:
-        return current_schema(view_of(target).schemas)
-
-    return WriteHandle(own, target.shard, schema, target.connection.handles.write)
+    own, settings = one_shard(target, shard), target.connection.handles.write
+    return WriteHandle(own, target.shard, lambda: current_schema(view_of(target).schemas), settings)
 
 
 def open_shard(target: Target, view: ShardView) -> Shard:
@@ -221,8 +217,12 @@ def renew_changes_split(target: Target, split: ChangesSplit | PairSplit) -> Chan
     return without_other_parts(replace(whole, key_range=split.key_range))
 
 
-def without_other_parts(split: ChangesSplit) -> ChangesSplit:
+def without_other_parts(split: ChangesSplit | PairSplit) -> ChangesSplit | PairSplit:
     """The split without the parts that have no keys of its range."""
+    if isinstance(split, PairSplit):
+        sides = (split.earlier, split.later)
+        earlier, later = (replace(side, runs=overlapping_runs(side.runs, side.key_range)) for side in sides)
+        return replace(split, earlier=earlier, later=later)
     runs, gone = (overlapping_runs(runs, split.key_range) for runs in (split.runs, split.gone))
     return replace(split, runs=runs, gone=gone)
 
@@ -232,44 +232,34 @@ def hold_again(target: Target, shard: ShardId | None, at: int) -> Held:
 
     Raises Expired if the time is no longer readable, UnknownShard if the shard was dropped.
     """
-    return _shared_hold(target, shard or view_of(target).shard_id, at, os.getpid()).held()
+    transport = one_shard(target, shard)
+    shared = _shared_hold(target, transport.shard, at, os.getpid())
+    with shared.lock:
+        with suppress(Expired):
+            if shared.held is not None:
+                shared.held.lease.check()
+                return shared.held
+        settings = target.connection.handles.read
+        with (
+            unreadable_as_expired(target, at),
+            hold_time(transport, target.shard, at, "spark read again", WAIT_S, settings) as held,
+        ):
+            shared.held = held
+        return held
 
 
+@dataclass
 class _SharedHold:
     """One lease for all splits of a plan that this process reads. It is opened on first use and again once expired."""
 
-    def __init__(self, target: Target, shard: ShardId, at: int) -> None:
-        self._target = target
-        self._shard = shard
-        self._at = at
-        self._lock = threading.Lock()
-        self._held: Held | None = None
-
-    def held(self) -> Held:
-        with self._lock:
-            if self._held is not None:
-                try:
-                    self._held.lease.check()
-                except Expired:
-                    self._held = None
-            if self._held is None:
-                self._held = self._open()
-            return self._held
-
-    def _open(self) -> Held:
-        target, settings = self._target, self._target.connection.handles.read
-        shard = one_shard(target, self._shard)
-        with (
-            unreadable_as_expired(target, self._at),
-            hold_time(shard, target.shard, self._at, "spark read again", WAIT_S, settings) as held,
-        ):
-            return held
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    held: Held | None = None
 
 
 @lru_cache(maxsize=HOLDS_MAX)
 def _shared_hold(target: Target, shard: ShardId, at: int, pid: int) -> _SharedHold:
     """Keyed by process: a forked child must not use its parent's connections."""
-    return _SharedHold(target, shard, at)
+    return _SharedHold()
 
 
 @contextmanager

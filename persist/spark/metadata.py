@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import types as t
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DoubleType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
-from persist.client.commit_info import HistoryEntry, read_entries, to_history_entry
+from persist.client.commit_info import read_entries, to_history_entry
 from persist.client.embedded import EmbeddedTransport
 from persist.client.snapshot import ReadLease, leased_blobs, part_reader
-from persist.client.transport import OneShard
 from persist.core.audit_log import PAGE_MAX
 from persist.core.batch import HollowBatch, Part
 from persist.core.errors import InvalidUsage
-from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.shard_view import ViewRequest
 from persist.core.state import State
 from persist.parts import current_schema, valid_schemas
 from persist.parts.constraint_checks import constraints_json
@@ -39,26 +27,26 @@ from persist.spark.options import METADATA, MetadataOptions, Target
 from persist.spark.spark_schemas import arrow_schema, spark_type
 
 Row = dict[str, Any]
-_TYPES: Mapping[str, DataType] = {
-    "STRING": StringType(),
-    "BIGINT": LongType(),
-    "DOUBLE": DoubleType(),
-    "BOOLEAN": BooleanType(),
-    "BINARY": BinaryType(),
-    "TIMESTAMP": TimestampType(),
-    "ARRAY<STRING>": ArrayType(StringType()),
-    "MAP<STRING,STRING>": MapType(StringType(), StringType()),
-    "MAP<STRING,BIGINT>": MapType(StringType(), LongType()),
+_TYPES: Mapping[str, t.DataType] = {
+    "STRING": t.StringType(),
+    "BIGINT": t.LongType(),
+    "DOUBLE": t.DoubleType(),
+    "BOOLEAN": t.BooleanType(),
+    "BINARY": t.BinaryType(),
+    "TIMESTAMP": t.TimestampType(),
+    "ARRAY<STRING>": t.ArrayType(t.StringType()),
+    "MAP<STRING,STRING>": t.MapType(t.StringType(), t.StringType()),
+    "MAP<STRING,BIGINT>": t.MapType(t.StringType(), t.LongType()),
 }
 
 
-def _schema(ddl: str) -> StructType:
+def _schema(ddl: str) -> t.StructType:
     """The schema of a DDL string of `_TYPES`. `StructType.fromDDL` needs a session, which workers do not have."""
     columns = [column.split(maxsplit=2) for column in ddl.split(", ")]
-    return StructType([StructField(name, _TYPES[kind], not constraint) for name, kind, *constraint in columns])
+    return t.StructType([t.StructField(name, _TYPES[kind], not constraint) for name, kind, *constraint in columns])
 
 
-SCHEMAS: Mapping[str, StructType] = {
+SCHEMAS: Mapping[str, t.StructType] = {
     "history": _schema(
         "place STRING NOT NULL, seqno BIGINT NOT NULL, timestamp TIMESTAMP NOT NULL, operation STRING NOT NULL, "
         "lower BIGINT, upper BIGINT, rows BIGINT NOT NULL, bytes BIGINT NOT NULL, retractions BIGINT, "
@@ -90,7 +78,7 @@ assert set(SCHEMAS) == set(METADATA)
 class MetadataReader(DataSourceReader):
     """Reads one kind of metadata in one task. Commits during a read of the history are not part of it."""
 
-    def __init__(self, target: Target, options: MetadataOptions, schema: StructType) -> None:
+    def __init__(self, target: Target, options: MetadataOptions, schema: t.StructType) -> None:
         """Raises InvalidUsage if this kind of metadata lacks a column of `schema`."""
         known = {field.name: field.dataType for field in SCHEMAS[options.kind]}
         for field in schema:
@@ -115,16 +103,15 @@ def _history(target: Target, options: MetadataOptions) -> Iterator[list[Row]]:
     """A row for each command that changed the shard, newest first, in pages."""
     transport, left, before = executors.one_shard(target), options.limit, None
     while left:
-        entries = read_entries(transport, target.shard, before, min(left, PAGE_MAX), options.maintenance)
-        if not entries:
+        records = read_entries(transport, target.shard, before, min(left, PAGE_MAX), options.maintenance)
+        if not records:
             return
-        yield [_history_row(to_history_entry(entry)) for entry in entries]
-        left, before = left - len(entries), entries[-1].place
-
-
-def _history_row(entry: HistoryEntry) -> Row:
-    info = None if entry.info is None else json.dumps(entry.info, ensure_ascii=False)
-    return {**asdict(entry), "place": entry.place, "bytes": entry.size, "info": info}
+        rows = []
+        for entry in map(to_history_entry, records):
+            info = None if entry.info is None else json.dumps(entry.info, ensure_ascii=False)
+            rows.append({**asdict(entry), "place": entry.place, "bytes": entry.size, "info": info})
+        yield rows
+        left, before = left - len(records), records[-1].place
 
 
 def _detail(target: Target) -> list[Row]:
@@ -158,24 +145,19 @@ def _parts(target: Target) -> list[Row]:
     """Includes the parts in bundles, which are read under a lease."""
     transport, settings = executors.one_shard(target), target.connection.handles.read
     view = transport.view(target.shard, ViewRequest())
-    if not any(part.bundle is not None for batch in view.batches for part in batch.parts()):
-        return _part_rows(transport, view, target)
-    lease = ReadLease.open(transport, target.shard, None, "spark metadata", settings)
-    try:
-        with leased_blobs(lease):
-            return _part_rows(transport, transport.view(target.shard, ViewRequest(min_seqno=lease.seqno)), target)
-    finally:
-        lease.close()
-
-
-def _part_rows(transport: OneShard, view: ShardView, target: Target) -> list[Row]:
-    reader = part_reader(transport, view, target.connection.handles.read)[1]
-    return [
-        _part_row(batch, number, part)
-        for batch in view.batches
-        for number, run in enumerate(reader.expanded(batch.runs))
-        for part in run.parts
-    ]
+    with ExitStack() as stack:
+        if any(part.bundle is not None for batch in view.batches for part in batch.parts()):
+            lease = ReadLease.open(transport, target.shard, None, "spark metadata", settings)
+            stack.callback(lease.close)
+            stack.enter_context(leased_blobs(lease))
+            view = transport.view(target.shard, ViewRequest(min_seqno=lease.seqno))
+        reader = part_reader(transport, view, settings)[1]
+        return [
+            _part_row(batch, number, part)
+            for batch in view.batches
+            for number, run in enumerate(reader.expanded(batch.runs))
+            for part in run.parts
+        ]
 
 
 def _part_row(batch: HollowBatch, run: int, part: Part) -> Row:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from persist.core.errors import InvalidUsage
 from persist.core.ids import ShardId
@@ -22,47 +24,26 @@ _Item = TypeVar("_Item")
 MULTIPLICITY = pa.field(DIFF, pa.int64())
 DECIMAL_DIGITS_MAX = 38  # of Spark
 _BINARY = "UTF8_BINARY"  # the collation that compares strings byte by byte
-_SIMPLE: tuple[tuple[Any, t.DataType], ...] = (
-    (pa.bool_(), t.BooleanType()),
-    (pa.int8(), t.ByteType()),
-    (pa.int16(), t.ShortType()),
-    (pa.int32(), t.IntegerType()),
-    (pa.int64(), t.LongType()),
-    (pa.uint8(), t.ShortType()),
-    (pa.uint16(), t.IntegerType()),
-    (pa.uint32(), t.LongType()),
-    (pa.uint64(), t.DecimalType(20, 0)),
-    (pa.float16(), t.FloatType()),
-    (pa.float32(), t.FloatType()),
-    (pa.float64(), t.DoubleType()),
-    (pa.string(), t.StringType()),
-    (pa.large_string(), t.StringType()),
-    (pa.string_view(), t.StringType()),
-    (pa.binary(), t.BinaryType()),
-    (pa.large_binary(), t.BinaryType()),
-    (pa.binary_view(), t.BinaryType()),
-    (pa.date32(), t.DateType()),
-    (pa.date64(), t.DateType()),
-)
+_WIDER: Mapping[pa.DataType, t.DataType] = {  # types that Spark lacks
+    pa.uint8(): t.ShortType(),
+    pa.uint16(): t.IntegerType(),
+    pa.uint32(): t.LongType(),
+    pa.uint64(): t.DecimalType(20, 0),
+    pa.float16(): t.FloatType(),
+    pa.string_view(): t.StringType(),
+    pa.binary_view(): t.BinaryType(),
+    pa.date64(): t.DateType(),
+    pa.time32("s"): t.TimeType(6),
+    pa.time32("ms"): t.TimeType(6),
+}
 _UNSTORABLE = (t.YearMonthIntervalType, t.CalendarIntervalType, t.VariantType, t.NullType, t.UserDefinedType)
 
 
 def spark_type(name: str, kind: Any) -> t.DataType:
     """The Spark type that holds every value of an Arrow type. Raises InvalidUsage naming the column."""
-    for arrow, spark in _SIMPLE:
-        if kind == arrow:
-            return spark
     types = pa.types
-    if types.is_fixed_size_binary(kind):
-        return t.BinaryType()
-    if types.is_decimal(kind) and kind.precision <= DECIMAL_DIGITS_MAX and 0 <= kind.scale <= kind.precision:
-        return t.DecimalType(kind.precision, kind.scale)
-    if types.is_timestamp(kind):
-        return t.TimestampNTZType() if kind.tz is None else t.TimestampType()
-    if types.is_duration(kind):
-        return t.DayTimeIntervalType()
-    if types.is_time(kind):
-        return t.TimeType(6)
+    if kind in _WIDER:
+        return _WIDER[kind]
     if types.is_map(kind):
         return t.MapType(spark_type(name, kind.key_type), spark_type(name, kind.item_type), True)
     if types.is_struct(kind):
@@ -70,6 +51,11 @@ def spark_type(name: str, kind: Any) -> t.DataType:
         return t.StructType([t.StructField(f.name, spark_type(name, f.type), True) for f in fields])
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return t.ArrayType(spark_type(name, kind.value_type), True)
+    is_decimal = types.is_decimal(kind)
+    is_like_sparks = not is_decimal or (kind.precision <= DECIMAL_DIGITS_MAX and 0 <= kind.scale <= kind.precision)
+    with suppress(PySparkTypeError):
+        if is_like_sparks and not types.is_null(kind) and not types.is_dictionary(kind):
+            return from_arrow_type(kind)
     raise InvalidUsage(f"column {name!r} is {kind}, which Spark has no type for; leave it out with option 'columns'")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from persist.client.contents_diff import drop_retractions, load_full_view, may_replace_all, try_drop
 from persist.client.optimistic_edit import find_landed_edit
-from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, leased_blobs, part_reader, with_renewal
+from persist.client.snapshot import Held, ReadLease, check_held, leased_blobs, part_reader, with_renewal
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c
@@ -146,15 +146,6 @@ def _count_candidates(held: Held | None, keys: KeyPoints) -> int:
 
 
 @dataclass(frozen=True)
-class StagedUpsert:
-    """What a task stages: rows, its claims, and the claims whose old rows the commit must retract (`left`)."""
-
-    runs: Runs
-    claims: Runs
-    left: Runs
-
-
-@dataclass(frozen=True)
 class ReplacedSchema:
     """The schema that a job replaces with the rows, its id, and the newest schema id, which the commit expects.
 
@@ -179,10 +170,11 @@ class Replacement:
     schema: ShardSchema
     replaced_schema: ReplacedSchema | None = None
 
-    def stage_upsert(self, batches: Iterable[pa.RecordBatch], delete_column: str | None) -> StagedUpsert:
+    def stage_upsert(self, batches: Iterable[pa.RecordBatch], delete_column: str | None) -> tuple[Runs, Runs, Runs]:
         """Stage new rows and, if their keys are dense, the retractions of the rows that they replace.
 
-        Rows whose `delete_column` is true (not null) only delete their key.
+        Rows whose `delete_column` is true (not null) only delete their key. Returns the rows, the claims, and the
+        claims whose old rows the commit must retract.
         """
         runs: list[Run] = []
         claims: list[Run] = []
@@ -190,7 +182,7 @@ class Replacement:
         keyed = key_schema(self.schema)
         for rows, deleted in _chunks(batches, delete_column, self.schema):
             keys = unique_keys(rows, keyed, "an upsert")
-            claim = self._stage_claims(keys)
+            claim = self._handle(CLAIMS_SCHEMA, keyed).stage_for_one_commit(keys, 0, by_rows=False)
             claims.extend(claim)
             pieces = [rows.filter(pc.invert(deleted))]
             points, held = KeyPoints.of(keys, keyed), self.base.held(self.target)
@@ -198,8 +190,8 @@ class Replacement:
                 pieces += [_negated(semi_join(old, keys, keyed)) for old in _read_rows(held, points)]
             else:
                 left.extend(claim)
-            runs.extend(self.handle.stage_for_one_commit(_batches(pieces), None, by_rows=False))
-        return StagedUpsert(tuple(runs), tuple(claims), tuple(left))
+            runs.extend(self.handle.stage_for_one_commit(pieces, None, by_rows=False))
+        return tuple(runs), tuple(claims), tuple(left)
 
     def publish(self, runs: Runs, claims: Runs | None, left: Runs, commit: ReplacementCommit) -> None:
         """Commit `runs` with retractions: of the whole shard (`claims` None), or of the claimed keys.
@@ -224,7 +216,7 @@ class Replacement:
             if self._commit_with_drop(runs, commit):
                 return
             lease.check()
-            whole = _batches(map(_negated, _read_rows(self.base.held(target), ALL_KEYS)))
+            whole = map(_negated, _read_rows(self.base.held(target), ALL_KEYS))
             runs = (*runs, *self._retracting.stage_for_one_commit(whole, None, by_rows=False))
         else:
             self._check_claims(claims)
@@ -306,7 +298,7 @@ class Replacement:
         for keys in map(join, grouped(self._claim_reader().read_range(left), len, KEYS_AT_ONCE)) if left else ():
             points = KeyPoints.of(keys, keyed)
             retractions = (_negated(semi_join(old, keys, keyed)) for old in _read_rows(held, points))
-            runs.extend(self.handle.stage_for_one_commit(_batches(retractions), None, by_rows=False))
+            runs.extend(self.handle.stage_for_one_commit(retractions, None, by_rows=False))
         return tuple(runs)
 
     def _check_erased(self, view: ShardView, lower: int) -> None:
@@ -320,17 +312,10 @@ class Replacement:
                 "the job again"
             )
 
-    def _stage_claims(self, keys: pa.Table) -> Runs:
-        return self._handle(CLAIMS_SCHEMA, key_schema(self.schema)).stage_for_one_commit(keys, 0, by_rows=False)
-
     def _claim_reader(self) -> PartReader:
-        claimed = key_schema(self.schema)
-        blob, memory = executors.transport(self.target.connection).blob, self._settings.memory_bytes
+        claimed, connection = key_schema(self.schema), self.target.connection
+        blob, memory = executors.transport(connection).blob, connection.handles.read.memory_bytes
         return PartReader(blob, {CLAIMS_SCHEMA: claimed}, claimed, memory_bytes=memory)
-
-    @property
-    def _settings(self) -> ReadSettings:
-        return self.target.connection.handles.read
 
     def _check_claims(self, claims: Runs) -> None:
         """Raise InvalidUsage if two tasks (or chunks) claim the same key. A single part has unique keys."""
@@ -345,7 +330,7 @@ class Replacement:
         transport = self.base.transport(self.target)
         view = transport.view(self.target.shard, ViewRequest(lower=Antichain(lower)))
         check_held(view, max(lower - 1, 0))
-        _, reader = part_reader(transport, view, self._settings)
+        _, reader = part_reader(transport, view, self.target.connection.handles.read)
         start, end = Antichain(lower), Antichain(upper)
         batches = [b for b in view.batches if start < b.desc.upper and b.desc.lower < end]
         parts = [part for batch in batches for part in batch.parts()]
@@ -356,7 +341,7 @@ class Replacement:
             )
         pieces = with_renewal(updates, lease)
         negated_rows = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
-        return self._retracting.stage_for_one_commit(_batches(negated_rows), None, by_rows=False)
+        return self._retracting.stage_for_one_commit(negated_rows, None, by_rows=False)
 
     def _claimed(self, rows: pa.Table, claims: Runs | None) -> Iterator[pa.Table]:
         """Those of the rows that the job replaces."""
@@ -374,29 +359,18 @@ def _negated(rows: pa.Table) -> pa.Table:
     return negated(rows.drop_columns([TIME]) if TIME in rows.schema.names else rows)
 
 
-def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
-    for table in tables:
-        yield from table.to_batches()
-
-
 def _chunks(
     batches: Iterable[pa.RecordBatch], delete_column: str | None, schema: ShardSchema
 ) -> Iterator[tuple[pa.Table, pa.ChunkedArray]]:
     """The conformed rows in chunks of about `CHUNK_BYTES`, and whether each row is a deletion."""
     rows = (batch for batch in batches if batch.num_rows)
     for chunk in grouped(rows, lambda batch: int(batch.nbytes), CHUNK_BYTES):
-        yield _chunk(chunk, delete_column, schema)
-
-
-def _chunk(
-    batches: Sequence[pa.RecordBatch], delete_column: str | None, schema: ShardSchema
-) -> tuple[pa.Table, pa.ChunkedArray]:
-    table = pa.Table.from_batches(batches)
-    deleted = pa.chunked_array([pa.repeat(pa.scalar(False), len(table))])
-    if delete_column is not None:
-        column = table.column(delete_column)
-        if not pa.types.is_boolean(column.type):
-            raise InvalidUsage(f"option 'deleteColumn' names {delete_column!r}, which is {column.type}, not boolean")
-        deleted = column.fill_null(False)
-        table = table.drop_columns([delete_column])
-    return schema.conform(table, 0).drop_columns([TIME]), deleted
+        table = pa.Table.from_batches(chunk)
+        deleted = pa.chunked_array([pa.repeat(pa.scalar(False), len(table))])
+        if delete_column is not None:
+            column = table.column(delete_column)
+            if not pa.types.is_boolean(column.type):
+                raise InvalidUsage(f"option 'deleteColumn' names {delete_column!r}: {column.type}, not boolean")
+            deleted = column.fill_null(False)
+            table = table.drop_columns([delete_column])
+        yield schema.conform(table, 0).drop_columns([TIME]), deleted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -23,7 +23,6 @@ from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.batch import Run
 from persist.core.commands import RESTORE, AttributeValues, ReadAttributes
 from persist.core.errors import (
     AttributeMismatch,
@@ -44,7 +43,7 @@ from persist.spark.change_feed import CHANGE_COLUMNS
 from persist.spark.options import SchemaMode, Target, WriteOptions, listed
 from persist.spark.spark_schemas import check_collations, stored_schema
 from persist.spark.store_assignment import can_be_absent, evolve, merge_schema, overwrite_schema, resolve_names
-from persist.spark.upsert import without_cancelled
+from persist.spark.upsert import Runs, without_cancelled
 
 # Commit info: the Spark application, job and user of a write, in the commit history besides the user's `info`.
 #
@@ -69,24 +68,9 @@ def task_properties() -> dict[str, str]:
     return {name: value[:TEXT_MAX] for name, value in (properties | {"user": _user()}).items() if value}
 
 
-def write_properties(options: WriteOptions) -> dict[str, str]:
-    """The write id and the transaction of a write, by which its history entry is found."""
-    properties = {} if options.write_id is None else {"write": options.write_id}
-    return properties if options.txn is None else properties | transaction_properties(options.txn)
-
-
 def transaction_properties(txn: tuple[str, int]) -> dict[str, str]:
     """The properties of a transaction in the commit history."""
     return {"txnAppId": txn[0][:TEXT_MAX], "txnVersion": str(txn[1])}
-
-
-def caller_of(purpose: str, properties: Mapping[str, str], info: bytes) -> Caller:
-    """The caller of a commit, with the properties as `spark`, unless `info` has that key or they do not fit."""
-    if properties:
-        merged_info = {"spark": dict(properties), **(json.loads(info) if info else {})}
-        with suppress(InvalidUsage):
-            return Caller(purpose=purpose, info=info_bytes("option 'info'", merged_info))
-    return Caller(purpose=purpose, info=info)
 
 
 def _user() -> str:
@@ -100,7 +84,6 @@ def _user() -> str:
 # Executors stage parts in the blob store; the driver publishes them in one commit. A retried or speculative task leaves
 # at most unreferenced parts, which the orphan sweep deletes.
 
-Runs = tuple[Run, ...]
 Attributes = tuple[AttributeUpdate, ...]
 REPLACE_NOTHING, REPLACE_KEYS, REPLACE_ALL = "nothing", "keys", "all"
 
@@ -173,7 +156,10 @@ class Job:
             if planned != current:
                 replaced_schema = upsert.ReplacedSchema(schema_id, record, view.schema_id)
                 schema_id, record = view.schema_id + 1, planned.to_record()
-        base = None if taken else _base(target, view, options, replaces)
+        base = None
+        if not taken and replaces != REPLACE_NOTHING:
+            _check_upper(target, view, options)
+            base = upsert.Base.take(target, view)
         writer, token = mint(WriterId, transport.ids), mint(Token, transport.ids)
         rest = (schema_id, record, base, view.shard_id, taken, tuple(names.items()), replaced_schema)
         return cls(target, options, replaces, writer, token, *rest)
@@ -195,25 +181,24 @@ class Job:
     def stage(self, batches: Iterable[pa.RecordBatch], query: str | None = None) -> StagedTask:
         """Write a task's rows as parts that are invisible until the commit."""
         executors.freeze_loaded()
-        rows = self._renamed(batches)
         if self.is_taken:
-            for _ in rows:  # Spark's worker requires that its input is read
+            for _ in batches:  # Spark's worker requires that its input is read
                 pass
             return StagedTask(self.shard_id, (), (), None, query, task_properties())
-        if self.replaces != REPLACE_KEYS:
-            handle = self.handle()
-            options = self.options
+        renames, options, handle = dict(self.names), self.options, self.handle()
+        rows = (batch.rename_columns([renames.get(name, name) for name in batch.schema.names]) for batch in batches)
+        claims: Runs = ()
+        left: Runs = ()
+        if self.replaces == REPLACE_KEYS:
+            assert self.base is not None
+            runs, claims, left = self._replacement(self.base, handle).stage_upsert(rows, options.delete_column)
+        else:
             is_rewrite = self.replaces == REPLACE_ALL or options.restores is not None or options.rewrites is not None
             time = None if is_rewrite else options.first_time  # None: the commit sets it
             runs = handle.stage_for_one_commit(rows, time, by_rows=False)
-            if self.replaced_schema is None:  # a new schema cannot be receipted before its commit
-                runs = handle.receipted(runs)
-            return StagedTask(self.shard_id, runs, (), self.base, query, task_properties())
-        assert self.base is not None
-        handle = self.handle()
-        upserted = self._replacement(self.base, handle).stage_upsert(rows, self.options.delete_column)
-        runs = handle.receipted(upserted.runs)
-        return StagedTask(self.shard_id, runs, upserted.claims, self.base, query, task_properties(), upserted.left)
+        if self.replaced_schema is None:  # a new schema cannot be receipted before its commit
+            runs = handle.receipted(runs)
+        return StagedTask(self.shard_id, runs, claims, self.base, query, task_properties(), left)
 
     def publish(
         self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, streams: bool = False
@@ -232,9 +217,8 @@ class Job:
         try:
             if any(task.shard_id != self.shard_id for task in tasks):  # inline rows do not name their shard
                 raise UnknownShard(outlived(self.target.shard))
-            if (
-                progress is not None and not streams and is_committed(self.target, self.shard_id, progress)
-            ):  # before any other check
+            # A transaction is skipped before any other check.
+            if progress is not None and not streams and is_committed(self.target, self.shard_id, progress):
                 return False
             follows = progress is not None and streams and self._follows(*progress)
             caller = self._caller(tasks, streams)
@@ -249,10 +233,8 @@ class Job:
                 self.handle(caller).update_attributes(attributes, token=self.token)
         except AttributeMismatch:
             return False
-        except UpperMismatch:
-            if progress is None or not is_committed(
-                self.target, self.shard_id, progress
-            ):  # another attempt may have landed meanwhile
+        except UpperMismatch:  # another attempt may have landed meanwhile
+            if progress is None or not is_committed(self.target, self.shard_id, progress):
                 raise
             return False
         except Indeterminate as error:
@@ -348,18 +330,22 @@ class Job:
                 handle.close()
 
     def _caller(self, tasks: Sequence[StagedTask], streams: bool) -> Caller:
-        properties = next((task.properties for task in tasks if task.properties), {})
-        properties = {**properties, **write_properties(self.options)}
-        return caller_of("spark stream" if streams else "spark job", properties, self.options.info)
+        """The caller of the commit, with its properties as `spark`, unless `info` has that key or they do not fit.
+
+        They include the write id and the transaction, by which the history entry is found.
+        """
+        purpose, info = "spark stream" if streams else "spark job", self.options.info
+        properties = {**next((task.properties for task in tasks if task.properties), {})}
+        properties |= {} if self.options.write_id is None else {"write": self.options.write_id}
+        properties |= {} if self.options.txn is None else transaction_properties(self.options.txn)
+        if properties:
+            with suppress(InvalidUsage):
+                merged_info = {"spark": properties, **(json.loads(info) if info else {})}
+                return Caller(purpose=purpose, info=info_bytes("option 'info'", merged_info))
+        return Caller(purpose=purpose, info=info)
 
     def _replacement(self, base: upsert.Base, handle: WriteHandle) -> upsert.Replacement:
         return upsert.Replacement(self.target, base, handle, self.schema, self.replaced_schema)
-
-    def _renamed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches with the column names of the shard."""
-        renames = dict(self.names)
-        for batch in batches:
-            yield batch.rename_columns([renames.get(name, name) for name in batch.schema.names])
 
 
 def progress_of(txn: tuple[str, int]) -> tuple[str, int]:
@@ -377,15 +363,8 @@ def is_committed(target: Target, shard: ShardId, progress: tuple[str, int]) -> b
     return value is not None and value >= progress[1]
 
 
-def _base(target: Target, view: ShardView, options: WriteOptions, replaces: str) -> upsert.Base | None:
-    """The base of a job that replaces rows. Raises UpperMismatch if others wrote after what its user has read."""
-    if replaces == REPLACE_NOTHING:
-        return None
-    _check_upper(target, view, options)
-    return upsert.Base.take(target, view)
-
-
 def _check_upper(target: Target, view: ShardView, options: WriteOptions) -> None:
+    """Raise UpperMismatch if others wrote after what the user of the job has read."""
     expected = options.expected_upper
     if expected is not None and view.upper != frontier(expected):
         raise UpperMismatch(
@@ -436,7 +415,12 @@ def _find_or_create(target: Target, options: WriteOptions, schema: StructType) -
                 f"shard {target.shard!r} does not exist; to create it from the DataFrame, set its key columns: "
                 "option('key', 'id')"
             ) from None
-        _check_no_change_columns(schema, target.shard)
+        for name in CHANGE_COLUMNS:
+            if name in schema.names:
+                raise InvalidUsage(
+                    f"shard {target.shard!r} cannot have a column {name!r}, which is a column of the change feed; drop "
+                    f"it, or rename it: df.withColumnRenamed({name!r}, ...)"
+                ) from None
         client = Client(executors.transport(target.connection), target.connection.handles)
         client.create_shard(
             target.shard,
@@ -448,16 +432,6 @@ def _find_or_create(target: Target, options: WriteOptions, schema: StructType) -
         )
         return executors.view_of(target)
     return view
-
-
-def _check_no_change_columns(schema: StructType, shard: str) -> None:
-    """Raise InvalidUsage if a column of a new shard would collide with one of its change feed."""
-    for name in schema.names:
-        if name in CHANGE_COLUMNS:
-            raise InvalidUsage(
-                f"shard {shard!r} cannot have a column {name!r}, which is a column of the change feed; drop it, or "
-                f"rename it: df.withColumnRenamed({name!r}, ...)"
-            )
 
 
 def _check_roles(schema: StructType, options: WriteOptions) -> None:
