@@ -224,7 +224,9 @@ def plan_changes(
     transport = executors.transport(target.connection)
     settings = target.connection.handles.read
     schema, parts_reader = part_reader(transport, view, settings)
-    chosen = planning.selected(schema, options, columns_to_read(schema, names))
+    shown = schema.columns(name for name in names if name not in CHANGE_FIELD_NAMES)
+    to_read = (*shown, *(name for name in schema.key if name not in shown))  # errors name the key
+    chosen = planning.selected(schema, options, to_read)
     columns, wanted = chosen.read or (), chosen.key_range.meet(interval.keys)
     if wanted.is_empty:
         return []
@@ -307,12 +309,6 @@ def _removed_by_drops(
     for drop in drops:
         check_held(whole, drop.at - 1)
         yield drop, taken_away(runs_of(whole), whole.drops, drop)
-
-
-def columns_to_read(schema: ShardSchema, names: Iterable[str]) -> tuple[str, ...]:
-    """The columns to read for a result of these names: the stored ones, and the key, which errors name."""
-    shown = schema.columns(name for name in names if name not in CHANGE_FIELD_NAMES)
-    return (*shown, *(name for name in schema.key if name not in shown))
 
 
 def changes_schema(view: ShardView, options: ReadOptions) -> StructType:

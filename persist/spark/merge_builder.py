@@ -67,7 +67,8 @@ class TableMerge:
             condition: which of these rows; None: all.
         Raises: InvalidUsage (no such column, a key column, or one that the source lacks).
         """
-        values = self._from_source(self._values_of_source) if set is None else set
+        others = [name for name in self.schema.arrow.names if name not in (*self.schema.key, *self.on)]
+        values = self._from_source(others) if set is None else set
         return self._with(MergeClause(MATCHED, UPDATE, _checked(self.schema, values), condition))
 
     def when_matched_delete(self, condition: Condition = None) -> TableMerge:
@@ -167,10 +168,6 @@ class TableMerge:
                 holds = holds & as_condition(clause.condition)
             applies = applies.when(holds, F.lit(number))
         return applies
-
-    @property
-    def _values_of_source(self) -> list[str]:
-        return [name for name in self.schema.arrow.names if name not in (*self.schema.key, *self.on)]
 
     def _from_source(self, names: list[str]) -> Values:
         missing = [name for name in names if name not in self.source.columns]

@@ -12,7 +12,6 @@ checkpoints have no id and are valid for any shard of the name.
 
 from __future__ import annotations
 
-import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -65,8 +64,11 @@ class Position:
             raise _unknown_offset(offset)
         is_snapshot = "snapshot" in offset
         upper = frontier(offset["snapshot"]) if is_snapshot else Antichain.from_json(offset["frontier"])
-        key = None if encoded is None else _decode_key(offset, encoded)
-        if upper.element is None and (is_snapshot or key is not None):
+        try:
+            key = None if encoded is None else b64decode(encoded, validate=True)
+        except (TypeError, ValueError):
+            raise _unknown_offset(offset) from None
+        if key == b"" or (upper.element is None and (is_snapshot or key is not None)):
             raise _unknown_offset(offset)
         return cls(upper, is_snapshot, key, offset.get("shard"))
 
@@ -109,28 +111,11 @@ class Position:
         return Position(Antichain(time), self.is_snapshot, key, self.shard)
 
 
-def _decode_key(offset: Offset, encoded: object) -> bytes:
-    try:
-        if isinstance(encoded, str) and (key := b64decode(encoded, validate=True)):
-            return key
-    except (binascii.Error, ValueError):
-        pass
-    raise _unknown_offset(offset)
-
-
 def _unknown_offset(offset: Offset) -> InvalidUsage:
     return InvalidUsage(
         f"this version of persist does not know the offset {offset!r:.300}; use a new checkpoint, or the newer "
         "version that wrote it"
     )
-
-
-def offset_at(upper: Antichain, shard: ShardId) -> Offset:
-    return Position(upper, shard=shard).offset
-
-
-def snapshot_offset(as_of: int, shard: ShardId) -> Offset:
-    return Position(Antichain(as_of), True, shard=shard).offset
 
 
 def between(start: Position, end: Position) -> list[Interval]:
@@ -139,30 +124,25 @@ def between(start: Position, end: Position) -> list[Interval]:
     Deterministic, because it does not depend on the shard. Raises InvalidUsage if no stream leads from `start` to
     `end`.
     """
-    time = start.upper.element
+    time, last = start.upper.element, end.upper.element
     if time is None or not start.is_before(end):
         return []
     if start.upper == end.upper and start.is_snapshot == end.is_snapshot:
         return [Interval(time, Antichain(time + 1), start.is_snapshot, KeyRange(start.key, end.key))]
     if end.is_snapshot:
         raise _unknown_offset(end.offset)
-    if start.is_snapshot and start.key is None:
-        return [Interval(time, end.upper, True), *_last(end)]
     intervals = []
-    if start.key is not None:
-        intervals.append(Interval(time, Antichain(time + 1), start.is_snapshot, KeyRange(start.key, None)))
-        time += 1
-    if Antichain(time) < end.upper:
-        intervals.append(Interval(time, end.upper, False))
-    return [*intervals, *_last(end)]
-
-
-def _last(end: Position) -> list[Interval]:
-    """The interval of the delivered keys of the last time; empty if there are none."""
-    time = end.upper.element
-    if end.key is None or time is None:
-        return []
-    return [Interval(time, Antichain(time + 1), False, KeyRange(None, end.key))]
+    if start.is_snapshot and start.key is None:
+        intervals.append(Interval(time, end.upper, True))
+    else:
+        if start.key is not None:
+            intervals.append(Interval(time, Antichain(time + 1), start.is_snapshot, KeyRange(start.key, None)))
+            time += 1
+        if Antichain(time) < end.upper:
+            intervals.append(Interval(time, end.upper, False))
+    if end.key is not None and last is not None:  # the delivered keys of the last time
+        intervals.append(Interval(last, Antichain(last + 1), False, KeyRange(None, end.key)))
+    return intervals
 
 
 # Admission control.

@@ -68,6 +68,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
 _KNOWN = {name.lower(): name for names in ALLOWED.values() for name in names}
 _UNSUPPORTED = {
     "location": "Spark drops the options of CREATE TABLE ... USING persist; use CREATE TEMPORARY VIEW instead",
+    "paths": "a load reads one shard: give one name, and union the DataFrames of several shards",
 }
 _UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
@@ -80,8 +81,6 @@ class Options:
         for name in self._values:
             if name in _UNSUPPORTED:
                 raise InvalidUsage(f"option {name!r} is not supported: {_UNSUPPORTED[name]}")
-            if name == "paths":
-                raise InvalidUsage("a load reads one shard: give one name, and union the DataFrames of several shards")
             if name not in _KNOWN:
                 raise InvalidUsage(f"option {name!r} is unknown; known are {', '.join(sorted(_KNOWN.values()))}")
 
@@ -291,6 +290,8 @@ class ReadOptions:
         check_exclusive(options, "endingVersion", "endingTimestamp")
         name = "versionAsOf" if options.has("versionAsOf") else "asOf"
         latest = (options.text(name) or "latest").lower() == "latest"
+        tag = options.text("tag")
+        tagged = instant_of(options, "timestampAsOf") if tag is None else Tagged(check_tag_name(tag))
         if not streams and (options.text("startingVersion") or "").strip().lower() == "latest":
             raise InvalidUsage(
                 "startingVersion=latest is for streams: a batch read finds nothing after the latest time; give a time, "
@@ -301,7 +302,7 @@ class ReadOptions:
             selection=_selection(options),
             partitions=options.integer("numPartitions", 1, PARTITIONS_MAX),
             batch_rows=options.integer("batchRows", 1, BATCH_ROWS_MAX) or BATCH_ROWS,
-            as_of=_tag_or_instant(options) if latest else options.integer(name, BEFORE_ALL, TIME_MAX),
+            as_of=tagged if latest else options.integer(name, BEFORE_ALL, TIME_MAX),
             with_diff=options.choice("multiplicity", ("expand", "column")) == "column",
             wait_s=options.seconds("waitSeconds", WAIT_S),
             changes=options.flag("readChangeFeed"),
@@ -313,22 +314,10 @@ class ReadOptions:
 
 
 def _selection(options: Options) -> Selection:
+    keys = [options.values(name) for name in ("startKey", "endKey", "keyPrefix")]
     labels = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
-    return Selection(
-        options.text("where"),
-        options.values("startKey"),
-        options.values("endKey"),
-        options.values("keyPrefix"),
-        called=labels,
-        then=options.choice("schemaAsOf", (NOW, THEN)) == THEN,
-        from_text=True,
-    )
-
-
-def _tag_or_instant(options: Options) -> Tagged | datetime | None:
-    """The tag or the wall clock of a snapshot read; None: the latest time."""
-    tag = options.text("tag")
-    return instant_of(options, "timestampAsOf") if tag is None else Tagged(check_tag_name(tag))
+    then = options.choice("schemaAsOf", (NOW, THEN)) == THEN
+    return Selection(options.text("where"), *keys, called=labels, then=then, from_text=True)
 
 
 def _feed_bound(options: Options, which: str) -> int | datetime | None:
@@ -434,6 +423,7 @@ class WriteOptions:
                 "option 'rewrites' needs 'readTime' and 'diffColumn': the rows are changes to what was read"
             )
         version = options.integer("txnVersion", 0, 2**63 - 1)
+        checks = options.mapping("checks") if options.has("checks") else {}
         if options.has("deleteColumn") and not upsert:
             raise InvalidUsage("option 'deleteColumn' needs envelope=upsert")
         return cls(
@@ -446,7 +436,7 @@ class WriteOptions:
             append=append,
             txn=None if version is None else (options.text("txnAppId") or "", version),
             history=options.text("history"),
-            constraints=_constraints(options),
+            constraints=ConstraintChange.of(options.flag("unique"), None, checks),
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
             restores=restores,
             rewrites=REWRITES[rewrites],
@@ -462,11 +452,6 @@ def _schema_mode(options: Options) -> SchemaMode:
             "options 'overwriteSchema' and 'mergeSchema' are exclusive: one replaces the columns, one adds to them"
         )
     return SchemaMode.MERGE if merges else SchemaMode.OVERWRITE if overwrites else SchemaMode.KEEP
-
-
-def _constraints(options: Options) -> ConstraintChange:
-    checks = options.mapping("checks") if options.has("checks") else {}
-    return ConstraintChange.of(options.flag("unique"), None, checks)
 
 
 @dataclass(frozen=True)
@@ -602,28 +587,14 @@ class StreamOptions:
         max_bytes = options.size("maxBytesPerTrigger")
         if max_rows is not None and max_bytes is not None:
             raise InvalidUsage("options 'maxRowsPerTrigger' and 'maxBytesPerTrigger' are exclusive; give one")
-        min_rows, max_delay_s = _min_rows(options, max_rows)
-        return cls(
-            starting,
-            cursor or None,
-            max_rows,
-            max_bytes,
-            options.flag("failOnDataLoss", True),
-            _ending(options, starting),
-            min_rows,
-            max_delay_s,
-        )
-
-
-def _min_rows(options: Options, max_rows: int | None) -> tuple[int | None, float]:
-    """The rows that a micro-batch waits for, and for how many seconds at most."""
-    min_rows = options.integer("minRowsPerTrigger", 1, 2**63 - 1)
-    delay = options.text("maxTriggerDelay")
-    if min_rows is None and delay is not None:
-        raise InvalidUsage("option 'maxTriggerDelay' needs 'minRowsPerTrigger'")
-    if min_rows is not None and max_rows is not None and min_rows > max_rows:
-        raise InvalidUsage(f"minRowsPerTrigger is {min_rows}, more than maxRowsPerTrigger, {max_rows}; reduce it")
-    return min_rows, MAX_DELAY_S if delay is None else period_ms(delay, "option 'maxTriggerDelay'", "15m") / 1000
+        min_rows, delay = options.integer("minRowsPerTrigger", 1, 2**63 - 1), options.text("maxTriggerDelay")
+        if min_rows is None and delay is not None:
+            raise InvalidUsage("option 'maxTriggerDelay' needs 'minRowsPerTrigger'")
+        if min_rows is not None and max_rows is not None and min_rows > max_rows:
+            raise InvalidUsage(f"minRowsPerTrigger is {min_rows}, more than maxRowsPerTrigger, {max_rows}; reduce it")
+        max_delay_s = MAX_DELAY_S if delay is None else period_ms(delay, "option 'maxTriggerDelay'", "15m") / 1000
+        fails, ending = options.flag("failOnDataLoss", True), _ending(options, starting)
+        return cls(starting, cursor or None, max_rows, max_bytes, fails, ending, min_rows, max_delay_s)
 
 
 def _starting(options: Options) -> str | int | datetime:

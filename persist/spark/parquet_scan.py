@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -143,10 +143,9 @@ def root_of(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme == "file":
         return f"file://{unquote(parts.path)}".rstrip("/")
-    if parts.scheme in ("s3", "s3a"):
-        return f"s3a://{parts.netloc}{parts.path}".rstrip("/")
-    if parts.scheme in ("gs", "abfs", "abfss", "hdfs"):
-        return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+    if parts.scheme in ("s3", "s3a", "gs", "abfs", "abfss", "hdfs"):
+        scheme = "s3a" if parts.scheme == "s3" else parts.scheme
+        return f"{scheme}://{parts.netloc}{parts.path}".rstrip("/")
     raise InvalidUsage(f"Spark cannot read the blob store {url!r}; use format('persist')")
 
 
@@ -301,35 +300,106 @@ _READS = {  # override the session: omit and change no rows, and raise an error 
 }
 
 
-class NativePlan:
-    """DataFrames over parts below the URL `root`, with the shard's columns and repeated rows."""
+class NativeRead:
+    """A native read of a shard as of a held time: DataFrames with the shard's columns and repeated rows."""
 
-    def __init__(self, spark: SparkSession, schema: ShardSchema, root: str) -> None:
-        self._spark = spark
-        self._root = root
-        self._shown = spark_schema(schema.arrow)
-        self._full = StructType([*self._shown.fields, *spark_schema(_TIME_AND_DIFF).fields])
-        self._schema = schema
+    def __init__(self, spark: SparkSession, transport: Transport, held: Held, options: Options) -> None:
+        self._spark: Any = spark
+        self._transport = transport
+        self._held = held
+        self._options = options
+        self._schemas = valid_schemas(held.view.schemas)
+        self._schema = self._schemas[max(self._schemas)]
 
-    def frame(
-        self, as_of: int, consolidated: Sequence[Part], others: Sequence[Part], schemas: dict[int, ShardSchema]
-    ) -> DataFrame:
-        """The rows as of `as_of` of consolidated parts, and of other parts after consolidation.
+    def frame(self, native: str, root: str | None = None) -> DataFrame | None:
+        """The DataFrame, whose files are held while it exists; None: read it by `format("persist")`.
 
-        Raises InvalidUsage if Spark would consolidate them differently than the shard.
+        Raises InvalidUsage if `native` is "always" and a native read is impossible, and what reading footers may.
         """
+        if native == NEVER:
+            return None
+        spark, held = self._spark, self._held
+        parts = [part for run in held.runs for part in run.parts]
+        why_not = why_not_sources(spark) or why_not_schema(self._schema) or why_not_schemas(self._schemas, parts)
+        if native == ALWAYS and why_not is not None:
+            raise InvalidUsage(f"{why_not}; use format('persist')")
+        if native == AUTO:
+            shows_copy = self._transport.shows_copy
+            why_not = why_not_session(spark, self._options, shows_copy=shows_copy) or why_not
+            why_not = why_not or self._why_not_before(root, parts)
+        if why_not is None:
+            below = root or root_of(str(self._transport.blob.url))
+            with leased_blobs(held.lease):
+                files = PartFiles(self._transport.blob, self._schemas)
+                consolidated, others = classify(held.runs, held.as_of, files)
+            why_not = self._why_not_these(consolidated, others, below) if native == AUTO else None
+            if why_not is None:
+                frame = self._plan(consolidated, others, below)
+                if has_jvm(spark):
+                    holds().keep(held.lease, held.settings.lease_ms / 1000, file_lists(spark, frame))
+                return frame
+        log.info("persist: shard %r is read by format('persist'): %s", held.view.name, why_not)
+        return None
+
+    def _why_not_before(self, root: str | None, parts: Sequence[Part]) -> str | None:
+        """The reasons that are known before any file is opened."""
+        if self._held.as_of == BEFORE_ALL:
+            return "nothing was written by then"
+        if holds().is_full:
+            return "too many native reads are held"
+        try:
+            below = root or root_of(str(self._transport.blob.url))
+        except InvalidUsage as error:
+            return error.message
+        why_not = why_not_root(self._spark, below, is_given=root is not None)
+        return why_not or why_not_parts(parts, self._held.as_of)
+
+    def _why_not_these(self, consolidated: Sequence[Part], others: Sequence[Part], below: str) -> str | None:
+        """The reasons that the parts give once they are classified."""
         if others:
-            _check_groupable(self._schema)
-        frames = [self._expanded(self._files(parts, as_of), parts) for parts in _alike(consolidated)]
+            return "some files have rows in common"
+        why_not = why_not_parts(consolidated, self._held.as_of)
+        if why_not is None and consolidated:
+            why_not = why_not_reachable(self._spark, below, consolidated[0])
+        return why_not
+
+    # --- the plan
+
+    @cached_property
+    def _shown(self) -> StructType:
+        return spark_schema(self._schema.arrow)
+
+    @cached_property
+    def _full(self) -> StructType:
+        """The columns of the files."""
+        return StructType([*self._shown.fields, *spark_schema(_TIME_AND_DIFF).fields])
+
+    def _plan(self, consolidated: Sequence[Part], others: Sequence[Part], root: str) -> DataFrame:
+        """The rows of consolidated parts, and of other parts after consolidation, below the URL `root`.
+
+        Raises InvalidUsage if Spark would consolidate them differently than the shard: it groups 0.0 and -0.0 together,
+        and cannot group by maps.
+        """
+        for field in self._schema.arrow if others else ():
+            if pa.types.is_nested(field.type) or pa.types.is_floating(field.type):
+                raise InvalidUsage(
+                    f"column {field.name!r} is {field.type}, which Spark groups differently than the shard, and some "
+                    "parts must be consolidated; compact the shard, or use format('persist')"
+                )
+        frames = []
+        for group in _alike(consolidated):
+            frame = self._files(group, root)
+            are_single = all(part.diff_min == part.diff_max == 1 for part in group)  # no diffs have to be read
+            frames.append(frame.select(*self._columns()) if are_single else self._repeated(frame))
         if others:
-            frames.append(self._consolidated(others, as_of, schemas))
+            frames.append(self._consolidated(others, root))
         return reduce(DataFrame.unionAll, frames) if frames else self._spark.createDataFrame([], self._shown)
 
-    def _files(self, parts: Sequence[Part], as_of: int) -> DataFrame:
-        """The rows up to `as_of` of Parquet parts with the same filters on times."""
-        paths = [f"{self._root}/{part.key}" for part in parts]
-        frame = self._spark.read.options(**_READS).schema(self._full).parquet(*paths)
-        first = parts[0]
+    def _files(self, parts: Sequence[Part], root: str) -> DataFrame:
+        """The rows as of the time of Parquet parts with the same filters on times."""
+        paths = [f"{root}/{part.key}" for part in parts]
+        frame: DataFrame = self._spark.read.options(**_READS).schema(self._full).parquet(*paths)
+        first, as_of = parts[0], self._held.as_of
         if first.time is not None:  # the commit set the time, so the file has none
             return frame
         if first.clip is not None:
@@ -338,11 +408,11 @@ class NativePlan:
             frame = frame.where(F.col(TIME) <= as_of)
         return frame
 
-    def _consolidated(self, parts: Sequence[Part], as_of: int, schemas: dict[int, ShardSchema]) -> DataFrame:
-        frames = [self._files(group, as_of) for group in _alike([part for part in parts if not part.is_inline])]
+    def _consolidated(self, parts: Sequence[Part], root: str) -> DataFrame:
+        frames = [self._files(group, root) for group in _alike([part for part in parts if not part.is_inline])]
         inline = [part for part in parts if part.is_inline]
         if inline:
-            rows = pa.concat_tables([self._inline(part, as_of, schemas) for part in inline])
+            rows = pa.concat_tables(map(self._inline, inline))
             frames.append(self._spark.createDataFrame(rows, self._full))
         columns = [F.col(quoted(name)) for name in self._shown.names]
         summed = (
@@ -350,20 +420,13 @@ class NativePlan:
         )
         return self._repeated(summed)
 
-    def _inline(self, part: Part, as_of: int, schemas: dict[int, ShardSchema]) -> pa.Table:
-        rows = Migration(schemas[part.schema_id], self._schema).rows(decode_inline(part, schemas))
+    def _inline(self, part: Part) -> pa.Table:
+        rows = Migration(self._schemas[part.schema_id], self._schema).rows(decode_inline(part, self._schemas))
         if part.time is None:
-            times = rows.column(TIME)
             if part.clip is not None:
-                rows = rows.filter(pc.greater_equal(times, part.clip))
-            rows = rows.filter(pc.less_equal(rows.column(TIME), as_of))
+                rows = rows.filter(pc.greater_equal(rows.column(TIME), part.clip))
+            rows = rows.filter(pc.less_equal(rows.column(TIME), self._held.as_of))
         return cast(rows, arrow_schema(self._full))
-
-    def _expanded(self, frame: DataFrame, parts: Sequence[Part]) -> DataFrame:
-        """Each row repeated by its diff; without reading diffs if all are 1."""
-        if all(part.diff_min == part.diff_max == 1 for part in parts):
-            return frame.select(*self._columns())
-        return self._repeated(frame)
 
     def _repeated(self, frame: DataFrame) -> DataFrame:
         message = F.concat(
@@ -398,77 +461,3 @@ def _alike(parts: Iterable[Part]) -> list[list[Part]]:
     for part in parts:
         groups.setdefault((part.time is None, part.clip), []).append(part)
     return list(groups.values())
-
-
-def _check_groupable(schema: ShardSchema) -> None:
-    """Spark groups 0.0 and -0.0 together, which differ in a shard, and cannot group by maps."""
-    for field in schema.arrow:
-        if pa.types.is_nested(field.type) or pa.types.is_floating(field.type):
-            raise InvalidUsage(
-                f"column {field.name!r} is {field.type}, which Spark groups differently than the shard, and some parts "
-                "must be consolidated; compact the shard, or use format('persist')"
-            )
-
-
-class NativeRead:
-    """A native read of a shard as of a held time."""
-
-    def __init__(self, spark: SparkSession, transport: Transport, held: Held, options: Options) -> None:
-        self._spark: Any = spark
-        self._transport = transport
-        self._held = held
-        self._options = options
-        self._schemas = valid_schemas(held.view.schemas)
-        self._schema = self._schemas[max(self._schemas)]
-
-    def frame(self, native: str, root: str | None = None) -> DataFrame | None:
-        """The DataFrame, whose files are held while it exists; None: read it by `format("persist")`.
-
-        Raises InvalidUsage if `native` is "always" and a native read is impossible, and what reading footers may.
-        """
-        if native == NEVER:
-            return None
-        spark, held = self._spark, self._held
-        parts = [part for run in held.runs for part in run.parts]
-        why_not = why_not_sources(spark) or why_not_schema(self._schema) or why_not_schemas(self._schemas, parts)
-        if native == ALWAYS and why_not is not None:
-            raise InvalidUsage(f"{why_not}; use format('persist')")
-        if native == AUTO:
-            shows_copy = self._transport.shows_copy
-            why_not = why_not_session(spark, self._options, shows_copy=shows_copy) or why_not
-            why_not = why_not or self._why_not_before(root, parts)
-        if why_not is None:
-            below = root or root_of(str(self._transport.blob.url))
-            with leased_blobs(held.lease):
-                files = PartFiles(self._transport.blob, self._schemas)
-                consolidated, others = classify(held.runs, held.as_of, files)
-            why_not = self._why_not_these(consolidated, others, below) if native == AUTO else None
-            if why_not is None:
-                frame = NativePlan(spark, self._schema, below).frame(held.as_of, consolidated, others, self._schemas)
-                if has_jvm(spark):
-                    holds().keep(held.lease, held.settings.lease_ms / 1000, file_lists(spark, frame))
-                return frame
-        log.info("persist: shard %r is read by format('persist'): %s", held.view.name, why_not)
-        return None
-
-    def _why_not_before(self, root: str | None, parts: Sequence[Part]) -> str | None:
-        """The reasons that are known before any file is opened."""
-        if self._held.as_of == BEFORE_ALL:
-            return "nothing was written by then"
-        if holds().is_full:
-            return "too many native reads are held"
-        try:
-            below = root or root_of(str(self._transport.blob.url))
-        except InvalidUsage as error:
-            return error.message
-        why_not = why_not_root(self._spark, below, is_given=root is not None)
-        return why_not or why_not_parts(parts, self._held.as_of)
-
-    def _why_not_these(self, consolidated: Sequence[Part], others: Sequence[Part], below: str) -> str | None:
-        """The reasons that the parts give once they are classified."""
-        if others:
-            return "some files have rows in common"
-        why_not = why_not_parts(consolidated, self._held.as_of)
-        if why_not is None and consolidated:
-            why_not = why_not_reachable(self._spark, below, consolidated[0])
-        return why_not

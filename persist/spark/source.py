@@ -62,7 +62,8 @@ class PersistDataSource(DataSource):
         options.check(use, options.streaming_read)  # Spark does not pass the kind of read
         if options.has("metadata"):
             return metadata.SCHEMAS[MetadataOptions.of(options).kind]
-        view = executors.view_of(_near(options))
+        target = _near(options)
+        view = executors.view_of(target)
         self._known = KnownSchema.of(view)
         if use == DIFFERENCE:
             return diff_schema(view, DiffOptions.of(options))
@@ -71,7 +72,6 @@ class PersistDataSource(DataSource):
             return changes_schema(view, read)
         shown = current_schema(view.schemas)[1]
         if read.selection.then:
-            target = _near(options)
             schema_id, shown = planning.schema_of_read(target, read)
             self._known = KnownSchema(view.shard_id, schema_id)
         return snapshot_schema(shown, read)

@@ -37,7 +37,7 @@ from persist.parts import current_schema
 from persist.parts.key_splits import Limit, Weight
 from persist.spark import executors, planning
 from persist.spark.change_feed import Interval, plan_changes, read_changes
-from persist.spark.offsets import Admission, Offset, Position, between, offset_at, snapshot_offset
+from persist.spark.offsets import Admission, Offset, Position, between
 from persist.spark.options import ReadOptions, StreamOptions, Target, WriteOptions
 from persist.spark.spark_schemas import KnownSchema, check_means, columns_now, current_names, names_in
 from persist.spark.write_job import Job, staged
@@ -131,7 +131,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._reported is not None:
             return self._reported
         view = executors.view_of(self._target)
-        return offset_at(view.upper, view.shard_id)
+        return Position(view.upper, shard=view.shard_id).offset
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._until = executors.view_of(self._target).upper
@@ -293,7 +293,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             seconds = planning.seconds_since(self._target, at.upper.element)
         if seconds is not None:
             lag["seconds"] = seconds
-        return {**offset_at(view.upper, view.shard_id), "behind": lag}
+        return {**Position(view.upper, shard=view.shard_id).offset, "behind": lag}
 
     def _resolve_start(self) -> Offset:
         """The start of the stream: the position of its cursor, or, for a new cursor, the start that the options set."""
@@ -309,7 +309,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             handle = CriticalReaderHandle.take(shard, cursor, json.dumps(start), since=self._hold_at(start))
             if (position := self._hold_position(handle)) is not None:
                 return position
-            history = snapshot_offset(handle.since.element or 0, view.shard_id)
+            history = Position(Antichain(handle.since.element or 0), True, shard=view.shard_id).offset
             try:  # since moved before the registration: start where the history now starts
                 handle.downgrade_since(handle.since, opaque=json.dumps(history))
                 if "snapshot" in start:
@@ -345,12 +345,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _start_by_options(self) -> Offset:
         starting, view = self._stream.starting, executors.view_of(self._target)
         self._ends(view)  # resolves endingOffsets=latest when the stream starts
-        if isinstance(starting, int):
-            return offset_at(frontier(starting), view.shard_id)
-        if isinstance(starting, datetime):  # always resolves to the same time, also without a cursor
-            return offset_at(planning.upper_at(self._target, self._options, starting), view.shard_id)
-        if starting == "latest":
-            return offset_at(view.upper, view.shard_id)
+        if starting != "earliest":
+            upper = frontier(starting) if isinstance(starting, int) else view.upper
+            if isinstance(starting, datetime):  # always resolves to the same time, also without a cursor
+                upper = planning.upper_at(self._target, self._options, starting)
+            return Position(upper, shard=view.shard_id).offset
         begin, ending = view.since.element or 0, self._ends(view)
         if ending is not None and ending.less_equal(begin) and begin:
             raise NotReadable(
@@ -359,7 +358,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 as_of=None,
                 since=view.since.to_json(),
             )
-        return snapshot_offset(begin, view.shard_id)
+        return Position(Antichain(begin), True, shard=view.shard_id).offset
 
     def _move(self, cursor: str, end: Offset) -> None:
         """Advance the cursor to `end`, unless it is there or further already."""
