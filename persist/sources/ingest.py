@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.arguments import NUMBER_MAX, check_numbers, checked
+from persist.client.arguments import NUMBER_MAX, check_int, check_numbers, checked
 from persist.client.schema_lineage import ShardSchema, copy_handle, known_schema, reused_name
 from persist.client.shard import Shard
 from persist.client.write import PinnedRows
@@ -256,9 +256,8 @@ class Minter:
         Raises: InvalidUsage (`positions_max` is no positive integer).
         """
         checked("bindings", bindings, Bindings)
-        checked("positions_max", positions_max, int, type(None))
-        if positions_max is not None and not 0 < positions_max <= NUMBER_MAX:
-            raise InvalidUsage(f"positions_max is {shown(positions_max)}; it must be in [1, {NUMBER_MAX}] or None")
+        if positions_max is not None:
+            check_int("positions_max", positions_max, 1, NUMBER_MAX, " or None")
         checked("advances", advances, bool)
         self._bindings = bindings
         self._watermarks = watermarks

@@ -170,7 +170,11 @@ class Routes:
             routes = cls(client, client.shard(name))
         else:
             schema = client.shard(shard_names[0]).schema
-            _check_by(schema, by_names)
+            if not by_names or not set(by_names) <= set(schema.key):
+                some_of = f"some of {list(schema.key)}"
+                raise InvalidUsage(f"rows are routed by key columns, {some_of}, not by {list(by_names)}")
+            for column in by_names:
+                check_type(column, schema.arrow.field(column).type)
             routes = cls(client, InternalColumns.open(client, name, "routes", SCHEMA, KEY).shard)
             routes._begin(shard_names, by_names, [schema.key.index(column) for column in by_names])
         current = routes.current()
@@ -309,13 +313,6 @@ def checked_shards(client: Client, shards: Sequence[str]) -> tuple[str, ...]:
 
 def _check_like(client: Client, shards: tuple[str, ...]) -> None:
     check_alike("rows are routed to like ones", {name: client.shard(name).schema for name in shards})
-
-
-def _check_by(schema: ShardSchema, by: tuple[str, ...]) -> None:
-    if not by or not set(by) <= set(schema.key):
-        raise InvalidUsage(f"rows are routed by key columns, some of {list(schema.key)}, not by {list(by)}")
-    for name in by:
-        check_type(name, schema.arrow.field(name).type)
 
 
 def _rows(epoch: int, kind: str, entries: tuple[str, ...], at: list[int] | None = None) -> pa.Table:

@@ -14,14 +14,14 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.arguments import checked, checked_wait
+from persist.client.arguments import check_int, checked, checked_wait
 from persist.client.connect import Client
 from persist.client.listen import Listen
 from persist.client.shard import Shard
@@ -103,19 +103,12 @@ def checked_partition(name: object) -> str:
 
 def checked_position(partition: str, value: object) -> int:
     """Raise InvalidUsage unless this is a position: an integer in [0, POSITION_MAX]."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        position = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidUsage(
-            f"the position of partition {partition!r:.100} is {shown(value)}; it must be an int"
-        ) from None
-    if not 0 <= position <= POSITION_MAX:
-        raise InvalidUsage(
-            f"the position of partition {partition!r:.100} is {shown(position)}; it must be in [0, {POSITION_MAX}]"
-        )
-    return position
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool) and 0 <= operator.index(value) <= POSITION_MAX:
+        return operator.index(value)
+    raise InvalidUsage(
+        f"the position of partition {partition!r:.100} is {shown(value)}; it must be an int, and must be in "
+        f"[0, {POSITION_MAX}]"
+    )
 
 
 def checked_column(values: Column) -> Numbers:
@@ -194,9 +187,6 @@ class KnownBindings:
         self.rows = 0  # in the tails
         self.unsaved = 0  # rows since the last whole mint
         self.tails: dict[str, Tail] = {}
-
-    def __repr__(self) -> str:
-        return f"Known([{self.since}, {self.upper}), {len(self.tails)} partitions, {self.rows} bindings)"
 
     def begin(self, time: int, heads: Mapping[str, int]) -> None:
         """Begin with a whole mint at `time`, which has the head of every partition."""
@@ -288,7 +278,10 @@ def since_a_whole_mint(columns: InternalColumns, time: int) -> tuple[int, dict[s
     start, window, rows = time + 1, WINDOW, SCHEMA.empty_table()
     while start > 0:
         start, window = max(0, time + 1 - window), window * WINDOW_GROWS
-        rows = _read_between(columns, start, time)
+        where = f"{TIME} >= {start} AND {TIME} <= {time}"
+        with columns.explain_renames(), columns.shard.snapshot(where=where, purpose="bindings") as snapshot:
+            columns.check(snapshot.schema)
+            rows = snapshot.to_arrow().select(SCHEMA.names)
         whole = rows.filter(rows.column(WHOLE))
         if len(whole):
             mint_time = pc.max(whole.column(TIME)).as_py()
@@ -302,13 +295,6 @@ def since_a_whole_mint(columns: InternalColumns, time: int) -> tuple[int, dict[s
             "to an earlier time (Shard.restore)"
         )
     return None
-
-
-def _read_between(columns: InternalColumns, start: int, time: int) -> pa.Table:
-    where = f"{TIME} >= {start} AND {TIME} <= {time}"
-    with columns.explain_renames(), columns.shard.snapshot(where=where, purpose="bindings") as snapshot:
-        columns.check(snapshot.schema)
-        return snapshot.to_arrow().select(SCHEMA.names)
 
 
 def times_in_the_past(columns: InternalColumns, partition: str, positions: Numbers) -> Numbers:
@@ -326,17 +312,13 @@ def times_in_the_past(columns: InternalColumns, partition: str, positions: Numbe
         columns.check(snapshot.schema)
         for rows in snapshot.batches():
             missing = times == NOT_BOUND
-            times[missing] = _times_by_rows(rows, positions[missing])
+            # Of several rows with a position the earliest counts.
+            ordered = rows.sort_by([(POSITION, "ascending"), (TIME, "ascending")])
+            bound, bound_times = (ordered.column(name).to_numpy() for name in (POSITION, TIME))
+            times[missing] = times_by(bound, bound_times, positions[missing])
             if not (times == NOT_BOUND).any():  # the binding of the last one may be beyond it, and was read by now
                 break
     return times
-
-
-def _times_by_rows(rows: pa.Table, positions: Numbers) -> Numbers:
-    """The times by adjacent rows of one partition. Of several rows with a position the earliest counts."""
-    ordered = rows.sort_by([(POSITION, "ascending"), (TIME, "ascending")])
-    bound, times = (ordered.column(name).to_numpy() for name in (POSITION, TIME))
-    return times_by(bound, times, positions)
 
 
 class Bindings(Closeable):
@@ -386,7 +368,9 @@ class Bindings(Closeable):
         return cls(opened, clock)
 
     def __repr__(self) -> str:
-        return f"Bindings({self.shard.name!r}, {self._known!r})"
+        known = self._known
+        partitions, interval = len(known.tails), f"[{known.since}, {known.upper})"
+        return f"Bindings({self.shard.name!r}, {interval}, {partitions} partitions, {known.rows} bindings)"
 
     @property
     def upper(self) -> int:
@@ -457,9 +441,7 @@ class Bindings(Closeable):
             wait_s: seconds to wait until `time` is complete.
         Raises: InvalidUsage (no such time), Unavailable (`time` is not complete: more positions may be bound to it).
         """
-        checked("time", time, int)
-        if not -1 <= time <= TIME_MAX:
-            raise InvalidUsage(f"time is {shown(time)}; it must be in [-1, {TIME_MAX}]")
+        check_int("time", time, -1, TIME_MAX)
         checked_wait("wait_s", wait_s)
         with self._lock:
             if time >= self._known.upper:

@@ -9,7 +9,7 @@ or after a crash, only some of them have their rows. Then it is retried, and com
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +40,6 @@ from persist.sources.partition_map import Epoch, Routes
 from persist.sources.sequenced_append import (
     Fingerprint,
     SequencedWriter,
-    StoredFingerprint,
     checked_writer_name,
     rereadable,
     table_by,
@@ -57,9 +56,7 @@ class _Lane:
 
     def __init__(self, routes: Routes, shard: Shard, writer: CheckedWriter, name: str, epoch: int) -> None:
         self._shard = shard
-        full_name = f"routed {routes.shard.name} {name}"
-        self.sequence = SequencedWriter(shard, full_name, str(epoch))
-        self.fingerprint = StoredFingerprint(self.sequence, full_name, str(epoch))
+        self.sequence = SequencedWriter(shard, f"routed {routes.shard.name} {name}", str(epoch))
         self._writer = writer
         self._gate = AttributeUpdate.replace_if_equals(routes.gate, epoch, epoch)
 
@@ -78,9 +75,8 @@ class _Lane:
         Raises AttributeMismatch (another instance was opened), and as an insert.
         """
         pinned = self._pin(rows, columns)
-        changes = (self._gate, *self.sequence.conditions(number), *self.fingerprint.updates(whole))
         try:
-            self._writer.insert(pinned, attributes=changes)
+            self._writer.insert(pinned, attributes=(self._gate, *self.sequence.conditions(number, whole)))
         except AttributeMismatch as error:
             if self._gate.key in error.details.get("actual", {}):
                 return False
@@ -179,7 +175,8 @@ class RoutedWriter(Closeable):
                     self._adopt_routes()
                 self._land(rows, number, whole)
             except PersistError as error:
-                if not self._may_have_landed(number):
+                numbers = (*self._ended.values(), self._numbers)
+                if not self._is_unsure and all(max(landed) < number for landed in numbers):  # nothing has landed
                     self._incomplete = None
                 elif isinstance(error, InvalidUsage):
                     raise self._rejected_in_part(error, number) from error
@@ -216,10 +213,6 @@ class RoutedWriter(Closeable):
         check_alike(f"routes {self.routes.shard.name!r} take no rows", schemas)
         return next(iter(schemas.values()))
 
-    def _may_have_landed(self, number: int) -> bool:
-        """Whether rows of this append may have landed."""
-        return self._is_unsure or any(max(numbers) >= number for numbers in (*self._ended.values(), self._numbers))
-
     def _rejected_in_part(self, error: InvalidUsage, number: int) -> InvalidUsage:
         reason = error.message.split("; nothing was written")[0]
         return type(error)(
@@ -233,7 +226,7 @@ class RoutedWriter(Closeable):
         for epoch in self._epochs:
             numbers = self._numbers if epoch is self._epochs[-1] else self._ended[epoch.number]
             for lane, last in zip(self._lanes_of(epoch), numbers, strict=True):
-                if last == number and (fingerprint := lane.fingerprint.last()) is not None:
+                if last == number and (fingerprint := lane.sequence.last_fingerprint()) is not None:
                     return fingerprint
         return None
 
@@ -241,18 +234,14 @@ class RoutedWriter(Closeable):
         checked_epochs: set[int] = set()
         for _ in range(EPOCHS_TRIED_MAX):
             for epoch in self._epochs[:-1]:  # remove the rows that have landed in ended epochs
-                if epoch.number not in checked_epochs and max(self._ended[epoch.number]) >= number:
-                    rows = self._not_landed(rows, epoch, number)
+                landed = np.array(self._ended[epoch.number]) >= number
+                if epoch.number not in checked_epochs and landed.any():
+                    rows = rows.filter(pa.array(~landed[epoch.slots(rows, self.routes.by_of(self._columns))]))
                 checked_epochs.add(epoch.number)
             if self._send(rows, number, whole):
                 return
             self._adopt_routes()
         raise Unavailable(f"routes {self.routes.shard.name!r} are changed repeatedly; append the same rows again")
-
-    def _not_landed(self, rows: pa.Table, epoch: Epoch, number: int) -> pa.Table:
-        """The rows that have not landed in that epoch."""
-        landed = np.array(self._ended[epoch.number]) >= number
-        return rows.filter(pa.array(~landed[epoch.slots(rows, self.routes.by_of(self._columns))]))
 
     def _send(self, rows: pa.Table, number: int, whole: Fingerprint) -> bool:
         """Send the rows by the current routes if all shards accept them; False if the routes have changed."""
@@ -262,46 +251,44 @@ class RoutedWriter(Closeable):
         if len(pieces) > 1:  # a single commit is atomic
             self._check(pieces, number)
 
-        def send(slot: int) -> tuple[int, bool | PersistError]:
-            try:
-                return slot, self._lanes[slot].send(pieces[slot], number, self._columns, whole)
-            except PersistError as error:
-                return slot, error
-
         was_unsure, self._is_unsure = self._is_unsure, True  # in case the caller is interrupted
-        outcomes = [send(slot) for slot in pieces] if len(pieces) == 1 else list(self._pool.map(send, pieces))
-        errors = [outcome for _, outcome in outcomes if isinstance(outcome, PersistError)]
+        outcomes = self._outcomes(
+            pieces, lambda slot: self._lanes[slot].send(pieces[slot], number, self._columns, whole)
+        )
+        errors = [outcome for outcome in outcomes.values() if isinstance(outcome, PersistError)]
         self._is_unsure = was_unsure or not all(isinstance(error, InvalidUsage) for error in errors)
-        return self._all_landed(outcomes, number)
-
-    def _check(self, pieces: dict[int, pa.Table], number: int) -> None:
-        """Raise the error of a shard that would reject its rows, before any shard is written."""
-
-        def check(slot: int) -> PersistError | None:
-            try:
-                self._lanes[slot].check(pieces[slot], number, self._columns)
-            except PersistError as error:
-                return error
-            return None
-
-        for error in list(self._pool.map(check, pieces)):
-            if error is not None:
-                raise error
-
-    def _all_landed(self, outcomes: list[tuple[int, bool | PersistError]], number: int) -> bool:
-        landed, errors = True, []
-        for slot, outcome in outcomes:
-            if isinstance(outcome, PersistError):
-                errors.append(outcome)
-            elif outcome:
+        for slot, outcome in outcomes.items():
+            if outcome is True:
                 self._numbers[slot] = number
-            else:
-                landed = False
         if errors:  # another instance is the most important error, then errors that a retry does not fix
             raise min(
                 errors, key=lambda e: 0 if isinstance(e, AttributeMismatch) else 1 + (not isinstance(e, InvalidUsage))
             )
-        return landed
+        return all(outcomes.values())
+
+    def _check(self, pieces: dict[int, pa.Table], number: int) -> None:
+        """Raise the error of a shard that would reject its rows, before any shard is written."""
+        checked_pieces = self._outcomes(
+            pieces, lambda slot: self._lanes[slot].check(pieces[slot], number, self._columns)
+        )
+        for outcome in checked_pieces.values():
+            if isinstance(outcome, PersistError):
+                raise outcome
+
+    def _outcomes(
+        self, slots: Iterable[int], action: Callable[[int], bool | None]
+    ) -> dict[int, bool | PersistError | None]:
+        """The result of the action, or its error, for each slot; several at once."""
+
+        def attempt(slot: int) -> bool | PersistError | None:
+            try:
+                return action(slot)
+            except PersistError as error:
+                return error
+
+        numbers = list(slots)
+        attempted = map(attempt, numbers) if len(numbers) == 1 else self._pool.map(attempt, numbers)
+        return dict(zip(numbers, attempted, strict=True))
 
     def _adopt_routes(self) -> None:
         """Read the current routes, become the only instance in their shards, and learn what has landed.

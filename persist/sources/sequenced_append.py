@@ -36,8 +36,7 @@ APPEND_TRIES_MAX = 100  # a try fails if a rival was faster, or another writer t
 def checked_writer_name(name: object) -> str:
     """The name of a sequenced writer. Raises InvalidUsage."""
     checked("name", name, str)
-    assert isinstance(name, str)
-    if not 0 < len(name) <= NAME_CHARS_MAX:
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
         raise InvalidUsage(f"name is {name!r:.100}; it must have 1 to {NAME_CHARS_MAX} characters")
     return name
 
@@ -50,6 +49,8 @@ class SequencedWriter:
         self._name = name
         self._number = named_key(f"numbered writer {name}\0{stage}")
         self._instance = named_key(f"numbered writer's instance {name}")
+        hashes = ("keys", "columns", "rows")
+        self._fingerprint = [named_key(f"numbered writer's {what} {name}\0{stage}") for what in hashes]
         self.instance = 0
 
     def take_over(self) -> None:
@@ -67,9 +68,18 @@ class SequencedWriter:
             if instance is not None and current is not None and current > instance:
                 raise self._fenced(current)
             wanted = (current or 0) + 1 if instance is None else instance
-            if current == wanted or self._replace_instance(current, wanted):
-                self.instance = wanted
-                return
+            try:
+                if current != wanted:
+                    change = AttributeUpdate.replace_if_equals(self._instance, wanted, current)
+                    self.shard.attributes.update(change)
+            except AttributeMismatch:
+                continue
+            except Indeterminate as error:  # a late update is fenced by the next instance, as any other instance
+                if error.details.get("refused") != AttributeMismatch.kind:
+                    raise
+                continue
+            self.instance = wanted
+            return
         raise Unavailable(f"writer {self._name!r} of shard {self.shard.name!r} is opened by many at once; retry")
 
     def check(self) -> None:
@@ -82,11 +92,18 @@ class SequencedWriter:
         """The number of the last append that landed; 0 if there is none."""
         return self.shard.attributes.get(self._number) or 0
 
-    def conditions(self, number: int) -> tuple[AttributeUpdate, ...]:
-        """The attribute updates of an append with this number."""
+    def last_fingerprint(self) -> Fingerprint | None:
+        """The fingerprint of the last append that landed; None if its updates had none."""
+        keys, columns, rows = map(self.shard.attributes.get, self._fingerprint)
+        return None if keys is None or columns is None or rows is None else Fingerprint(keys, columns, rows)
+
+    def conditions(self, number: int, fingerprint: Fingerprint | None = None) -> tuple[AttributeUpdate, ...]:
+        """The attribute updates of an append with this number, perhaps with its fingerprint."""
+        values = () if fingerprint is None else (fingerprint.keys, fingerprint.columns, fingerprint.rows)
         return (
             AttributeUpdate.replace_if_equals(self._instance, self.instance, self.instance),
             AttributeUpdate.replace_if_greater(self._number, number),
+            *map(AttributeUpdate.replace, self._fingerprint, values),
         )
 
     def landed(self, error: AttributeMismatch, number: int) -> bool:
@@ -96,17 +113,6 @@ class SequencedWriter:
             raise self._fenced(actual[self._instance]) from error
         last = actual.get(self._number)
         return last is not None and last >= number
-
-    def _replace_instance(self, before: int | None, after: int) -> bool:
-        try:
-            self.shard.attributes.update(AttributeUpdate.replace_if_equals(self._instance, after, before))
-        except AttributeMismatch:
-            return False
-        except Indeterminate as error:  # a late update is fenced by the next instance, as any other instance
-            if error.details.get("refused") != AttributeMismatch.kind:
-                raise
-            return False
-        return True
 
     def _fenced(self, current: int | None) -> AttributeMismatch:
         return AttributeMismatch(
@@ -137,24 +143,6 @@ class Fingerprint:
     def can_be(self, other: Self) -> bool:
         """Whether the rows may be the same. If the columns were changed meanwhile, only the keys are compared."""
         return self.keys == other.keys and (self.columns != other.columns or self.rows == other.rows)
-
-
-class StoredFingerprint:
-    """The fingerprint of a writer's last append to one shard, updated atomically with its rows."""
-
-    def __init__(self, numbered: SequencedWriter, name: str, stage: str) -> None:
-        self._shard = numbered.shard
-        self._keys = [named_key(f"numbered writer's {what} {name}\0{stage}") for what in ("keys", "columns", "rows")]
-
-    def updates(self, fingerprint: Fingerprint) -> tuple[AttributeUpdate, ...]:
-        """The attribute updates of an append."""
-        values = (fingerprint.keys, fingerprint.columns, fingerprint.rows)
-        return tuple(AttributeUpdate.replace(key, value) for key, value in zip(self._keys, values, strict=True))
-
-    def last(self) -> Fingerprint | None:
-        """That of the last append that landed."""
-        keys, columns, rows = (self._shard.attributes.get(key) for key in self._keys)
-        return None if keys is None or columns is None or rows is None else Fingerprint(keys, columns, rows)
 
 
 def _signed(number: int) -> int:

@@ -138,7 +138,9 @@ class FrontEnd(Closeable):
         raise lost or Unavailable(f"other front ends of shard {self.log.name!r} were faster each time; retry")
 
     def _try_write(self, rows: PinnedRows, number: int) -> int:
-        lower = self._log_upper() if self._upper is None else self._upper
+        lower = self.log.upper().element if self._upper is None else self._upper
+        if lower is None:
+            raise Conflict(f"the log, shard {self.log.name!r}, is closed, so nothing can be written")
         time = lower if self._clock is None else self._clock.time(lower)
         times = pa.repeat(pa.scalar(time, pa.int64()), rows.rows.num_rows)
         timed = replace(rows, rows=rows.rows.append_column(TIME, times))
@@ -162,12 +164,6 @@ class FrontEnd(Closeable):
             raise Indeterminate(
                 f"write {number} to log {self.log.name!r} has landed, but its time is unknown: {error.message}"
             ) from error
-
-    def _log_upper(self) -> int:
-        upper = self.log.upper().element
-        if upper is None:
-            raise Conflict(f"the log, shard {self.log.name!r}, is closed, so nothing can be written")
-        return upper
 
 
 class Replica(FeedFollower):
