@@ -89,7 +89,7 @@ def find_diverged(old: Location, promotion: Promotion) -> Iterator[Diverged]:
         raise InvalidUsage(f"{old.blob.url} has another location than the home of epoch {promotion.epoch}")
     fork_point = _find_fork_point(old, binding.epoch, promotion)
     for name in old.all_names():
-        kept, is_fork = fork_point.of_shard(name), fork_point.is_fork
+        kept, is_fork = fork_point.of_shard(name), fork_point.own is not None
         try:
             state = old.machine(name).refresh()
         except Unavailable:
@@ -120,16 +120,12 @@ class _ForkPoint:
     promotion: Promotion
     own: Promotion | None
 
-    @property
-    def is_fork(self) -> bool:
-        return self.own is not None
-
     def of_shard(self, name: str) -> KeptVersion | None:
         """What both have: after a fork, the version of the line that left first."""
-        kept = self.promotion.of_shard(name)
+        kept = self.promotion.shards.get(name)
         if kept is None or self.own is None:
             return kept
-        own_version = self.own.of_shard(name)
+        own_version = self.own.shards.get(name)
         if own_version is None or own_version.shard_id != kept.shard_id:
             return None
         return replace(kept, version=own_version.version, upper=min(kept.upper, own_version.upper))

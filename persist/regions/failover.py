@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from blob import Blob, BlobExists
 from persist.commit.location import Location
@@ -106,26 +107,26 @@ def promote(location: Location, region: str, of: str, home: OldHome, request: Re
         return recovered
     location_id = check_copy(location)
     home.check_gone(of)
-    request = replace(request, fenced=home.stores(location_id), note=Note(location, region, of))
+    request = replace(request, fenced=home.stores(location_id), note=partial(record_promotion, location, region, of))
     return run_recovery(location, request)
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Called by a recovery: records from which versions the shards continue; begun shards keep their earlier record."""
-
-    location: Location
-    region: str
-    of: str
-
-    def __call__(self, recovery: Recovered, begun: Iterable[str]) -> None:
-        blob = self.location.blob
-        earlier_try = promotion_to(blob, recovery.epoch)
-        recorded = {} if earlier_try is None else earlier_try.shards
-        shards = {**kept_versions(recovery), **{name: recorded[name] for name in begun if name in recorded}}
-        location_id = check_copy(self.location).decode("ascii", "replace")
-        at_ms = self.location.clock.now_ms()
-        write_promotion(blob, Promotion(location_id, recovery.epoch, self.region, self.of, at_ms, shards))
+def record_promotion(location: Location, region: str, of: str, recovery: Recovered, begun: Iterable[str]) -> None:
+    """Record from which versions the shards continue; those that have begun keep their earlier record."""
+    earlier_try = promotion_to(location.blob, recovery.epoch)
+    recorded = {} if earlier_try is None else earlier_try.shards
+    shards = {**kept_versions(recovery), **{name: recorded[name] for name in begun if name in recorded}}
+    location_id = check_copy(location).decode("ascii", "replace")
+    promotion = Promotion(location_id, recovery.epoch, region, of, location.clock.now_ms(), shards)
+    data = _encode(promotion)
+    with translated():
+        number = len(list(location.blob.list(_prefix(promotion.epoch))))  # after those of earlier tries
+        while True:
+            try:
+                location.blob.put(f"{_prefix(promotion.epoch)}{number:06d}", data)
+                return
+            except BlobExists:
+                number += 1
 
 
 def record_new_home(path: str, of: str, servers: tuple[str, ...], epoch: int) -> RegionEntry:
@@ -186,10 +187,6 @@ class Promotion:
     shards: Mapping[str, KeptVersion]
     earlier: tuple[Promotion, ...] = ()
 
-    def of_shard(self, name: str) -> KeptVersion | None:
-        """The version of this shard that was kept; None: it was lost."""
-        return self.shards.get(name)
-
 
 def kept_versions(recovered: Recovered) -> dict[str, KeptVersion]:
     """What a recovery recovers, by name."""
@@ -204,19 +201,6 @@ def kept_versions(recovered: Recovered) -> dict[str, KeptVersion]:
         for shard in recovered.shards
         if shard.name and shard.version is not None and shard.upper is not None and shard.resumes is not None
     }
-
-
-def write_promotion(blob: Blob, promotion: Promotion) -> None:
-    """Write the record, after those of earlier tries. Raises what the blob store raises."""
-    data = _encode(promotion)
-    with translated():
-        number = len(list(blob.list(_prefix(promotion.epoch))))
-        while True:
-            try:
-                blob.put(f"{_prefix(promotion.epoch)}{number:06d}", data)
-                return
-            except BlobExists:
-                number += 1
 
 
 def promotions_in(blob: Blob) -> tuple[Promotion, ...]:

@@ -9,8 +9,8 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,8 @@ def write_index(path: str | Path, index: RegionIndex) -> None:
     data = encode_index(index)
     temporary = f"{path}.{os.getpid()}"
     try:
-        with open(temporary, "wb", opener=_opens_own) as file:
+        # Others cannot write it, whatever the umask.
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -175,11 +176,6 @@ def write_index(path: str | Path, index: RegionIndex) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise InvalidUsage(f"the index {path} cannot be written: {error.strerror}") from error
-
-
-def _opens_own(path: str, flags: int) -> int:
-    """An opener for `open` that creates a file which others cannot write, whatever the umask."""
-    return os.open(path, flags, 0o644)
 
 
 class OlderIndex(Unavailable):
@@ -250,25 +246,21 @@ class IndexUrl:
         """Fetch it now. Raises Unavailable: the server does not answer, has no index, or only an older one."""
         self._due_s = self._clock.monotonic() + FETCH_S
         try:
-            self.index, problem = self._ask()
-            if problem:
+            response = self._server.ask(FETCH_S)
+            body = response.get("index")
+            if not isinstance(body, dict):
+                raise InvalidUsage("it has none")
+            self.index = index_of(body)
+            if problem := response.get("index_failed"):
                 raise OlderIndex(f"{self._url} has only an older index of regions: {problem}", self.index)
+        except (InvalidUsage, Corruption) as error:
+            self.failed = f"{self._url} has no valid index of regions: {error.message}"
+            raise Unavailable(self.failed) from error
         except Unavailable as error:
             self.failed = error.message
             raise
         self.failed = ""
         return self.index
-
-    def _ask(self) -> tuple[RegionIndex, str]:
-        """The index of the server, and why it is not the current one."""
-        response = self._server.ask(FETCH_S)
-        body = response.get("index")
-        try:
-            if not isinstance(body, dict):
-                raise InvalidUsage("it has none")
-            return index_of(body), str(response.get("index_failed") or "")
-        except (InvalidUsage, Corruption) as error:
-            raise Unavailable(f"{self._url} has no valid index of regions: {error.message}") from error
 
 
 def open_index(where: str, token: str | None, clock: Clock, trust: ClientTls | None = None) -> IndexFile | IndexUrl:
@@ -319,19 +311,6 @@ def change_index(path: str | Path, change: Change, *, makes: bool = False) -> Re
     written), Unavailable (another process keeps it locked).
     """
     change(_read(path, makes)).check()  # a rejected change leaves nothing behind, not even a lock
-    with _locked(path):
-        changed = change(_read(path, makes))
-        write_index(path, changed)
-    return changed
-
-
-def _read(path: str | Path, makes: bool) -> RegionIndex:
-    return RegionIndex() if makes and str(path) and not Path(path).exists() else read_index(path)
-
-
-@contextmanager
-def _locked(path: str | Path) -> Iterator[None]:
-    """Lock the index. Raises InvalidUsage, Unavailable: see `change_index`."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(f"{path}.lock", 0o666))
@@ -339,7 +318,13 @@ def _locked(path: str | Path) -> Iterator[None]:
             raise Unavailable(f"another command has locked the index {path} for some seconds: retry") from error
         except OSError as error:
             raise InvalidUsage(f"the index {path} cannot be changed: {path}.lock: {error.strerror}") from error
-        yield
+        changed = change(_read(path, makes))
+        write_index(path, changed)
+    return changed
+
+
+def _read(path: str | Path, makes: bool) -> RegionIndex:
+    return RegionIndex() if makes and str(path) and not Path(path).exists() else read_index(path)
 
 
 # Requests to servers: `GET /v1/regions`; and whether anything answers at a URL.

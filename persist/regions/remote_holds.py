@@ -87,8 +87,7 @@ class HomeHolds:
         with self._lock:
             shard = self._shards.get(name)
             hold = None if shard is None else shard.readers.get(command.reader)
-        since = hold.since if hold is not None else Antichain(0)
-        seqno = hold.seqno if hold is not None else command.seqno
+        since, seqno = (Antichain(0), command.seqno) if hold is None else (hold.since, hold.seqno)
         if command.since is not None:
             since, seqno = max(since, command.since), max(seqno, command.seqno)
         self._note(name, command.reader, _Reader(since, seqno, until_s))
@@ -136,16 +135,16 @@ class HomeHolds:
                 self._transport = self._home()
             unanswered = 0
             for name in names:
+                is_silent = False
                 try:
                     self._update_hold(name)
-                    unanswered = 0
                 except UnknownShard:  # dropped at home, which is not known here yet
-                    unanswered = 0
+                    pass
                 except PersistError as error:
-                    failed = error
-                    unanswered = unanswered + 1 if isinstance(error, Unavailable) else 0
-                    if unanswered >= SILENT_MAX:
-                        break
+                    failed, is_silent = error, isinstance(error, Unavailable)
+                unanswered = unanswered + 1 if is_silent else 0
+                if unanswered >= SILENT_MAX:
+                    break
         except PersistError as error:
             failed = error
         if failed is not None and self.failed is None:

@@ -137,14 +137,11 @@ class ReplicaIdentity(Identity):
         return self._binding
 
     def _last(self) -> LocationBinding:
-        binding: LocationBinding | None = None
         with translated():
             epochs = epochs_in(self._blob)
-            if epochs:
-                binding = decode_binding(self._blob.get(epoch_key(epochs[-1])), self._build)
-        if binding is None:
-            raise Unavailable(f"{self._blob.url} has no location yet: nothing has arrived from home")
-        return binding
+            if not epochs:
+                raise Unavailable(f"{self._blob.url} has no location yet: nothing has arrived from home")
+            return decode_binding(self._blob.get(epoch_key(epochs[-1])), self._build)
 
     def check_writable(self) -> None:
         raise self._home.refusal("writing")
@@ -234,19 +231,18 @@ class ReplicaMachine(Machine):
         all_answered: Callable[[], None] | None = None,
     ) -> None:
         def work() -> None:
+            outcome: Outcome
             try:
-                answered(self._outcome(command, caller))
+                outcome = self.apply(command, caller)
+            except Exception as error:  # also for a bug: the caller must get an answer
+                outcome = error
+            try:
+                answered(outcome)
             finally:
                 if all_answered is not None:
                     all_answered()
 
         run(work)
-
-    def _outcome(self, command: c.Command, caller: Caller) -> Outcome:
-        try:
-            return self.apply(command, caller)
-        except Exception as error:  # also for a bug: the caller must get an answer
-            return error
 
     def verdict(self, command: c.Command, by_names: bool = False) -> Verdict:
         return SOUND
@@ -322,9 +318,9 @@ class ReplicaLocation(Location):
 
     def watch(self) -> None:
         """Poll in the background until the location is closed."""
-        self._start(self._watch)
-        if self.holds is not None:
-            self._start(self._hold)
+        self._start("polling the copy", self.follower.poll_s, self.follower.poll)
+        if self.holds is not None:  # holds are optional, and reads continue without them
+            self._start("holding at home", HOLD_EVERY_S, self.holds.round)
 
     def hold_at(self, home: Callable[[], Transport], region: str) -> None:
         """Hold at home what readers here need; `home` connects to it. Call it before `watch`."""
@@ -335,26 +331,21 @@ class ReplicaLocation(Location):
 
         self.holds = HomeHolds(region, home, shown_version, self.clock)
 
-    def _start(self, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, name="persist-region", daemon=True)
+    def _start(self, what: str, pause_s: float, work: Callable[[], object]) -> None:
+        """Work in the background, once in each pause, until the location is closed."""
+
+        def repeat() -> None:
+            while not self._ended.wait(pause_s):
+                try:
+                    work()
+                except PersistError:
+                    continue  # the follower keeps the error; reads continue with what is there
+                except Exception:  # a bug: the work must continue
+                    log.exception("%s failed", what)
+
+        thread = threading.Thread(target=repeat, name="persist-region", daemon=True)
         self._threads.append(thread)
         thread.start()
-
-    def _hold(self) -> None:
-        while self.holds is not None and not self._ended.wait(HOLD_EVERY_S):
-            try:
-                self.holds.round()
-            except Exception:  # a bug: holds are optional, and reads continue without them
-                log.exception("holding at home failed")
-
-    def _watch(self) -> None:
-        while not self._ended.wait(self.follower.poll_s):
-            try:
-                self.follower.poll()
-            except PersistError:
-                continue  # the follower keeps the error; reads continue with what is there
-            except Exception:  # a bug: polling must continue
-                log.exception("polling the copy failed")
 
     def close(self) -> None:
         self._ended.set()

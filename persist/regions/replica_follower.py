@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import TypeVar
 
 from blob import Blob, BlobNotFound
@@ -340,12 +341,13 @@ class Follower:
         recheck_before = now_s - RECHECK_S
         with self._lock:
             shards = list(self._shards.values())
-        with_news = [shard for shard in shards if shard.name in names or shard.evidence.changes]
-        without_news = [shard for shard in shards if shard not in with_news and shard.listed_s is not None]
-        stale = sorted(
-            (s for s in without_news if (s.listed_s or 0.0) <= recheck_before), key=lambda s: s.listed_s or 0.0
-        )
-        return [*with_news, *stale[:RECHECKED_AT_ONCE]]
+        with_news, stale = [], []
+        for shard in shards:
+            if shard.name in names or shard.evidence.changes:
+                with_news.append(shard)
+            elif shard.listed_s is not None and shard.listed_s <= recheck_before:
+                stale.append((shard.listed_s, shard.name, shard))
+        return [*with_news, *(shard for _, _, shard in nsmallest(RECHECKED_AT_ONCE, stale))]
 
     def _followed(self, name: str) -> _Shard:
         with self._lock:

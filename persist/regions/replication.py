@@ -78,7 +78,7 @@ class Replicator:
         self._home = PacedBlob(home, self.settings.rate, clock)
         self._copy = copy
         self._clock = clock
-        self._there: set[str] | None = None  # keys in the copy
+        self._there: set[str] = set()  # keys in the copy
         self._gone_s: dict[str, float] = {}  # keys in the copy -> since when they are known to be deleted at home
         self._seen: set[str] = set()  # journals that were read
         self._whole_s: float | None = None
@@ -92,7 +92,7 @@ class Replicator:
         """
         self._check_pair()
         now_s = self._clock.monotonic()
-        if self._there is None:
+        if not self._there:  # not listed yet
             with translated():
                 self._there = {stat.key for stat in self._copy.list("")}
         is_whole = whole or self._whole_s is None or now_s - self._whole_s >= self.settings.whole_s
@@ -151,7 +151,6 @@ class Replicator:
 
     def _bring(self, fixed: set[str], shard_blobs: set[str], publications: set[str]) -> tuple[int, int]:
         """Copy missing blobs, stage by stage, the id first; returns their number and bytes."""
-        assert self._there is not None
         rollups = {key for key in shard_blobs if is_rollup_key(key)}
         bundles = {key for key in shard_blobs if is_bundle_key(key)}
         parts = {key for key in shard_blobs if is_part_key(key)} - bundles
@@ -173,13 +172,11 @@ class Replicator:
                 self._copy.put(key, data)
         except Corruption as error:
             raise Corruption(f"{key} in {self._copy.url} differs from that in {self._home.url}") from error
-        assert self._there is not None
         self._there.add(key)
         return len(data)
 
     def _note_gone(self, prefixes: list[str], home_keys: set[str], now_s: float) -> None:
         """Note since when compared keys of the copy are known to be deleted at home."""
-        assert self._there is not None
         compared = {key for key in self._there - {COPY_KEY} if key.startswith(tuple(prefixes))}
         compared |= {key for key in self._there if key.startswith((JOURNALS, CATALOGUES))}
         for key in compared - home_keys:
@@ -188,7 +185,6 @@ class Replicator:
             del self._gone_s[key]
 
     def _delete(self, now_s: float) -> int:
-        assert self._there is not None
         due = sorted(key for key, since_s in self._gone_s.items() if now_s - since_s >= self.settings.keep_s)
         for start in range(0, len(due), DELETED_AT_ONCE):
             window = due[start : start + DELETED_AT_ONCE]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from blob import Blob
 from persist.commit.location import Location
@@ -34,7 +35,7 @@ from persist.core.ids import LocationBinding
 from persist.formats.state_frames import decode_binding, encode_binding
 from persist.formats.store_errors import translated
 from persist.regions.divergence import find_diverged
-from persist.regions.failover import PREFIX, Note, Promotion, check_copy, promotion_to
+from persist.regions.failover import PREFIX, Promotion, check_copy, promotion_to, record_promotion
 from persist.regions.replication import DELETED_AT_ONCE, Replicator
 
 # Planned switchover: a copy becomes home, and nothing is lost.
@@ -82,10 +83,8 @@ class Switch:
             binding = mark.binding
         else:
             binding = self._hand_over_all(report, sleep)
-        return run_recovery(
-            self.copy,
-            RecoveryRequest(handed_over=binding, least=self.least, note=Note(self.copy, self.region, self.of)),
-        )
+        note = partial(record_promotion, self.copy, self.region, self.of)
+        return run_recovery(self.copy, RecoveryRequest(handed_over=binding, least=self.least, note=note))
 
     def _hand_over_all(self, report: ReportStep, sleep: Callable[[float], object]) -> LocationBinding:
         """Hand over every shard at home, and wait until the copy is complete; returns the mark of the new epoch."""
@@ -122,7 +121,8 @@ class Switch:
             write_epoch(self.home.blob, mark.binding)  # or the switchover was killed before it
         with translated():
             switched = decode_binding(self.home.blob.get(epoch_key(ending)), build)
-        successor = LocationBinding(switched.location_id, ending + 1, _pair_after(switched))
+        pair = hashlib.sha256(f"{switched.pair}/undone".encode()).hexdigest()[:32]  # the same if undo is repeated
+        successor = LocationBinding(switched.location_id, ending + 1, pair)
         if is_behind:
             _check_epochs(self.home.blob, ending, successor)
         revoke_mark(self.copy.consensus, mark, build)
@@ -202,11 +202,6 @@ class _HandOverIdentity(Identity):
         self.check_writable()
 
 
-def _pair_after(switched: LocationBinding) -> str:
-    """The pair under which home continues after this one: deterministic, so that an undo can be repeated."""
-    return hashlib.sha256(f"{switched.pair}/undone".encode()).hexdigest()[:32]
-
-
 def _check_epochs(blob: Blob, ending: int, successor: LocationBinding) -> None:
     """Check that home's blob store has no later epoch than that of the switchover, except its own successor."""
     with translated():
@@ -262,7 +257,9 @@ def demote(old: Location, new: Blob, promotion: Promotion, *, drop_diverged: boo
             raise InvalidUsage(f"{new.url} is a copy itself: give the blob store of the new home")
         _check_demoted_epochs(old.blob, new)
     _check_not_itself(old, new, promotion)
-    _fence(old.blob, new)
+    with translated():  # the epochs of the new home fence the old one
+        for epoch in sorted(set(epochs_in(new)) - set(epochs_in(old.blob))):
+            old.blob.put(epoch_key(epoch), new.get(epoch_key(epoch)))
     if not _is_marked(old.blob):
         if not drop_diverged:
             _check_nothing_alone(old, promotion)
@@ -334,13 +331,6 @@ def _check_not_itself(old: Location, new: Blob, promotion: Promotion) -> None:
             f"{old.blob.url} is the new home itself, of epoch {last}: give the old home, and the blob store of the new "
             "one as --of"
         )
-
-
-def _fence(old: Blob, new: Blob) -> None:
-    """Copy the epochs of the new home to the old one, which fences it."""
-    with translated():
-        for epoch in sorted(set(epochs_in(new)) - set(epochs_in(old))):
-            old.put(epoch_key(epoch), new.get(epoch_key(epoch)))
 
 
 def _is_marked(blob: Blob) -> bool:

@@ -185,7 +185,7 @@ class Ending(Walk):
         directory = self.path / f"salvaged-{promotion.epoch}"
         told = {found.name: found for found in salvage(home.process(), promotion, directory)}
         for name, rows in home.rows.items():
-            kept, found = first.of_shard(name), told.get(name)
+            kept, found = first.shards.get(name), told.get(name)
             if kept is not None and kept.shard_id != home.state(name).shard_id:
                 kept = None  # of an earlier life of the name
             upper = 0 if kept is None else kept.upper.element or 0

@@ -603,7 +603,7 @@ def is_caught(seed: int) -> bool:
 
 def test_a_build_that_does_not_look_at_numbers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = SequencedWriter.conditions
-    monkeypatch.setattr(SequencedWriter, "conditions", lambda self, number: whole(self, number)[:1])
+    monkeypatch.setattr(SequencedWriter, "conditions", lambda self, number, _: whole(self, number)[:1])
     assert any(is_caught(seed) for seed in range(10))
 
 
