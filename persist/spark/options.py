@@ -314,10 +314,10 @@ class ReadOptions:
 
 
 def _selection(options: Options) -> Selection:
-    keys = [options.values(name) for name in ("startKey", "endKey", "keyPrefix")]
+    start, end, prefix = (options.values(name) for name in ("startKey", "endKey", "keyPrefix"))
     labels = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
     then = options.choice("schemaAsOf", (NOW, THEN)) == THEN
-    return Selection(options.text("where"), *keys, called=labels, then=then, from_text=True)
+    return Selection(options.text("where"), start, end, prefix, called=labels, then=then, from_text=True)
 
 
 def _feed_bound(options: Options, which: str) -> int | datetime | None:

@@ -131,26 +131,19 @@ def _names(kind: t.DataType) -> list[str]:
 
 def _number_fits(kind: t.DataType, to: t.DataType) -> bool | None:
     """As `_fits`, for numbers; False if one of the types is not a number."""
-    whole, other = _WHOLE.get(type(kind)), _WHOLE.get(type(to))
-    floats, others = _FLOATS.get(type(kind)), _FLOATS.get(type(to))
-    if whole and other:
-        return whole[0] <= other[0] or None
-    if whole and others:
-        return whole[0] <= others[0] or None
-    if whole and isinstance(to, t.DecimalType):
-        return whole[1] <= to.precision - to.scale or None
-    if floats and others:
-        return floats[0] <= others[0] or None
-    if floats and (other or isinstance(to, t.DecimalType)):
-        return None
+    if not isinstance(kind, t.NumericType) or not isinstance(to, t.NumericType):
+        return False
+    whole, floats = _WHOLE.get(type(kind)), _FLOATS.get(type(to))
+    if isinstance(to, t.DecimalType):
+        after = to.precision - to.scale
+        if isinstance(kind, t.DecimalType):
+            return (kind.scale <= to.scale and kind.precision - kind.scale <= after) or None
+        return (whole is not None and whole[1] <= after) or None
     if isinstance(kind, t.DecimalType):
-        if isinstance(to, t.DecimalType):
-            before, after = kind.precision - kind.scale, to.precision - to.scale
-            return (kind.scale <= to.scale and before <= after) or None
-        if others:
-            return kind.precision <= others[1] or None
-        return None if other else False
-    return False
+        return (floats is not None and kind.precision <= floats[1]) or None
+    if whole:
+        return whole[0] <= (floats or _WHOLE[type(to)])[0] or None
+    return (floats is not None and _FLOATS[type(kind)][0] <= floats[0]) or None
 
 
 def _is_exact(value: Column, kind: t.DataType, to: t.DataType) -> Column:
