@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from blob import Blob, BlobNotFound, open_blob, without_secrets
 from blob.blob_urls import may_exist
@@ -96,17 +96,13 @@ class ReplicaConsensus(Consensus):
     def head(self, key: str) -> Entry | None:
         return None
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConsensusNotWritable(f"{self.url} has no logs")
 
-    def begin(self, key: str, seqno: int, data: bytes) -> bool:
-        raise ConsensusNotWritable(f"{self.url} has no logs")
+    compare_and_set = begin = truncate = _refuse
 
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         return []
-
-    def truncate(self, key: str, seqno: int) -> int:
-        raise ConsensusNotWritable(f"{self.url} has no logs")
 
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
         return self._follower.names(prefix, after, limit, with_ended)

@@ -150,10 +150,6 @@ class Tail:
         count = bisect_right(self.times, time)
         return self.positions[count - 1] if count else self.floor
 
-    def time_of(self, position: int) -> int:
-        """The time of a position in `(floor, head]`."""
-        return self.times[bisect_left(self.positions, position)]
-
     def times_of(self, positions: Numbers) -> Numbers:
         """The times of positions beyond `floor`; NOT_BOUND beyond `head`."""
         return times_by(np.array(self.positions, np.int64), np.array(self.times, np.int64), positions)
@@ -233,10 +229,6 @@ class KnownBindings:
         heads = {partition: tail.at(time) for partition, tail in self.tails.items()}
         return {partition: position for partition, position in heads.items() if position != BEFORE_ALL}
 
-    def not_covered(self, positions: Mapping[str, int]) -> dict[str, int]:
-        """The positions that are not bound yet."""
-        return {partition: at for partition, at in positions.items() if at > self.head(partition)}
-
     def past(self, positions: Mapping[str, int]) -> dict[str, int]:
         """The positions whose times are only in the shard."""
         return {
@@ -247,7 +239,8 @@ class KnownBindings:
 
     def covering(self, positions: Mapping[str, int]) -> Binding:
         """The first binding that covers all of these bound positions, none of them `past`."""
-        time = max(self.tails[partition].time_of(position) for partition, position in positions.items())
+        tails = ((self.tails[partition], position) for partition, position in positions.items())
+        time = max(tail.times[bisect_left(tail.positions, position)] for tail, position in tails)
         return Binding({partition: self.tails[partition].at(time) for partition in positions}, time)
 
 
@@ -403,7 +396,7 @@ class Bindings(Closeable):
         requested = checked_positions(positions)
         with self._lock:
             for _ in range(MINT_TRIES_MAX):
-                new = self._known.not_covered(requested)
+                new = {partition: at for partition, at in requested.items() if at > self._known.head(partition)}
                 if not new or self._try_mint(new):
                     return self._covering(requested)
             raise Unavailable(f"rivals minted bindings in shard {self.shard.name!r} at each try; retry")

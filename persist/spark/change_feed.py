@@ -27,6 +27,7 @@ from persist.core.truncation import Drops, RowDrop, contents, drops_within, take
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, current_schema, overlapping_runs
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import key_groups, key_schema
+from persist.parts.key_splits import plan_within
 from persist.spark import executors, planning
 from persist.spark.executors import check_same_columns, hold_again, recover_lease, unreadable_as_expired
 from persist.spark.options import ReadOptions, Target
@@ -226,7 +227,7 @@ def plan_changes(
     schema, parts_reader = part_reader(transport, view, settings)
     shown = schema.columns(name for name in names if name not in CHANGE_FIELD_NAMES)
     to_read = (*shown, *(name for name in schema.key if name not in shown))  # errors name the key
-    chosen = planning.selected(schema, options, to_read)
+    chosen = replace(options.selection, columns=to_read).on(schema)
     columns, wanted = chosen.read or (), chosen.key_range.meet(interval.keys)
     if wanted.is_empty:
         return []
@@ -234,6 +235,9 @@ def plan_changes(
     all_runs = (*runs, *(run for _, removed in dropped for run in removed))
     if not all_runs:
         return []
+    count = options.partitions or planning.partitions_for(sum(part.size for run in all_runs for part in run.parts))
+    with leased_blobs(lease):
+        key_ranges = plan_within(all_runs, count, schema, parts_reader, wanted)
     return [
         FeedSplit(
             shard=target.shard,
@@ -248,7 +252,7 @@ def plan_changes(
             shard_id=view.shard_id,
             dropped=tuple((drop, overlapping_runs(removed, key_range)) for drop, removed in dropped),
         )
-        for key_range in planning.split_ranges(all_runs, options.partitions, schema, parts_reader, wanted, lease)
+        for key_range in key_ranges
     ]
 
 

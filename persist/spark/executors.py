@@ -81,7 +81,7 @@ def place(connection: Connection) -> str:
 @lru_cache(maxsize=TRANSPORTS_MAX)
 def _opened(connection: Connection, pid: int) -> Transport:
     """Keyed by process: a forked child must not use its parent's connections."""
-    _freeze_loaded(pid, writes=False)
+    freeze_loaded(pid, writes=False)
     if TaskContext.get() is not None:  # the driver has reached the servers, so a failed connect is a restart
         connection = replace(connection, connect_s=max(connection.connect_s, connection.request_s))
     opened = connection.transport()
@@ -90,20 +90,12 @@ def _opened(connection: Connection, pid: int) -> Transport:
     return opened
 
 
-def freeze_loaded() -> None:
-    """Exclude what is loaded from garbage collections, in a task that writes.
-
-    PySpark converts the result of such a task to an Arrow array, which loads pandas. `transport` does the same for
-    tasks that read.
-    """
-    _freeze_loaded(os.getpid(), writes=True)
-
-
 @lru_cache(maxsize=2)
-def _freeze_loaded(pid: int, writes: bool) -> None:
-    """Exclude what is loaded from garbage collections in a worker that PySpark's daemon forked.
+def freeze_loaded(pid: int, *, writes: bool) -> None:
+    """Exclude what is loaded from garbage collections in a worker, of this process id, that PySpark's daemon forked.
 
     PySpark collects garbage there after every task; scanning all loaded modules takes some 50 ms of a core each time.
+    It converts the result of a task that `writes` to an Arrow array, which loads pandas.
     """
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is None or spec.name != "pyspark.daemon":

@@ -33,7 +33,7 @@ from persist.core.shard_view import ShardView
 from persist.core.truncation import RowDrop
 from persist.parts import DIFF, TIME, KeyRange, PartReader, ShardSchema
 from persist.parts.key_splits import NOTHING, Limit, Weight, count_cuts, find_cut
-from persist.spark import executors, planning
+from persist.spark import executors
 from persist.spark.change_feed import Interval, overlapping_batches, select_runs
 from persist.spark.options import ReadOptions, Target
 
@@ -347,7 +347,7 @@ class Admission:
         transport, settings = executors.transport(self._target.connection), self._target.connection.handles.read
         schema, reader = part_reader(transport, view, settings)
         keys = KeyRange(start.key, None)
-        wanted = planning.selected(schema, self._options, schema.key).key_range.meet(keys)
+        wanted = replace(self._options.selection, columns=schema.key).on(schema).key_range.meet(keys)
         interval = Interval(time, Antichain(time + 1), start.is_snapshot, keys)
         runs, dropped = select_runs(OneShard(transport, view.shard_id), reader, view, interval, wanted, lease)
         first = 0 if start.is_snapshot else time

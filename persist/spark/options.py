@@ -422,8 +422,15 @@ class WriteOptions:
             raise InvalidUsage(
                 "option 'rewrites' needs 'readTime' and 'diffColumn': the rows are changes to what was read"
             )
-        version = options.integer("txnVersion", 0, 2**63 - 1)
+        version, write_id = options.integer("txnVersion", 0, 2**63 - 1), options.text("writeId")
+        if write_id is not None and not 0 < len(write_id) <= WRITE_ID_CHARS_MAX:
+            raise InvalidUsage(f"option 'writeId' has {len(write_id)} characters, not 1 to {WRITE_ID_CHARS_MAX}")
         checks = options.mapping("checks") if options.has("checks") else {}
+        merges, overwrites = options.flag("mergeSchema"), options.flag("overwriteSchema")
+        if merges and overwrites:
+            raise InvalidUsage(
+                "options 'overwriteSchema' and 'mergeSchema' are exclusive: one replaces the columns, one adds to them"
+            )
         if options.has("deleteColumn") and not upsert:
             raise InvalidUsage("option 'deleteColumn' needs envelope=upsert")
         return cls(
@@ -440,18 +447,9 @@ class WriteOptions:
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
             restores=restores,
             rewrites=REWRITES[rewrites],
-            schema=_schema_mode(options),
-            write_id=_write_id(options),
+            schema=SchemaMode.MERGE if merges else SchemaMode.OVERWRITE if overwrites else SchemaMode.KEEP,
+            write_id=write_id,
         )
-
-
-def _schema_mode(options: Options) -> SchemaMode:
-    merges, overwrites = options.flag("mergeSchema"), options.flag("overwriteSchema")
-    if merges and overwrites:
-        raise InvalidUsage(
-            "options 'overwriteSchema' and 'mergeSchema' are exclusive: one replaces the columns, one adds to them"
-        )
-    return SchemaMode.MERGE if merges else SchemaMode.OVERWRITE if overwrites else SchemaMode.KEEP
 
 
 @dataclass(frozen=True)
@@ -504,13 +502,6 @@ def instant_of(options: Options, name: str) -> datetime | None:
     """The wall clock of an option; None if not given. Raises InvalidUsage."""
     text = options.text(name)
     return None if text is None else read_instant(f"option {name!r}", text)
-
-
-def _write_id(options: Options) -> str | None:
-    write_id = options.text("writeId")
-    if write_id is not None and not 0 < len(write_id) <= WRITE_ID_CHARS_MAX:
-        raise InvalidUsage(f"option 'writeId' has {len(write_id)} characters; it must have 1 to {WRITE_ID_CHARS_MAX}")
-    return write_id
 
 
 def _expected_upper(options: Options) -> int | None:

@@ -10,15 +10,13 @@ from datetime import datetime
 
 from persist.client.idempotency import send
 from persist.client.shared_lease_reads import hold_shared
-from persist.client.snapshot import ReadLease, SnapshotSplit, Tagged, hold_time, leased_blobs
+from persist.client.snapshot import SnapshotSplit, Tagged, hold_time
 from persist.client.timestamps import BEFORE_ALL, as_of_at, instant_ms, instant_of, resolve_time, schema_id_at
-from persist.core.batch import Run
 from persist.core.commands import ResolveTime, TimeResolved
 from persist.core.errors import NotReadable, Unavailable, UpgradeNeeded
 from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.shard_view import ShardView
-from persist.parts import KeyRange, Selected, ShardSchema, current_schema, plan_within, valid_schemas
-from persist.parts.reader import PartReader
+from persist.parts import ShardSchema, current_schema, valid_schemas
 from persist.parts.scan_spec import schema_shown
 from persist.spark import executors
 from persist.spark.options import ReadOptions, Target
@@ -117,23 +115,6 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
         return []
 
 
-def split_ranges(
-    runs: tuple[Run, ...],
-    partitions: int | None,
-    schema: ShardSchema,
-    reader: PartReader,
-    wanted: KeyRange,
-    lease: ReadLease,
-) -> list[KeyRange]:
-    """Disjoint key ranges that cover `wanted`, balanced by bytes. `partitions` None: as many as the size suggests.
-
-    Reads footers of the runs, which `lease` holds. Raises what `leased_blobs` does.
-    """
-    count = partitions or partitions_for(sum(part.size for run in runs for part in run.parts))
-    with leased_blobs(lease):
-        return plan_within(runs, count, schema, reader, wanted)
-
-
 def partitions_for(size: int) -> int:
     """The number of partitions for `size` encoded bytes: one per core of this machine, or one per `SPLIT_BYTES`."""
     if size < SMALL_BYTES:
@@ -149,8 +130,3 @@ def check_names(
         use = f"which this DataFrame of shard {target.shard!r} has or selects by"
         remedy = "call load() again (a select() after load() does not exclude a column from this check)"
         check_means(names, known.number, planned.schemas, use, remedy)
-
-
-def selected(schema: ShardSchema, options: ReadOptions, columns: tuple[str, ...]) -> Selected:
-    """The selection of the options, limited to these columns."""
-    return replace(options.selection, columns=columns).on(schema)

@@ -108,8 +108,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lease, view = self._open_view(start, start)
         at = self._skip_forgotten(view, Position.of(start))
         upper = self._upper(view)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         with leased_blobs(lease):
-            admitted = self._admission.next(view, lease, at, upper, _limit_of(limit))
+            admitted = self._admission.next(view, lease, at, upper, Limit(rows, size))
         if admitted.end == at or self._waits(view, at, upper):
             self._reported = self._report(view, at, self._admission.behind(view, at))
             return start
@@ -400,11 +402,6 @@ def _position(handle: CriticalReaderHandle) -> Offset:
     if not isinstance(offset, dict):
         raise InvalidUsage(f"the critical reader {handle.cursor!r} is not the cursor of a stream; choose another name")
     return offset
-
-
-def _limit_of(limit: ReadLimit) -> Limit:
-    rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-    return Limit(rows, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
 
 
 # The streaming sink. The query id and the batch number are an attribute of the shard, which changes atomically with the

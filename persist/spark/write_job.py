@@ -180,7 +180,7 @@ class Job:
 
     def stage(self, batches: Iterable[pa.RecordBatch], query: str | None = None) -> StagedTask:
         """Write a task's rows as parts that are invisible until the commit."""
-        executors.freeze_loaded()
+        executors.freeze_loaded(os.getpid(), writes=True)
         if self.is_taken:
             for _ in batches:  # Spark's worker requires that its input is read
                 pass
@@ -225,11 +225,13 @@ class Job:
             if self.options.rewrites:
                 runs = without_cancelled(self.target, runs, self.schema)
             self._commit(tasks, runs, attributes, caller, streams=streams)
+            names_upper = self.options.first_time is not None and self.replaces == REPLACE_NOTHING
+            commits_without_rows = self.replaces == REPLACE_ALL or (names_upper and not self.options.rewrites)
             if runs or any(task.claims for task in tasks):
                 return True
             if follows:  # no commit has recorded the progress
                 executors.shared_writer(self.target, self.shard_id, caller).update_attributes(attributes)
-            elif attributes and not streams and not self._commits_without_rows:
+            elif attributes and not streams and not commits_without_rows:
                 self.handle(caller).update_attributes(attributes, token=self.token)
         except AttributeMismatch:
             return False
@@ -245,12 +247,6 @@ class Job:
         finally:
             self.release(messages)
         return True
-
-    @property
-    def _commits_without_rows(self) -> bool:
-        """Whether a job without rows commits nevertheless."""
-        names_upper = self.options.first_time is not None and self.replaces == REPLACE_NOTHING
-        return self.replaces == REPLACE_ALL or (names_upper and not self.options.rewrites)
 
     def _commit(
         self, tasks: Sequence[StagedTask], runs: Runs, attributes: Attributes, caller: Caller, *, streams: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -332,7 +333,7 @@ def test_a_query_that_has_written_to_a_dropped_shard_does_not_go_on_in_the_next_
 def test_garbage_collection_is_left_alone_outside_of_sparks_workers(client: Any, url: str) -> None:
     frozen = gc.get_freeze_count()  # the tests freeze what they have loaded
     executors.transport(Target.of(Options({"url": url, "path": "orders"})).connection)
-    executors.freeze_loaded()
+    executors.freeze_loaded(os.getpid(), writes=True)
     assert gc.get_freeze_count() == frozen
 
 

@@ -19,7 +19,6 @@ from persist.parts import ShardSchema
 from persist.parts.memory_size import is_surely_within, row_bytes, working_bytes
 from persist.parts.python_values import column_of, parse_key
 from persist.spark.options import Options, ReadOptions
-from persist.spark.planning import selected
 
 MOMENT = dt.datetime.fromisoformat("2024-01-01T23:59:00.000500")
 MIDNIGHT = dt.datetime.fromisoformat("2024-01-01")
@@ -136,7 +135,7 @@ def test_whole_numbers_that_halves_would_round_are_refused_in_tables_too(number:
 def test_keys_in_options_are_not_cut_short(option: str) -> None:
     schema = ShardSchema(pa.schema([("k", pa.int64())]), ("k",))
     with pytest.raises(InvalidUsage, match=r"column 'k' does not fit int64"):
-        selected(schema, ReadOptions.of(Options({option: "[1.5]"})), ())
+        ReadOptions.of(Options({option: "[1.5]"})).selection.on(schema)
 
 
 KEYS: list[tuple[Any, Any, float]] = [
