@@ -15,15 +15,7 @@ from pyspark.sql.types import StructType
 
 from persist.core.errors import PersistError
 from persist.parts import current_schema
-from persist.spark import executors, metadata, planning
-from persist.spark.batch_io import (
-    BatchWriter,
-    ChangesReader,
-    DiffReader,
-    SnapshotReader,
-    diff_schema,
-    snapshot_schema,
-)
+from persist.spark import batch_io, executors, metadata, planning
 from persist.spark.change_feed import changes_schema, check_change_columns
 from persist.spark.options import (
     DIFFERENCE,
@@ -66,7 +58,7 @@ class PersistDataSource(DataSource):
         view = executors.view_of(target)
         self._known = KnownSchema.of(view)
         if use == DIFFERENCE:
-            return diff_schema(view, DiffOptions.of(options))
+            return batch_io.diff_schema(view, DiffOptions.of(options))
         read = ReadOptions.of(options, streams=True)
         if read.changes:
             return changes_schema(view, read)
@@ -74,7 +66,7 @@ class PersistDataSource(DataSource):
         if read.selection.then:
             schema_id, shown = planning.schema_of_read(target, read)
             self._known = KnownSchema(view.shard_id, schema_id)
-        return snapshot_schema(shown, read)
+        return batch_io.snapshot_schema(shown, read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options(self._given)
@@ -84,10 +76,10 @@ class PersistDataSource(DataSource):
         if options.has("metadata"):
             return metadata.MetadataReader(target, MetadataOptions.of(options), schema)
         if use == DIFFERENCE:
-            return DiffReader(target, DiffOptions.of(options), schema, self._known)
+            return batch_io.DiffReader(target, DiffOptions.of(options), schema, self._known)
         read = ReadOptions.of(options)
         check_change_columns(schema, read)
-        reader = ChangesReader if read.changes else SnapshotReader
+        reader = batch_io.ChangesReader if read.changes else batch_io.SnapshotReader
         return reader(target, read, schema, self._known)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -103,7 +95,7 @@ class PersistDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = Options(self._given)
         options.check(options.batch_write)
-        return BatchWriter(_home(options), WriteOptions.of(options), schema, overwrite)
+        return batch_io.BatchWriter(_home(options), WriteOptions.of(options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         options = Options(self._given)
