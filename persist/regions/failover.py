@@ -153,7 +153,6 @@ def record_new_home(path: str, of: str, servers: tuple[str, ...], epoch: int) ->
 #
 # What the old home acknowledged beyond that is its divergence, which `salvage` finds by this record.
 
-
 PREFIX = "promotions/"
 VERSION = 1
 
@@ -266,7 +265,6 @@ def _decode(data: bytes, where: str) -> Promotion:
 #
 # A later epoch in either ends writes, at most `LOOK_EVERY_S` after it is visible there. A process that was suspended
 # checks before it writes again.
-
 
 FENCE_S_MIN = 2 * LOOK_EVERY_S
 FENCE_S_MAX = 86_400.0

@@ -30,7 +30,6 @@ from persist.http_client.http_connection import Broken, ConnectionPool, NotSent,
 # A small JSON file with a checksum, which the administrator of each region sets by `persist region`. Servers with
 # `--index FILE` serve it at `/v1/regions`, and clients find servers by it.
 
-
 VERSION = 1
 REGIONS_MAX = 1_000
 URLS_MAX = 256

@@ -25,7 +25,6 @@ from persist.core.ids import ReaderId, SeqNo
 # lapse like those of any reader. A hold begins at the version that home had when it was taken: readers of earlier
 # versions here may still get Expired.
 
-
 log = logging.getLogger("persist.regions")
 
 SHARDS_MAX = 10_000  # that are held at a time

@@ -136,7 +136,6 @@ class BlobPresence:
 # and may be deleted before they were seen. A version is *accepted* once it is known to have been in the log at home and
 # all blobs that it needs have arrived. From then on the region shows it. Accepted versions never go back. Read-only.
 
-
 log = logging.getLogger("persist.regions")
 T = TypeVar("T")
 
@@ -254,7 +253,6 @@ class Follower:
         return FollowedShard(name, state.seqno, state.upper.to_json(), known, shard.lacking, shard.why, shown_ms)
 
     def followed_names(self) -> list[str]:
-        """The shards that are read here."""
         with self._lock:
             return list(self._shards)
 

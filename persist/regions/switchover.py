@@ -45,7 +45,6 @@ from persist.regions.replication import DELETED_AT_ONCE, Replicator
 # over, so that nothing follows it in its log; publication of all commits up to that one in home's blob store;
 # replication to the copy; then the logs begin there. Until the new stores are bound the switchover can be undone.
 
-
 AT_ONCE = 8  # shards that are handed over concurrently
 ARRIVES_S = 600.0  # the longest wait for the copy
 POLL_S = 1.0

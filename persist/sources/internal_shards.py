@@ -220,7 +220,6 @@ class FeedFollower(Closeable):
         self._fed.accept()
 
     def close(self) -> None:
-        """Release the lease and the writer."""
         self._end()
         self._writer.close()
 

@@ -196,7 +196,6 @@ class KnownBindings:
         return BEFORE_ALL if tail is None else tail.head
 
     def heads(self) -> dict[str, int]:
-        """The last bound position of every partition."""
         return {partition: tail.head for partition, tail in self.tails.items()}
 
     def add(self, rows: Iterable[tuple[str, int, int]], whole: bool) -> None:
@@ -245,7 +244,6 @@ class KnownBindings:
 
 
 def rows_of(positions: dict[str, int], time: int, *, whole: bool) -> pa.Table:
-    """The rows of one mint."""
     count = len(positions)
     columns = [
         pa.array(positions, pa.string()),
@@ -476,7 +474,6 @@ class Bindings(Closeable):
         return listen
 
     def close(self) -> None:
-        """Release the lease and the writer."""
         with self._lock:
             self._end_listening()
             self._writer.close()
@@ -536,7 +533,6 @@ class Bindings(Closeable):
         return known
 
     def _load(self) -> None:
-        """Reload from the shard."""
         upper = self._check_open(self.shard.upper().element)
         self._known = self._read(upper - 1) if upper else KnownBindings()
         self._known.reach(upper)

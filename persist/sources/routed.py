@@ -186,7 +186,6 @@ class RoutedWriter(Closeable):
             return number
 
     def close(self) -> None:
-        """Release the threads and the writers."""
         self._pool.shutdown()
         for writer in self._writers.values():
             writer.close()
@@ -338,7 +337,6 @@ class RoutedPosition:
     uppers: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The position as JSON."""
         return {"epoch": self.epoch, "uppers": dict(self.uppers)}
 
     @classmethod

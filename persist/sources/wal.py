@@ -113,7 +113,6 @@ class FrontEnd(Closeable):
             return time
 
     def close(self) -> None:
-        """Release the writer."""
         self._writer.close()
 
     def _write(self, rows: PinnedRows, number: int) -> int:

@@ -237,7 +237,6 @@ def diff_schema(view: ShardView, options: DiffOptions) -> StructType:
 #
 # The token of the commit is fixed when Spark makes the writer, so whatever is retried, the job is published once.
 
-
 log = logging.getLogger("persist.spark")
 
 
@@ -270,7 +269,6 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 # A restore reads the changes back to a time, and writes them.
-
 
 _READ_ONLY_OPTIONS = ("numpartitions", "memorybytes", "leaseseconds")
 

@@ -39,7 +39,6 @@ from persist.spark.spark_schemas import Renamed, arrow_schema, batches, spark_sc
 # other changes of a key (of several rows, or of unequal multiplicities) are deletions and insertions. Changes at
 # different times are never paired.
 
-
 INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "update_postimage"
 HELD_ROWS_MAX = 1_000_000  # changes of one key in one read
 Flags = npt.NDArray[np.bool_]
@@ -99,7 +98,6 @@ def by_whole_keys(tables: Iterator[pa.Table], schema: ShardSchema, shard: str) -
 
 # The updates of an interval of times, as splits that any executor can read.
 
-
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
 CHANGE_FIELDS = (
     pa.field(CHANGE_TYPE, pa.string()),
@@ -131,7 +129,6 @@ class Interval:
         return Antichain(self.lower if self.snapshot else max(self.lower - 1, 0))
 
     def drops(self, view: ShardView) -> Drops:
-        """The drops of the shard within the interval."""
         first = self.lower + 1 if self.snapshot else self.lower
         return drops_within(view.drops, first, self.upper.element)
 
@@ -195,7 +192,6 @@ class FeedSplit:
         return part_reader(transport, self, self.settings, None if wanted is None else wanted.may_match)[1], lease
 
     def _read_written(self, reader: PartReader, interval: Interval) -> Iterator[pa.Table]:
-        """The updates that were written in the interval."""
         return reader.read_updates(
             self.parts,
             Antichain(0 if interval.snapshot else interval.lower),

@@ -144,7 +144,6 @@ def view_of(target: Target) -> ShardView:
 # A readable time shows the same rows for ever. A task that finds the lease of its split expired therefore takes a new
 # lease on that time, one per process for all splits of a plan, and reads its key range from the current parts.
 
-
 HOLDS_MAX = 64  # times of shards that a process holds again at once
 Schemas = Mapping[int, SchemaRecord]
 

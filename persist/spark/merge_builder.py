@@ -212,7 +212,6 @@ def update_changes(schema: ShardSchema, values: Values) -> Callable[[DataFrame],
 
 
 def delete_changes(target: DataFrame) -> DataFrame:
-    """The changes that delete rows of the shard."""
     return target.withColumn(DIFF, -F.col(DIFF))
 
 

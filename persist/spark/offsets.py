@@ -92,7 +92,6 @@ class Position:
         return Antichain(max(element - 1, 0))
 
     def is_before(self, other: Position) -> bool:
-        """Whether a stream reaches this position before the other one."""
         return self._order < other._order
 
     @property
@@ -280,7 +279,6 @@ class Admission:
         return min(end, interval.upper) if end is not None else int(times[0])
 
     def _rows_allowed(self, batch: HollowBatch, limit: Limit, used: Weight) -> int:
-        """The number of rows of the batch that the limit allows besides `used`."""
         if limit.rows is not None:
             return limit.rows - used.rows
         assert limit.size is not None

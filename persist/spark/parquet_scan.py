@@ -171,7 +171,6 @@ def _twin_within(kind: Any) -> str | None:
 # view and a cache refer to the same JVM object, which lists the files. After the JVM has collected that object, only an
 # RDD or an iterator may still read the files. The lease is not renewed from then on.
 
-
 log = logging.getLogger("persist.spark")
 HOLDS_MAX = 256  # native reads of one process that are held at once
 HELD_MAX_S = 86_400.0  # even if the JVM does not collect the plan
@@ -253,7 +252,6 @@ class Holds:
 
 
 def holds() -> Holds:
-    """The holds of this process."""
     return _holds(os.getpid())
 
 
@@ -286,7 +284,6 @@ def _gone(reference: Any) -> IsGone:
 
 # Plans over parts, through Spark's Parquet reader. Parts that no other part overlaps are consolidated; Spark SQL
 # consolidates the others.
-
 
 COPIES_MAX = 2**31 - 16  # of a row: the maximum length of a Spark array
 _TIME_AND_DIFF = (pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64()))
@@ -371,7 +368,6 @@ class NativeRead:
 
     @cached_property
     def _full(self) -> StructType:
-        """The columns of the files."""
         return StructType([*self._shown.fields, *spark_schema(_TIME_AND_DIFF).fields])
 
     def _plan(self, consolidated: Sequence[Part], others: Sequence[Part], root: str) -> DataFrame:

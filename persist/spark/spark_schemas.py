@@ -163,7 +163,6 @@ def grouped(items: Iterable[_Item], size_of: Callable[[_Item], int], size_min: i
 # are left out until the query restarts. A stream fails if a filter names a column whose name now refers to another
 # one. A DataFrame fails for any such name, because it is easily loaded again.
 
-
 Renamed = tuple[tuple[str, str | None], ...]  # names of a stream's columns, and their current names
 
 
