@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TypeVar
@@ -79,10 +79,8 @@ class BlobPresence:
 
     def missing(self, state: State) -> list[str]:
         """The first few blobs that the version lacks. Raises Unavailable."""
-        unseen = self._unseen(needed_blobs(state))
         parts = list(state.trace.parts())
-        unseen |= self._unseen({part.key: part.blob_size for part in parts if part.key is not None})
-        missing = self._check(unseen)
+        missing = self._check({**needed_blobs(state), **_sizes(parts)})
         for part in parts:
             if part.bundle is not None and part.key not in missing:
                 missing |= self._missing_inside(part)
@@ -96,11 +94,9 @@ class BlobPresence:
         named |= {part.key for listed in self._listing.values() for part in listed}
         self._seen = {key: size for key, size in self._seen.items() if key in named}
 
-    def _unseen(self, named: Mapping[str, int | None]) -> dict[str, int | None]:
-        return {key: size for key, size in named.items() if key not in self._seen}
-
     def _check(self, named: dict[str, int | None]) -> set[str]:
         """The blobs that do not exist, or not with their size."""
+        named = {key: size for key, size in named.items() if key not in self._seen}
         if not named:
             return set()
         sizes: dict[str, int] = {}
@@ -124,10 +120,11 @@ class BlobPresence:
             except (BlobNotFound, Corruption):
                 return {key}
             self._listing[key] = tuple(part for run in listed for part in run.parts)
-        parts_inside: dict[str, int | None] = {
-            part.key: part.blob_size for part in self._listing[key] if part.key is not None
-        }
-        return self._check(self._unseen(parts_inside))
+        return self._check(_sizes(self._listing[key]))
+
+
+def _sizes(parts: Iterable[Part]) -> dict[str, int | None]:
+    return {part.key: part.blob_size for part in parts if part.key is not None}
 
 
 # Following: the newest complete version of each shard, as the copy fills.

@@ -228,20 +228,6 @@ class KnownBindings:
         heads = {partition: tail.at(time) for partition, tail in self.tails.items()}
         return {partition: position for partition, position in heads.items() if position != BEFORE_ALL}
 
-    def past(self, positions: Mapping[str, int]) -> dict[str, int]:
-        """The positions whose times are only in the shard."""
-        return {
-            partition: at
-            for partition, at in positions.items()
-            if partition in self.tails and at <= self.tails[partition].floor
-        }
-
-    def covering(self, positions: Mapping[str, int]) -> Binding:
-        """The first binding that covers all of these bound positions, none of them `past`."""
-        tails = ((self.tails[partition], position) for partition, position in positions.items())
-        time = max(tail.times[bisect_left(tail.positions, position)] for tail, position in tails)
-        return Binding({partition: self.tails[partition].at(time) for partition in positions}, time)
-
 
 def rows_of(positions: dict[str, int], time: int, *, whole: bool) -> pa.Table:
     count = len(positions)
@@ -506,16 +492,17 @@ class Bindings(Closeable):
         return True
 
     def _covering(self, requested: dict[str, int]) -> Binding:
-        past = self._known.past(requested)
-        if not past:
-            return self._known.covering(requested)
-        times = [times_in_the_past(self._columns, name, np.array([at], np.int64))[0] for name, at in past.items()]
-        recent = {partition: at for partition, at in requested.items() if partition not in past}
-        time = int(max(times))
-        if recent:
-            time = max(time, self._known.covering(recent).time)
-        heads = self._at(time)
-        return Binding({partition: heads[partition] for partition in requested}, time)
+        """The first binding that covers all of these bound positions."""
+        time = -1
+        for partition, position in requested.items():
+            tail = self._known.tails[partition]
+            if position > tail.floor:
+                time = max(time, tail.times[bisect_left(tail.positions, position)])
+            else:  # its time is only in the shard
+                [past] = times_in_the_past(self._columns, partition, np.array([position], np.int64))
+                time = max(time, int(past))
+        known = self._known if time >= self._known.since - 1 else self._read(time)
+        return Binding({partition: known.tails[partition].at(time) for partition in requested}, time)
 
     def _at(self, time: int) -> dict[str, int]:
         if time >= self._known.since - 1:

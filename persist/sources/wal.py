@@ -101,14 +101,12 @@ class FrontEnd(Closeable):
             number = self.acknowledged + 1
             try:
                 time = self._write(rows, number)
-            except Indeterminate as error:
-                self._unknown = error
-                raise
-            except PersistError:  # it did not happen, so the next write may use its number
-                raise
-            except BaseException:  # the caller was interrupted, such as by a signal
-                self._unknown = Indeterminate(f"write {number} to log {self.log.name!r} was interrupted")
-                raise
+            except BaseException as error:
+                if isinstance(error, Indeterminate):
+                    self._unknown = error
+                elif not isinstance(error, PersistError):  # the caller was interrupted, such as by a signal
+                    self._unknown = Indeterminate(f"write {number} to log {self.log.name!r} was interrupted")
+                raise  # after other errors it did not happen, so the next write may use its number
             self.acknowledged = number
             return time
 
