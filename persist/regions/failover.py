@@ -190,16 +190,14 @@ class Promotion:
 def kept_versions(recovered: Recovered) -> dict[str, KeptVersion]:
     """What a recovery recovers, by name."""
     return {
-        shard.name: KeptVersion(
-            shard.version,
-            Antichain.from_json(shard.upper),
-            Antichain.from_json(shard.resumes),
-            shard.shard_id,
-            shard.acknowledged,
-        )
+        shard.name: _kept(shard.version, shard.upper, shard.resumes, shard.shard_id, shard.acknowledged)
         for shard in recovered.shards
         if shard.name and shard.version is not None and shard.upper is not None and shard.resumes is not None
     }
+
+
+def _kept(version: int, upper: list[int], resumes: list[int], shard_id: str, acknowledged: str) -> KeptVersion:
+    return KeptVersion(version, Antichain.from_json(upper), Antichain.from_json(resumes), shard_id, acknowledged)
 
 
 def promotions_in(blob: Blob) -> tuple[Promotion, ...]:
@@ -252,10 +250,7 @@ def _decode(data: bytes, where: str) -> Promotion:
         body = document["body"]
         if document["crc32"] != json_crc(body):
             raise Corruption(f"{where} fails its checksum")
-        shards = {
-            name: KeptVersion(version, Antichain.from_json(upper), Antichain.from_json(resumes), shard_id, acknowledged)
-            for name, (version, upper, resumes, shard_id, acknowledged) in body["shards"].items()
-        }
+        shards = {name: _kept(*kept) for name, kept in body["shards"].items()}
         return Promotion(body["location"], body["epoch"], body["region"], body["of"], body["at_ms"], shards)
     except (KeyError, TypeError, ValueError) as error:
         raise Corruption(f"{where} is malformed: {error!r}") from error

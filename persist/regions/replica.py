@@ -355,11 +355,7 @@ class ReplicaLocation(Location):
 # Opening a copy by the URL of its blob store. `persist.client.connect`, a lower layer, finds this module by name.
 
 
-def open_replica(
-    url: str,
-    home: Home | None = None,
-    settings: LocationSettings | None = None,
-) -> ReplicaLocation:
+def open_replica(url: str, home: Home | None = None, settings: LocationSettings | None = None) -> ReplicaLocation:
     """Open the copy with the blob store at `url`; `persist:///dir` is that of the directory.
 
     Raises InvalidUsage (the URL is invalid, or there is no location), Unavailable.

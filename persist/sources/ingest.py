@@ -238,12 +238,7 @@ class Minter:
     """
 
     def __init__(
-        self,
-        bindings: Bindings,
-        watermarks: Watermarks,
-        *,
-        positions_max: int | None = None,
-        advances: bool = False,
+        self, bindings: Bindings, watermarks: Watermarks, *, positions_max: int | None = None, advances: bool = False
     ) -> None:
         """No I/O before the first `tick`.
 

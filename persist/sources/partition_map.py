@@ -317,13 +317,7 @@ def _check_like(client: Client, shards: tuple[str, ...]) -> None:
 
 def _rows(epoch: int, kind: str, entries: tuple[str, ...], at: list[int] | None = None) -> pa.Table:
     count = len(entries)
-    columns: list[list[Any]] = [
-        [epoch] * count,
-        [kind] * count,
-        list(range(count)),
-        list(entries),
-        at or [None] * count,
-    ]
+    columns: list[Any] = [[epoch] * count, [kind] * count, range(count), entries, at or [None] * count]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 

@@ -35,7 +35,7 @@ from persist.parts.scan_spec import schema_shown
 from persist.spark import executors, planning
 from persist.spark.change_feed import FeedSplit, Interval, plan_changes, read_changes
 from persist.spark.executors import recover_lease, renew_changes_split, renew_snapshot_split, without_other_parts
-from persist.spark.options import RESTORE, DiffOptions, Options, ReadOptions, Target, WriteOptions
+from persist.spark.options import OF_READS, OF_WRITES, RESTORE, DiffOptions, Options, ReadOptions, Target, WriteOptions
 from persist.spark.spark_schemas import MULTIPLICITY, KnownSchema, arrow_schema, batches, names_in, spark_schema
 from persist.spark.write_job import FORMAT, Job, progress_of, save
 
@@ -270,8 +270,6 @@ class BatchWriter(DataSourceArrowWriter):
 
 # A restore reads the changes back to a time, and writes them.
 
-_READ_ONLY_OPTIONS = ("numpartitions", "memorybytes", "leaseseconds")
-
 
 def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: str) -> None:
     """Restore the contents of a shard as of a time, or as of a wall clock with its time zone.
@@ -294,9 +292,9 @@ def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: s
     to = NamedTime.of("as_of", as_of, executors.one_shard(target), shard, limits).time
     view = executors.view_of(target)
     upper = check_complete(shard, to, view)
-    reads = {name: value for name, value in options.items() if name.lower() not in ("info", "partbytes")}
+    reads = {name: value for name, value in options.items() if name.lower() not in OF_WRITES}
     reads |= {"readDiff": "true", "start": str(upper - 1), "end": str(to)}
-    writes = {name: value for name, value in options.items() if name.lower() not in _READ_ONLY_OPTIONS}
+    writes = {name: value for name, value in options.items() if name.lower() not in OF_READS}
     writes |= {"restoreTo": str(to), "expectedUpper": str(upper)}
     changes = spark.read.format(FORMAT).options(**reads).load(shard)
     save(spark, changes, "append", shard, writes)

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from persist.client.contents_diff import changes_at, load_full_view, retractions, runs_in_interval, runs_of
 from persist.client.row_reader import expand_rows, first_negative
 from persist.client.snapshot import ReadLease, ReadSettings, check_held, leased_blobs, part_reader, with_renewal
-from persist.client.timestamps import TIMESTAMP, ClockStretches, load_clock_stretches
+from persist.client.timestamps import TIMESTAMP, load_clock_stretches
 from persist.client.transport import OneShard, Transport
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
@@ -201,13 +201,6 @@ class FeedSplit:
             columns=self.columns,
         )
 
-    def dates(self, transport: Transport) -> ClockStretches:
-        """The wall clocks of the times in the interval. Raises what `load_clock_stretches` does."""
-        interval = self.interval
-        last = TIME_MAX if interval.upper.element is None else interval.upper.element - 1
-        own = OneShard(transport, self.shard_id)
-        return load_clock_stretches(own, self.shard, interval.lower, last, self.settings.retry_s)
-
 
 def overlapping_batches(batches: Iterable[HollowBatch], interval: Interval) -> list[HollowBatch]:
     lower = Antichain(0 if interval.snapshot else interval.lower)
@@ -389,7 +382,10 @@ def _with_change_columns(
             timestamps = pc.multiply_checked(times, _MICROSECONDS[time_unit]).cast(TIMESTAMP)
         elif transport is not None:
             if dates is None:
-                dates = split.dates(transport)  # after the lease was checked, which keeps them known
+                end = split.interval.upper.element
+                last, retry_s = TIME_MAX if end is None else end - 1, split.settings.retry_s
+                own = OneShard(transport, split.shard_id)  # after the lease was checked, which keeps the clocks known
+                dates = load_clock_stretches(own, split.shard, split.interval.lower, last, retry_s)
             timestamps = dates.of(times)
         yield table.append_column(CHANGE_FIELDS[1], times).append_column(CHANGE_FIELDS[2], timestamps)
 

@@ -20,7 +20,7 @@ from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
 from persist.spark.options import listed
 from persist.spark.spark_schemas import quoted
-from persist.spark.store_assignment import KEYS, REFUSES, cast_values, identity, literal, store_cast
+from persist.spark.store_assignment import KEYS, REFUSES, SET, identity, literal, store_cast
 from persist.spark.write_job import Written
 
 Condition: TypeAlias = str | Column | None  # SQL or a Column; None: always true
@@ -230,10 +230,15 @@ def _types(schema: ShardSchema, target: DataFrame) -> StructType:
 
 
 def _cast_clause(clause: MergeClause, rows: DataFrame, types: StructType, schema: ShardSchema) -> MergeClause:
-    """The clause with its values cast to the types of the columns. Raises InvalidUsage."""
+    """The clause with its values, expressions over `rows`, cast to the types of the columns. Raises InvalidUsage."""
     if clause.values is None:
         return clause
-    return replace(clause, values=cast_values(clause.values, rows, types, schema.arrow))
+    kinds = rows.select(*(value.alias(name) for name, value in clause.values.items())).schema
+    values = {
+        name: store_cast(SET, value, kinds[name].dataType, types[name].dataType, schema.arrow.field(name))
+        for name, value in clause.values.items()
+    }
+    return replace(clause, values=values)
 
 
 def _of(side: str, name: str) -> Column:

@@ -156,14 +156,6 @@ EVERYTHING = Limit()
 
 
 @dataclass(frozen=True)
-class Admitted:
-    """The end of a micro-batch, and an upper bound of the backlog after it."""
-
-    end: Position
-    behind: Weight
-
-
-@dataclass(frozen=True)
 class _Slab:
     """One time of the shard, or its contents as of a time, from a key on, which is cut between keys."""
 
@@ -194,16 +186,19 @@ class Admission:
         self._counted_times: tuple[tuple[str, ...], int, Ints, Ints] | None = None
         self._next_cuts: dict[tuple[int, bool, int, bytes | None], bytes] = {}
 
-    def next(self, view: ShardView, lease: ReadLease, start: Position, upper: Antichain, limit: Limit) -> Admitted:
-        """The next micro-batch from `start` on, which ends at `upper` at the latest; at `start` if there is no data.
+    def next(
+        self, view: ShardView, lease: ReadLease, start: Position, upper: Antichain, limit: Limit
+    ) -> tuple[Position, Weight]:
+        """The end of the next micro-batch from `start` on, and an upper bound of the backlog after it.
 
+        It ends at `upper` at the latest; at `start` if there is no data.
         With a limit, a drop is a micro-batch of its own. Raises what `leased_blobs` and requesting a view may.
         """
         end, left = self._next(view, lease, start, upper, limit)
         if end.key is None or left is None:
-            return Admitted(end, self.behind(view, end))
+            return end, self.behind(view, end)
         time = end.upper.element or 0
-        return Admitted(end, left.plus(_sum(map(self._weight, (b for b in view.batches if _begins_after(b, time))))))
+        return end, left.plus(_sum(map(self._weight, (b for b in view.batches if _begins_after(b, time)))))
 
     def behind(self, view: ShardView, at: Position) -> Weight:
         """An upper bound of what was written at or after a position."""

@@ -40,7 +40,7 @@ from persist.spark.merge_builder import (
     delete_changes,
     update_changes,
 )
-from persist.spark.options import TABLE, WAIT_S, Options, Target
+from persist.spark.options import OF_READS, OF_WRITES, TABLE, WAIT_S, Options, Target
 from persist.spark.parquet_scan import AUTO, NEVER, NativeRead, checked_choice
 from persist.spark.spark_schemas import MULTIPLICITY, quoted, spark_schema
 from persist.spark.store_assignment import REFUSES
@@ -53,8 +53,6 @@ ENTRIES_SEARCHED_MAX = 1_000  # of the commit history, to find a write
 _ERROR = re.compile(r"persist\.core\.errors\.(\w+): (.+)")
 _STORE_ASSIGNMENT = re.compile(re.escape(REFUSES) + r"(.+?)(?: SQLSTATE:|\n|$)")
 _UPPERS = re.compile(r"has upper (\[\d*\]), not the expected (\[\d*\])")
-_WRITE_ONLY = ("partbytes",)
-_READ_ONLY = ("leaseseconds", "memorybytes", "numpartitions", "batchrows")
 
 
 class FixedRead(NamedTuple):
@@ -398,7 +396,7 @@ class ShardTable:
         return {name: value for name, value in self._options.items() if name.lower() not in names}
 
     def _load(self, **options: str) -> DataFrame:
-        left_out = (*_WRITE_ONLY, *_READ_ONLY) if "metadata" in options else _WRITE_ONLY
+        left_out = (*OF_WRITES, *OF_READS) if "metadata" in options else OF_WRITES
         given = {**self._options_without((*left_out, *options)), **options}
         with unwrapped():
             return self._spark.read.format(FORMAT).options(**given).load(self.name)
@@ -469,7 +467,7 @@ class ShardTable:
         if not isinstance(df, DataFrame):
             raise InvalidUsage(f"df is {shown(df)}; it must be a DataFrame")
         write_id = uuid.uuid4().hex
-        options = {**self._options_without(_READ_ONLY), **options, "writeId": write_id}
+        options = {**self._options_without(OF_READS), **options, "writeId": write_id}
         if info is not None:
             options["info"] = info_bytes("info", info).decode()
         if read_time is not None:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as t
 from pyspark.sql.types import StructType
@@ -55,17 +55,6 @@ def literal(field: pa.Field, value: object) -> Column:
     elif isinstance(to, t.TimestampNTZType) and isinstance(value, dt.datetime):
         value = value.isoformat(" ")  # a datetime literal would be in the session's time zone
     return F.lit(value).cast(to)
-
-
-def cast_values(
-    values: Mapping[str, Column], rows: DataFrame, types: t.StructType, schema: pa.Schema
-) -> dict[str, Column]:
-    """The values, expressions over `rows`, cast to the types of their columns. Raises InvalidUsage."""
-    kinds = rows.select(*(value.alias(name) for name, value in values.items())).schema
-    return {
-        name: store_cast(SET, value, kinds[name].dataType, types[name].dataType, schema.field(name))
-        for name, value in values.items()
-    }
 
 
 def store_cast(what: str, value: Column, kind: t.DataType, to: t.DataType, field: pa.Field) -> Column:

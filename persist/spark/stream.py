@@ -111,12 +111,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         with leased_blobs(lease):
-            admitted = self._admission.next(view, lease, at, upper, Limit(rows, size))
-        if admitted.end == at or self._waits(view, at, upper):
+            end, behind = self._admission.next(view, lease, at, upper, Limit(rows, size))
+        if end == at or self._waits(view, at, upper):
             self._reported = self._report(view, at, self._admission.behind(view, at))
             return start
-        self._reported = self._report(view, admitted.end, admitted.behind)
-        return replace(admitted.end, shard=view.shard_id).offset
+        self._reported = self._report(view, end, behind)
+        return replace(end, shard=view.shard_id).offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._stream.max_rows is not None:
