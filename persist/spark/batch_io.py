@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -25,18 +25,27 @@ from persist.client.contents_diff import (
 )
 from persist.client.optimistic_loop import check_complete
 from persist.client.row_reader import expand_rows, first_negative
-from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_for_upper
-from persist.client.timestamps import BEFORE_ALL
+from persist.client.shared_lease_reads import hold_shared
+from persist.client.snapshot import ReadLease, SnapshotSplit, Tagged, check_held, hold_time, wait_for_upper
+from persist.client.timestamps import BEFORE_ALL, as_of_at, schema_id_at
 from persist.core.errors import InvalidUsage
-from persist.core.frontier import frontier
+from persist.core.frontier import TIME_MAX, frontier
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.parts import DIFF, TIME, ShardSchema, current_schema, valid_schemas
 from persist.parts.scan_spec import schema_shown
-from persist.spark import executors, planning
-from persist.spark.change_feed import FeedSplit, Interval, plan_changes, read_changes
+from persist.spark import executors
+from persist.spark.change_feed import FeedSplit, Interval, partitions_for, plan_changes, read_changes
 from persist.spark.executors import recover_lease, renew_changes_split, renew_snapshot_split, without_other_parts
 from persist.spark.options import OF_READS, OF_WRITES, RESTORE, DiffOptions, Options, ReadOptions, Target, WriteOptions
-from persist.spark.spark_schemas import MULTIPLICITY, KnownSchema, arrow_schema, batches, names_in, spark_schema
+from persist.spark.spark_schemas import (
+    MULTIPLICITY,
+    KnownSchema,
+    arrow_schema,
+    batches,
+    check_means,
+    names_in,
+    spark_schema,
+)
 from persist.spark.write_job import FORMAT, Job, progress_of, save
 
 # A snapshot read has one Spark partition per split. Splits are disjoint in key space and consolidated.
@@ -59,6 +68,8 @@ class SplitReader(DataSourceReader):
         self._options = options
         self._schema = schema
         self._known = known
+        if options.with_diff and DIFF not in schema.names:
+            raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition per split, or one without a value if there are no rows."""
@@ -66,6 +77,13 @@ class SplitReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return iter(()) if partition.value is None else self._batches(partition.value)
+
+    def _check_names(self, names: Iterable[str], planned: SnapshotSplit | ShardView) -> None:
+        """Raise InvalidUsage if a column name of a DataFrame refers to another column than when it was loaded."""
+        if self._known is not None and planned.shard_id == self._known.shard:
+            use = f"which this DataFrame of shard {self._target.shard!r} has or selects by"
+            remedy = "call load() again (a select() after load() does not exclude a column from this check)"
+            check_means(names, self._known.number, planned.schemas, use, remedy)
 
     @abstractmethod
     def _splits(self) -> Sequence[SnapshotSplit | FeedSplit | ChangesSplit | PairSplit]: ...
@@ -77,18 +95,11 @@ class SplitReader(DataSourceReader):
 class SnapshotReader(SplitReader):
     """Reads a shard as of one time."""
 
-    def __init__(
-        self, target: Target, options: ReadOptions, schema: StructType, known: KnownSchema | None = None
-    ) -> None:
-        super().__init__(target, options, schema, known)
-        if options.with_diff and DIFF not in schema.names:
-            raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
-
     def _splits(self) -> list[SnapshotSplit]:
-        options = replace(self._options, as_of=planning.as_of(self._target, self._options))  # resolve it only once
-        schema = planning.schema_of_read(self._target, options)[1]
+        options = replace(self._options, as_of=_as_of(self._target, self._options))  # resolve it only once
+        schema = schema_of_read(self._target, options)[1]
         columns = schema.columns(name for name in self._schema.names if name not in (TIME, DIFF))
-        splits = planning.plan_snapshot(self._target, options, columns)
+        splits = plan_snapshot(self._target, options, columns)
         for split in splits[:1]:
             self._check(split, columns)
         return splits
@@ -96,7 +107,7 @@ class SnapshotReader(SplitReader):
     def _check(self, split: SnapshotSplit, columns: tuple[str, ...]) -> None:
         """Raise InvalidUsage if a column name may refer to another column than when the DataFrame was loaded."""
         if not self._options.selection.then:
-            planning.check_names(self._target, (*columns, *names_in(self._options.selection.where)), self._known, split)
+            self._check_names((*columns, *names_in(self._options.selection.where)), split)
         elif self._known is not None and split.schema_id != self._known.number:
             raise InvalidUsage(
                 f"this DataFrame of shard {self._target.shard!r} now reads a time whose columns differ: "
@@ -138,6 +149,49 @@ class SnapshotReader(SplitReader):
         return InvalidUsage(f"shard {split.shard!r} has negative multiplicities; read it with multiplicity=column")
 
 
+def _as_of(target: Target, options: ReadOptions) -> int | Tagged | None:
+    """The time or the tag of a read. A wall clock resolves to the same time whenever Spark plans the read again."""
+    at = options.as_of
+    if isinstance(at, datetime):
+        return as_of_at(target.shard, executors.resolve_wall_clock(target, at, options.wait_s))
+    return at
+
+
+def schema_of_read(target: Target, options: ReadOptions) -> tuple[int, ShardSchema]:
+    """The schema by which a snapshot read shows rows, and its id. Raises what a read may."""
+    view = executors.view_of(target)
+    if not options.selection.then:
+        return current_schema(view.schemas)
+    transport, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
+    is_empty = options.as_of is None and view.upper.element == 0
+    at = BEFORE_ALL if is_empty else _as_of(target, options)
+    with hold_time(transport, target.shard, at, "spark schema", options.wait_s, settings) as held:
+        try:
+            schema_id = schema_id_at(held.view, held.as_of)
+            return schema_id, schema_shown(valid_schemas(held.view.schemas), schema_id)
+        finally:
+            held.lease.close()
+
+
+def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]) -> list[SnapshotSplit]:
+    """The splits of a snapshot, held by a lease that executors renew; none if nothing was written by that time.
+
+    The lease is not closed, because Spark may read a plan any number of times: it expires once no task renews it.
+    Plans that this process makes within a minute share a lease.
+    """
+    at, view = _as_of(target, options), executors.view_of(target)
+    if at is None and view.upper.element == 0:
+        return []
+    transport, settings = executors.one_shard(target, view.shard_id), target.connection.handles.read
+    with hold_shared(transport, target.shard, at, "spark snapshot", options.wait_s, settings, is_plan=True) as held:
+        selection = replace(options.selection, columns=columns)
+        splits = list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))
+        if held.as_of != BEFORE_ALL:
+            return splits
+        held.lease.close()  # no time before all others ever has rows
+        return []
+
+
 class ChangesReader(SplitReader):
     """Reads the change feed of `[startingVersion, endingVersion]`, both inclusive. Spark's planning fixes the times.
 
@@ -148,7 +202,7 @@ class ChangesReader(SplitReader):
     def _splits(self) -> list[FeedSplit]:
         target = self._target
         options = self._options
-        starting, ending = planning.bounds_of_feed(target, options)
+        starting, ending = _bounds_of_feed(target, options)
         view = executors.view_of(target)
         lower = (view.since.element or 0) if starting is None else starting
         upper = view.upper if ending is None else frontier(ending + 1)
@@ -164,7 +218,7 @@ class ChangesReader(SplitReader):
                 view = wait_for_upper(transport, target.shard, ending, lease, options.wait_s)
             check_held(view, interval.held.element or 0)
             names = (*self._schema.names, *names_in(options.selection.where))
-            planning.check_names(target, names, self._known, view)
+            self._check_names(names, view)
             splits = plan_changes(target, options, view, interval, lease, self._schema.names)
         except BaseException:
             lease.close()
@@ -173,6 +227,21 @@ class ChangesReader(SplitReader):
 
     def _batches(self, split: FeedSplit) -> Iterator[pa.RecordBatch]:
         return read_changes(self._target, self._options, self._schema, split)
+
+
+def _bounds_of_feed(target: Target, options: ReadOptions) -> tuple[int | None, int | None]:
+    """The first and the last time of a change feed, both inclusive.
+
+    The feed begins with changes committed at or after its start, and ends with those committed by its end.
+    """
+
+    def upper_at(when: datetime) -> int:
+        upper = executors.resolve_wall_clock(target, when, options.wait_s).upper.element
+        return TIME_MAX if upper is None else upper
+
+    first, last = options.starting, options.ending
+    first = upper_at(first) if isinstance(first, datetime) else first
+    return first, upper_at(last) - 1 if isinstance(last, datetime) else last
 
 
 class DiffReader(SplitReader):
@@ -195,7 +264,7 @@ class DiffReader(SplitReader):
             assert isinstance(split, (ChangesSplit, PairSplit))
             side = split.earlier if isinstance(split, PairSplit) else split
             if not splits:
-                planning.check_names(self._target, self._schema.names, self._known, side)
+                self._check_names(self._schema.names, side)
             if not side.key_range.is_empty:
                 splits.append(without_other_parts(split))
         return splits
@@ -210,7 +279,7 @@ class DiffReader(SplitReader):
         settings = target.connection.handles.read
         transport, limits = executors.one_shard(target), (read.wait_s, settings.retry_s)
         columns = tuple(name for name in self._schema.names if name != DIFF)
-        request = DiffRequest(read.partitions or planning.partitions_for, columns, read.wait_s, "spark changes")
+        request = DiffRequest(read.partitions or partitions_for, columns, read.wait_s, "spark changes")
         other = options.other or target.shard
         other_transport = transport if other == target.shard else executors.one_shard(replace(target, shard=other))
         start = NamedTime.of("option 'start'", options.start, transport, target.shard, limits, BEFORE_ALL)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import ceil
+from os import cpu_count
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +30,7 @@ from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchem
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import key_groups, key_schema
 from persist.parts.key_splits import plan_within
-from persist.spark import executors, planning
+from persist.spark import executors
 from persist.spark.executors import check_same_columns, hold_again, recover_lease, unreadable_as_expired
 from persist.spark.options import ReadOptions, Target
 from persist.spark.spark_schemas import Renamed, arrow_schema, batches, spark_schema, with_original_names
@@ -108,6 +110,8 @@ CHANGE_FIELDS = (
 )
 CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
 CHANGE_FIELD_NAMES = tuple(field.name for field in CHANGE_FIELDS)
+SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes of a partition, if the number of partitions is not given
+SMALL_BYTES = 1024 * 1024  # a read of fewer encoded bytes is one partition
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -207,6 +211,11 @@ def overlapping_batches(batches: Iterable[HollowBatch], interval: Interval) -> l
     return [b for b in batches if lower < b.desc.upper and b.desc.lower < interval.upper and b.runs]
 
 
+def partitions_for(size: int) -> int:
+    """The number of partitions for `size` encoded bytes: one per core of this machine, or one per `SPLIT_BYTES`."""
+    return 1 if size < SMALL_BYTES else max(cpu_count() or 1, ceil(size / SPLIT_BYTES))
+
+
 def plan_changes(
     target: Target, options: ReadOptions, view: ShardView, interval: Interval, lease: ReadLease, names: Iterable[str]
 ) -> list[FeedSplit]:
@@ -224,7 +233,7 @@ def plan_changes(
     all_runs = (*runs, *(run for _, removed in dropped for run in removed))
     if not all_runs:
         return []
-    count = options.partitions or planning.partitions_for(sum(part.size for run in all_runs for part in run.parts))
+    count = options.partitions or partitions_for(sum(part.size for run in all_runs for part in run.parts))
     with leased_blobs(lease):
         key_ranges = plan_within(all_runs, count, schema, parts_reader, wanted)
     return [

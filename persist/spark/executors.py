@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import lru_cache
 
 import pyarrow as pa
@@ -21,10 +22,12 @@ from persist.client.contents_diff import ChangesSplit, HeldInterval, PairSplit
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.snapshot import Held, SnapshotSplit, check_held, hold_time, leased_blobs, part_reader
+from persist.client.timestamps import resolve_time
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteHandle
 from persist.commit import location
 from persist.core.audit_log import Caller
+from persist.core.commands import TimeResolved
 from persist.core.errors import Expired, InvalidUsage, NotReadable, UnknownShard
 from persist.core.ids import ShardId
 from persist.core.shard_phases import dropped
@@ -137,6 +140,12 @@ def view_of(target: Target) -> ShardView:
     if view.is_dropped:
         raise UnknownShard(dropped(target.shard))
     return view
+
+
+def resolve_wall_clock(target: Target, when: datetime, wait_s: float) -> TimeResolved:
+    """The time of the shard at a wall clock, for which it waits. It always resolves to the same time."""
+    retry_s = target.connection.handles.read.retry_s
+    return resolve_time(transport(target.connection), target.shard, when, wait_s, retry_s)
 
 
 # Recovery of reads whose lease has expired: DataFrames, views and caches outlive the leases of their plans.

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from persist.core.errors import PersistError
 from persist.parts import current_schema
-from persist.spark import batch_io, executors, metadata, planning
+from persist.spark import batch_io, executors, metadata
 from persist.spark.change_feed import changes_schema, check_change_columns
 from persist.spark.options import (
     DIFFERENCE,
@@ -64,7 +64,7 @@ class PersistDataSource(DataSource):
             return changes_schema(view, read)
         shown = current_schema(view.schemas)[1]
         if read.selection.then:
-            schema_id, shown = planning.schema_of_read(target, read)
+            schema_id, shown = batch_io.schema_of_read(target, read)
             self._known = KnownSchema(view.shard_id, schema_id)
         return batch_io.snapshot_schema(shown, read)
 

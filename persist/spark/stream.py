@@ -26,16 +26,28 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from persist.client.critical_reader import CriticalReaderHandle
+from persist.client.idempotency import send
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, leased_blobs
+from persist.client.timestamps import instant_ms, instant_of
 from persist.client.transport import OneShard, Transport
-from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, PersistError, UnknownShard
+from persist.core.commands import ResolveTime, TimeResolved
+from persist.core.errors import (
+    Expired,
+    InvalidUsage,
+    NotReadable,
+    OpaqueMismatch,
+    PersistError,
+    Unavailable,
+    UnknownShard,
+    UpgradeNeeded,
+)
 from persist.core.frontier import TIME_MAX, Antichain, frontier
 from persist.core.ids import SeqNo, ShardId
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.parts import current_schema
 from persist.parts.key_splits import Limit, Weight
-from persist.spark import executors, planning
+from persist.spark import executors
 from persist.spark.change_feed import Interval, plan_changes, read_changes
 from persist.spark.offsets import Admission, Offset, Position, between
 from persist.spark.options import ReadOptions, StreamOptions, Target, WriteOptions
@@ -266,7 +278,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._ending is None and self._stream.ending is not None:
             ending = self._stream.ending
             if isinstance(ending, datetime):
-                self._ending = planning.upper_by(self._target, ending)
+                self._ending = upper_by(self._target, ending)
             else:
                 self._ending = Antichain(ending) if isinstance(ending, int) else view.upper
         return self._ending
@@ -292,7 +304,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seconds: float | None = 0.0
         if at.upper < view.upper:  # since the commit of the first time that is not yet delivered
             assert at.upper.element is not None
-            seconds = planning.seconds_since(self._target, at.upper.element)
+            seconds = seconds_since(self._target, at.upper.element)
         if seconds is not None:
             lag["seconds"] = seconds
         return {**Position(view.upper, shard=view.shard_id).offset, "behind": lag}
@@ -350,7 +362,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if starting != "earliest":
             upper = frontier(starting) if isinstance(starting, int) else view.upper
             if isinstance(starting, datetime):  # always resolves to the same time, also without a cursor
-                upper = planning.upper_at(self._target, self._options, starting)
+                upper = executors.resolve_wall_clock(self._target, starting, self._options.wait_s).upper
             return Position(upper, shard=view.shard_id).offset
         begin, ending = view.since.element or 0, self._ends(view)
         if ending is not None and ending.less_equal(begin) and begin:
@@ -402,6 +414,27 @@ def _position(handle: CriticalReaderHandle) -> Offset:
     if not isinstance(offset, dict):
         raise InvalidUsage(f"the critical reader {handle.cursor!r} is not the cursor of a stream; choose another name")
     return offset
+
+
+def upper_by(target: Target, when: datetime) -> Antichain | None:
+    """The upper of the shard at a wall clock; None if that is in the future. Does not wait."""
+    settings = target.connection.handles.read
+    at_ms = instant_ms("the wall clock", when)
+    result = send(executors.transport(target.connection), target.shard, ResolveTime(at_ms), settings.retry_s)
+    return result.upper if isinstance(result, TimeResolved) else None
+
+
+def seconds_since(target: Target, time: int) -> float | None:
+    """Seconds since the shard first showed a time, by the clock of this process; None if no wall clock is known.
+
+    Does not retry, because it serves progress reports.
+    """
+    transport = executors.transport(target.connection)
+    try:
+        instant = instant_of(transport, target.shard, time, retry_s=0)
+    except (NotReadable, Unavailable, UpgradeNeeded):
+        return None
+    return None if instant is None else max(0.0, (transport.clock.now_ms() - instant_ms("it", instant)) / 1000)
 
 
 # The streaming sink. The query id and the batch number are an attribute of the shard, which changes atomically with the

@@ -19,7 +19,7 @@ from persist.core.audit_log import NOBODY
 from persist.core.commands import ExpireWriter
 from persist.core.errors import Expired, InvalidUsage, NotReadable, UnknownShard
 from persist.core.ids import critical_reader_id_of
-from persist.spark import executors, planning
+from persist.spark import executors
 from persist.spark.options import Options, ReadOptions, StreamOptions, Target, WriteOptions
 from persist.spark.spark_schemas import spark_schema
 from persist.spark.stream import NOT_BEGUN, StreamReader
@@ -357,7 +357,7 @@ def test_a_stream_that_began_at_a_wall_clock_goes_on_when_its_mark_is_forgotten(
     def forgotten(*_: Any) -> Any:
         raise NotReadable("the mark is forgotten", as_of=None, since=[5])
 
-    monkeypatch.setattr(planning, "upper_at", forgotten)
+    monkeypatch.setattr(executors, "resolve_wall_clock", forgotten)
     assert reader(url, startingTimestamp=soon, cursor="job").initialOffset() == start
     with pytest.raises(NotReadable):
         reader(url, startingTimestamp=soon, cursor="another").initialOffset()

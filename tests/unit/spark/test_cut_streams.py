@@ -15,7 +15,7 @@ import persist
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.frontier import Antichain
 from persist.parts import KeyRange, codec
-from persist.spark import planning
+from persist.spark import stream
 from persist.spark.change_feed import Interval
 from persist.spark.offsets import Admission, Offset, Position, between
 from tests.support.maintained import World
@@ -350,7 +350,7 @@ def test_a_stream_ends_at_a_wall_clock_once_that_is_over(world: World, monkeypat
     for _ in range(4):
         fill(world, 1)
     known: list[Antichain | None] = [None, Antichain(2)]
-    monkeypatch.setattr(planning, "upper_by", lambda target, when: known[0])
+    monkeypatch.setattr(stream, "upper_by", lambda target, when: known[0])
     later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
     reader = opened(world, monkeypatch, maxRowsPerTrigger=1, endingTimestamp=later, **FEED)
     first = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
@@ -437,7 +437,7 @@ def test_the_report_tells_how_far_a_stream_is_behind(world: World, monkeypatch: 
     fill(world, 1000)
     fill(world, 10)
     seconds = iter((9.0, 8.0, 7.0))
-    monkeypatch.setattr(planning, "seconds_since", lambda target, time: next(seconds))
+    monkeypatch.setattr(stream, "seconds_since", lambda target, time: next(seconds))
     reader = opened(world, monkeypatch, maxRowsPerTrigger=600, **FEED)
     at, told = reader.initialOffset(), []
     while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
@@ -454,7 +454,7 @@ def test_the_report_tells_how_far_a_stream_is_behind(world: World, monkeypatch: 
 def test_a_wall_clock_that_is_not_known_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(world, 1)
     fill(world, 1)
-    monkeypatch.setattr(planning, "seconds_since", lambda target, time: None)
+    monkeypatch.setattr(stream, "seconds_since", lambda target, time: None)
     reader = opened(world, monkeypatch, maxRowsPerTrigger=1, startingOffsets=0)
     reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     told = reader.reportLatestOffset()

@@ -18,8 +18,8 @@ from persist.commit.location import LocationSettings
 from persist.core.frontier import Antichain
 from persist.core.shard_view import ViewRequest
 from persist.core.state import Policy, State
-from persist.spark import change_feed, executors, planning
-from persist.spark.batch_io import SnapshotReader
+from persist.spark import change_feed, executors
+from persist.spark.batch_io import SnapshotReader, plan_snapshot
 from persist.spark.options import Options, ReadOptions, Target
 from tests.support.location import TestClock, UntendedPool
 from tests.support.waiting import wait_until
@@ -144,7 +144,7 @@ def test_a_plan_of_few_keys_carries_their_parts(tmp_path: Path) -> None:
     target, wanted = Target.of(options), ReadOptions.of(options)
     transport = executors.transport(target.connection)
 
-    splits = planning.plan_snapshot(target, wanted, ("id",))
+    splits = plan_snapshot(target, wanted, ("id",))
     parts = {part.id: part for split in splits for run in split.runs for part in run.parts}
     assert [part.bundle for part in parts.values()] == [None] * 3
     rows = pa.concat_tables(table for split in splits for table in split.read(transport))
@@ -162,7 +162,7 @@ def test_a_plan_of_few_keys_carries_their_parts(tmp_path: Path) -> None:
 def test_each_split_of_a_plan_of_all_keys_carries_only_its_own_parts(tmp_path: Path) -> None:
     bundled(tmp_path)
     options = Options({"url": f"persist://{tmp_path}", "path": "orders", "numPartitions": "5"})
-    splits = planning.plan_snapshot(Target.of(options), ReadOptions.of(options), ("id",))
+    splits = plan_snapshot(Target.of(options), ReadOptions.of(options), ("id",))
     carried = [[part for run in split.runs for part in run.parts] for split in splits]
     assert len(splits) == 5
     assert all(part.bundle is None for parts in carried for part in parts)
