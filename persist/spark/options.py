@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import Enum
 from typing import Any
 
 from persist.client.commit_info import read_info
@@ -223,8 +222,6 @@ _NO_LOCATION = (
     "In SQL, Spark drops the options of CREATE TABLE ... USING persist; use CREATE TEMPORARY VIEW ... OPTIONS (...)"
 )
 
-NO_CONSTRAINTS = ConstraintChange()
-
 
 @dataclass(frozen=True)
 class Target:
@@ -328,14 +325,6 @@ def _feed_bound(options: Options, which: str) -> int | datetime | None:
     return version_of(options, f"{which}Version") if instant is None else instant
 
 
-class SchemaMode(Enum):
-    """How a write changes the columns of the shard."""
-
-    KEEP = "keep"
-    MERGE = "merge"  # add the new columns and wider types of the DataFrame
-    OVERWRITE = "overwrite"  # replace the columns by those of the DataFrame
-
-
 REWRITES = {"false": None, "true": "update", "update": "update", "delete": "delete", "merge_into": "merge_into"}
 """The operation in the commit history, by the value of the option."""
 
@@ -357,11 +346,12 @@ class WriteOptions:
     append: tuple[int, Antichain] | None = None
     txn: tuple[str, int] | None = None
     history: str | None = None  # of a shard that the write creates
-    constraints: ConstraintChange = NO_CONSTRAINTS  # of a shard that the write creates
+    constraints: ConstraintChange = field(default_factory=ConstraintChange)  # of a shard that the write creates
     info: bytes = b""  # the user's entry in the commit history
     write_id: str | None = None  # identifies this write in the commit history
     restores: int | None = None  # the time that the rows, which are changes, restore
-    schema: SchemaMode = SchemaMode.KEEP
+    merges_schema: bool = False  # add the new columns and wider types of the DataFrame to the shard
+    overwrites_schema: bool = False  # replace the columns of the shard by those of the DataFrame
     rewrites: str | None = None  # the operation whose changes the rows are; changes that cancel out are not committed
 
     @property
@@ -449,7 +439,8 @@ class WriteOptions:
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
             restores=restores,
             rewrites=REWRITES[rewrites],
-            schema=SchemaMode.MERGE if merges else SchemaMode.OVERWRITE if overwrites else SchemaMode.KEEP,
+            merges_schema=merges,
+            overwrites_schema=overwrites,
             write_id=write_id,
         )
 

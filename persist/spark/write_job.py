@@ -40,7 +40,7 @@ from persist.core.state import SchemaRecord
 from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.spark import executors, upsert
 from persist.spark.change_feed import CHANGE_COLUMNS
-from persist.spark.options import SchemaMode, Target, WriteOptions, listed
+from persist.spark.options import Target, WriteOptions, listed
 from persist.spark.spark_schemas import check_collations, stored_schema
 from persist.spark.store_assignment import can_be_absent, evolve, merge_schema, overwrite_schema, resolve_names
 from persist.spark.upsert import Runs, without_cancelled
@@ -137,7 +137,7 @@ class Job:
         if overwrite and (options.upsert or options.time_column or options.restores is not None or options.moves_upper):
             raise InvalidUsage("mode 'overwrite' replaces everything at the next time; use mode 'append' instead")
         replaces = REPLACE_ALL if overwrite else REPLACE_KEYS if options.upsert else REPLACE_NOTHING
-        if options.schema is SchemaMode.OVERWRITE and not overwrite:
+        if options.overwrites_schema and not overwrite:
             raise InvalidUsage(
                 "option 'overwriteSchema' needs mode 'overwrite': only an overwrite of all rows can replace columns"
             )
@@ -145,12 +145,12 @@ class Job:
         transport = executors.transport(target.connection)
         view = _find_or_create(target, options, schema)
         taken = options.txn is not None and is_committed(target, view.shard_id, progress_of(options.txn))
-        if not taken and options.schema is not SchemaMode.OVERWRITE:
+        if not taken and not options.overwrites_schema:
             view = _evolve_to_fit(target, options, schema, view)
         schema_id, current = current_schema(view.schemas)
         names = resolve_names(schema, options, current, target.shard)
         record, replaced_schema = view.schemas[schema_id], None
-        if options.schema is SchemaMode.OVERWRITE and not taken:
+        if options.overwrites_schema and not taken:
             planned = overwrite_schema(schema, options, current, target.shard)
             _check_columns(schema, planned, options, target.shard, names)
             if planned != current:
@@ -224,14 +224,11 @@ class Job:
             caller = self._caller(tasks, streams)
             if self.options.rewrites:
                 runs = without_cancelled(self.target, runs, self.schema)
-            self._commit(tasks, runs, attributes, caller, streams=streams)
-            names_upper = self.options.first_time is not None and self.replaces == REPLACE_NOTHING
-            commits_without_rows = self.replaces == REPLACE_ALL or (names_upper and not self.options.rewrites)
-            if runs or any(task.claims for task in tasks):
+            if self._commit(tasks, runs, attributes, caller, streams=streams):
                 return True
             if follows:  # no commit has recorded the progress
                 executors.shared_writer(self.target, self.shard_id, caller).update_attributes(attributes)
-            elif attributes and not streams and not commits_without_rows:
+            elif attributes and not streams:
                 self.handle(caller).update_attributes(attributes, token=self.token)
         except AttributeMismatch:
             return False
@@ -250,31 +247,27 @@ class Job:
 
     def _commit(
         self, tasks: Sequence[StagedTask], runs: Runs, attributes: Attributes, caller: Caller, *, streams: bool
-    ) -> None:
-        """The one commit of the job, if there is anything to commit."""
+    ) -> bool:
+        """The one commit of the job. False: there is nothing to commit."""
+        handle, options, token = self.handle(caller), self.options, self.token
         if self.replaces != REPLACE_NOTHING:
-            self._replace(tasks, runs, attributes, caller, retire=streams)
-        elif self.options.append is not None:
-            self.handle(caller).commit_append(runs, *self.options.append, token=self.token)
-        elif self.options.restores is not None or self.options.rewrites is not None:
-            if runs:
-                self.handle(caller).commit_rewrite(
-                    runs,
-                    self.options.expected_upper,
-                    operation=self.options.rewrites or RESTORE,
-                    token=self.token,
-                    attributes=attributes,
-                    undoes=self.options.restores,
-                )
-        elif self.options.conditional is not None:
-            expected, upper = self.options.conditional
-            self.handle(caller).commit_compare_and_append(
-                runs, expected, upper, token=self.token, attributes=attributes
+            return self._replace(tasks, runs, attributes, handle, retire=streams)
+        if options.append is not None:
+            handle.commit_append(runs, *options.append, token=token)
+        elif options.conditional is not None and options.restores is None and options.rewrites is None:
+            handle.commit_compare_and_append(runs, *options.conditional, token=token, attributes=attributes)
+        elif not runs:
+            return False
+        elif options.conditional is not None:
+            expected, operation, undoes = options.expected_upper, options.rewrites or RESTORE, options.restores
+            handle.commit_rewrite(
+                runs, expected, operation=operation, token=token, attributes=attributes, undoes=undoes
             )
-        elif runs and streams:
+        elif streams:
             executors.shared_writer(self.target, self.shard_id, caller).commit_insert(runs, attributes=attributes)
-        elif runs:
-            self.handle(caller).commit_insert(runs, token=self.token, attributes=attributes)
+        else:
+            handle.commit_insert(runs, token=token, attributes=attributes)
+        return True
 
     def release(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Release the holds of the job and of the tasks that sent these messages. Idempotent; raises nothing.
@@ -307,15 +300,14 @@ class Job:
         return True
 
     def _replace(
-        self, tasks: Sequence[StagedTask], runs: Runs, attributes: Attributes, caller: Caller, *, retire: bool
-    ) -> None:
+        self, tasks: Sequence[StagedTask], runs: Runs, attributes: Attributes, handle: WriteHandle, *, retire: bool
+    ) -> bool:
         base = next((task.base for task in tasks if task.base is not None), self.base)
         assert base is not None
         claims = tuple(run for task in tasks for run in task.claims)
         if self.replaces == REPLACE_KEYS and not claims:
-            return
+            return False
         replaced = None if self.replaces == REPLACE_ALL else claims
-        handle = self.handle(caller)
         operation = "overwrite" if replaced is None else "upsert"
         commit = upsert.ReplacementCommit(operation, self.token, attributes, self.options.expected_upper is not None)
         left = tuple(run for task in tasks for run in task.left)
@@ -324,6 +316,7 @@ class Job:
         finally:
             if retire:
                 handle.close()
+        return True
 
     def _caller(self, tasks: Sequence[StagedTask], streams: bool) -> Caller:
         """The caller of the commit, with its properties as `spark`, unless `info` has that key or they do not fit.
@@ -378,9 +371,7 @@ def _evolve_to_fit(target: Target, options: WriteOptions, schema: StructType, vi
     """
     for _ in range(ALTER_TRIES):
         current = current_schema(view.schemas)[1]
-        planned = (
-            merge_schema(schema, options, current, target.shard) if options.schema is SchemaMode.MERGE else current
-        )
+        planned = merge_schema(schema, options, current, target.shard) if options.merges_schema else current
         _check_columns(schema, planned, options, target.shard, resolve_names(schema, options, planned, target.shard))
         if planned == current:
             return view
