@@ -19,7 +19,6 @@ from persist.client.commit_info import HistoryEntry, info_bytes
 from persist.client.connect import Client
 from persist.client.idempotency import send
 from persist.client.schema_api import ALTER_TRIES
-from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.audit_log import NOBODY, Caller
@@ -168,15 +167,11 @@ class Job:
     def schema(self) -> ShardSchema:
         return ShardSchema.from_record(self.record)
 
-    @property
-    def transport(self) -> OneShard:
-        return executors.one_shard(self.target, self.shard_id)
-
     def handle(self, caller: Caller = NOBODY) -> WriteHandle:
         """The job's writer, in this process."""
-        known = (self.schema_id, self.schema)
+        transport, known = executors.one_shard(self.target, self.shard_id), (self.schema_id, self.schema)
         settings = self.target.connection.handles.write
-        return WriteHandle(self.transport, self.target.shard, lambda: known, settings, self.writer, caller)
+        return WriteHandle(transport, self.target.shard, lambda: known, settings, self.writer, caller)
 
     def stage(self, batches: Iterable[pa.RecordBatch], query: str | None = None) -> StagedTask:
         """Write a task's rows as parts that are invisible until the commit."""
@@ -287,16 +282,12 @@ class Job:
         """
         if incarnation_of(self.target.shard, self.shard_id) == 0 or self.replaces == REPLACE_ALL:
             return False
-        if number > 0:
-            key = named_key(name)
-            attributes = self.transport.apply(self.target.shard, ReadAttributes((key,)))
-            assert isinstance(attributes, AttributeValues)
-            if attributes.values[key] is None:
-                raise UnknownShard(
-                    f"micro-batch {number} is the first one of its streaming query in shard {self.target.shard!r}: the "
-                    "earlier ones went to another shard of this name, which was dropped. Start with a new checkpoint, "
-                    "or write to another shard"
-                )
+        if number > 0 and _last_number(self.target, self.shard_id, name) is None:
+            raise UnknownShard(
+                f"micro-batch {number} is the first one of its streaming query in shard {self.target.shard!r}: the "
+                "earlier ones went to another shard of this name, which was dropped. Start with a new checkpoint, or "
+                "write to another shard"
+            )
         return True
 
     def _replace(
@@ -344,12 +335,16 @@ def progress_of(txn: tuple[str, int]) -> tuple[str, int]:
 
 def is_committed(target: Target, shard: ShardId, progress: tuple[str, int]) -> bool:
     """Whether the work of this name and number, or a later number, was committed. Once true, it stays true."""
-    key = named_key(progress[0])
-    retry_s = target.connection.handles.write.retry_s
+    value = _last_number(target, shard, progress[0])
+    return value is not None and value >= progress[1]
+
+
+def _last_number(target: Target, shard: ShardId, name: str) -> int | None:
+    """The number of the last committed work of this name; None: there is none."""
+    key, retry_s = named_key(name), target.connection.handles.write.retry_s
     attributes = send(executors.one_shard(target, shard), target.shard, ReadAttributes((key,)), retry_s)
     assert isinstance(attributes, AttributeValues)
-    value = attributes.values[key]
-    return value is not None and value >= progress[1]
+    return attributes.values[key]
 
 
 def _check_upper(target: Target, view: ShardView, options: WriteOptions) -> None:
@@ -385,40 +380,38 @@ def _evolve_to_fit(target: Target, options: WriteOptions, schema: StructType, vi
 
 
 def _find_or_create(target: Target, options: WriteOptions, schema: StructType) -> ShardView:
-    try:
-        view = executors.view_of(target)
-    except UnknownShard as error:
-        if options.restores is not None:
-            raise UnknownShard(f"shard {target.shard!r} does not exist, so it cannot be restored") from error
-        if options.first_time:
-            raise UpperMismatch(
-                f"shard {target.shard!r} does not exist: a new shard has upper [0], not the expected "
-                f"[{options.first_time}]; start at 0, or let the service choose the time",
-                expected=[options.first_time],
-                actual=[0],
-            ) from error
-        if options.key is None:
-            raise InvalidUsage(
-                f"shard {target.shard!r} does not exist; to create it from the DataFrame, set its key columns: "
-                "option('key', 'id')"
-            ) from None
-        for name in CHANGE_COLUMNS:
-            if name in schema.names:
-                raise InvalidUsage(
-                    f"shard {target.shard!r} cannot have a column {name!r}, which is a column of the change feed; drop "
-                    f"it, or rename it: df.withColumnRenamed({name!r}, ...)"
-                ) from None
-        client = Client(executors.transport(target.connection), target.connection.handles)
-        client.create_shard(
-            target.shard,
-            stored_schema(schema, options.unstored_columns),
-            options.key,
-            history=options.history,
-            unique=bool(options.constraints.unique),
-            checks={check.name: check.where for check in options.constraints.checks or ()},
-        )
+    with suppress(UnknownShard):
         return executors.view_of(target)
-    return view
+    if options.restores is not None:
+        raise UnknownShard(f"shard {target.shard!r} does not exist, so it cannot be restored")
+    if options.first_time:
+        raise UpperMismatch(
+            f"shard {target.shard!r} does not exist: a new shard has upper [0], not the expected "
+            f"[{options.first_time}]; start at 0, or let the service choose the time",
+            expected=[options.first_time],
+            actual=[0],
+        )
+    if options.key is None:
+        raise InvalidUsage(
+            f"shard {target.shard!r} does not exist; to create it from the DataFrame, set its key columns: "
+            "option('key', 'id')"
+        )
+    for name in CHANGE_COLUMNS:
+        if name in schema.names:
+            raise InvalidUsage(
+                f"shard {target.shard!r} cannot have a column {name!r}, which is a column of the change feed; drop it, "
+                f"or rename it: df.withColumnRenamed({name!r}, ...)"
+            )
+    client = Client(executors.transport(target.connection), target.connection.handles)
+    client.create_shard(
+        target.shard,
+        stored_schema(schema, options.unstored_columns),
+        options.key,
+        history=options.history,
+        unique=bool(options.constraints.unique),
+        checks={check.name: check.where for check in options.constraints.checks or ()},
+    )
+    return executors.view_of(target)
 
 
 def _check_roles(schema: StructType, options: WriteOptions) -> None:
