@@ -284,34 +284,22 @@ class Admission:
         """The distinct times of a batch from `first` on, ascending, and an upper bound of the rows of each."""
         ids = _ids(batch)
         if self._counted_times is None or self._counted_times[0] != ids or self._counted_times[1] > first:
-            counted: list[tuple[Ints, Ints]] = []
-            mixed = []
-            for part in batch.parts():
-                if part.time_min == part.time_max:
-                    counted.append((np.array([part.time_min]), np.array([self._rows_max(part)])))
-                else:
-                    mixed.append(part)
-            counted += self._read_times(view, batch, mixed, first)
-            times = np.concatenate([np.zeros(0, np.int64), *(times for times, _ in counted)])
-            counts = np.concatenate([np.zeros(0, np.int64), *(counts for _, counts in counted)])
-            distinct, places = np.unique(times, return_inverse=True)
-            sums = np.zeros(len(distinct), np.int64)
-            np.add.at(sums, places, counts)
-            self._counted_times = (ids, first, distinct, sums)
+            mixed = [part for part in batch.parts() if part.time_min < part.time_max]
+            rows = [(part.time_min, self._rows_max(part)) for part in batch.parts() if part.time_min == part.time_max]
+            counted = [
+                _sum_by_time(np.array(rows, np.int64).reshape(-1, 2).T),
+                *self._read_times(view, batch, mixed, first),
+            ]
+            self._counted_times = (ids, first, *_sum_by_time(np.concatenate(counted, axis=1)))
         return self._counted_times[2], self._counted_times[3]
 
-    def _read_times(
-        self, view: ShardView, batch: HollowBatch, parts: list[Part], first: int
-    ) -> Iterator[tuple[Ints, Ints]]:
-        """The times of parts that have several, and their row counts. Reads no user columns."""
+    def _read_times(self, view: ShardView, batch: HollowBatch, parts: list[Part], first: int) -> Iterator[Ints]:
+        """The times of parts that have several, and their row counts, as `_sum_by_time`. Reads no user columns."""
         transport = executors.transport(self._target.connection)
         _, reader = part_reader(transport, view, self._target.connection.handles.read)
         for table in reader.read_updates(parts, Antichain(first), batch.desc.upper, columns=()):
-            times, places = np.unique(table.column(TIME).to_numpy(), return_inverse=True)
             weights = table.column(DIFF).to_numpy() if self._expands else np.ones(len(table), np.int64)
-            sums = np.zeros(len(times), np.int64)
-            np.add.at(sums, places, np.maximum(weights, 0))
-            yield times, sums
+            yield _sum_by_time(np.stack([table.column(TIME).to_numpy(), np.maximum(weights, 0)]))
 
     # --- the keys of one time
 
@@ -412,6 +400,14 @@ class Admission:
         if not self._expands or part.diff_max <= 1:
             return part.rows
         return part.rows * part.diff_max if part.diff_sum is None or part.diff_min < 0 else part.diff_sum
+
+
+def _sum_by_time(counts: Ints) -> Ints:
+    """The distinct times, ascending, and the sum of the counts of each: two rows, as in `counts`."""
+    times, places = np.unique(counts[0], return_inverse=True)
+    sums = np.zeros(len(times), np.int64)
+    np.add.at(sums, places, counts[1])
+    return np.stack([times, sums])
 
 
 def _begins_after(batch: HollowBatch, time: int) -> bool:
