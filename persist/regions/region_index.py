@@ -281,16 +281,10 @@ def index_json(index: RegionIndex) -> dict[str, Any]:
 def index_of(body: dict[str, Any]) -> RegionIndex:
     """Decode what `index_json`, also of an earlier version, has made. Raises Corruption, InvalidUsage."""
     try:
-        regions = {
-            name: RegionEntry(
-                tuple(entry["write"]),
-                tuple(entry["read"]),
-                entry.get("home_blob", ""),
-                entry.get("copy_blob", ""),
-                entry.get("epoch", 0),
-            )
-            for name, entry in body.items()
-        }
+        regions = {}
+        for name, entry in body.items():
+            later = {field: entry[field] for field in ("home_blob", "copy_blob", "epoch") if field in entry}
+            regions[name] = RegionEntry(tuple(entry["write"]), tuple(entry["read"]), **later)
     except (AttributeError, KeyError, TypeError) as error:
         raise Corruption(f"an index of regions is malformed: {error!r}") from error
     index = RegionIndex(regions)

@@ -265,20 +265,18 @@ class Admission:
         times, counts = times[is_within], counts[is_within]
         if not len(times):
             return min(batch.desc.upper, interval.upper)
-        left = self._rows_allowed(batch, limit, used)
+        if limit.rows is not None:
+            left = limit.rows - used.rows
+        else:
+            assert limit.size is not None
+            weight = self._weight(batch)
+            left = int((limit.size - used.size) * weight.rows / max(1.0, weight.size))
         fitting = int(np.searchsorted(np.cumsum(counts), left, side="right"))
         if fitting == len(times):
             return min(batch.desc.upper, interval.upper)
         if fitting:
             return Antichain(int(times[fitting - 1]) + 1)
         return min(end, interval.upper) if end is not None else int(times[0])
-
-    def _rows_allowed(self, batch: HollowBatch, limit: Limit, used: Weight) -> int:
-        if limit.rows is not None:
-            return limit.rows - used.rows
-        assert limit.size is not None
-        weight = self._weight(batch)
-        return int((limit.size - used.size) * weight.rows / max(1.0, weight.size))
 
     def _times(self, view: ShardView, batch: HollowBatch, first: int) -> tuple[Ints, Ints]:
         """The distinct times of a batch from `first` on, ascending, and an upper bound of the rows of each."""
@@ -311,7 +309,12 @@ class Admission:
             return slab.end, None
         weight = _sum(Weight(part.rows, part.size) for part in parts)
         within = slab.wanted
-        if not self._has_to_count(slab):
+        # Indexes do not suffice if rows may repeat, or most rows of a part may have other times.
+        inserted = [part for run in slab.runs for part in run.parts]
+        has_to_count = self._expands and any(part.diff_max > 1 for part in inserted)
+        if not slab.interval.snapshot:
+            has_to_count = has_to_count or any(part.time_min < part.time_max for part in inserted)
+        if not has_to_count:
             cut = find_cut(slab.all_runs, slab.reader, within, limit)
             if not cut.is_stuck:
                 return self._position_before(slab, cut.key), cut.left
@@ -333,12 +336,6 @@ class Admission:
         runs, dropped = select_runs(OneShard(transport, view.shard_id), reader, view, interval, wanted, lease)
         first = 0 if start.is_snapshot else time
         return _Slab(interval, start, wanted, schema, reader, runs_in_interval(runs, first - 1, time), tuple(dropped))
-
-    def _has_to_count(self, slab: _Slab) -> bool:
-        """Whether indexes do not suffice: rows may repeat, or most rows of a part may have other times."""
-        parts = [part for run in slab.runs for part in run.parts]
-        is_many = self._expands and any(part.diff_max > 1 for part in parts)
-        return is_many or (not slab.interval.snapshot and any(part.time_min < part.time_max for part in parts))
 
     def _position_before(self, slab: _Slab, key: bytes | None) -> Position:
         """The position before this key of the time, or after all keys (None)."""

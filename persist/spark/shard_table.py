@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from persist.client.arguments import check_int
 from persist.client.arguments import names as tuple_of
 from persist.client.commit_info import HistoryEntry, Info, info_bytes
 from persist.client.contents_diff import NamedTime
@@ -359,8 +360,7 @@ class ShardTable:
         info: Info | None,
     ) -> Written:
         """As `rewritten`; `operation` is its name in the commit history."""
-        if type(retries) is not int or not 0 <= retries <= RETRIES_MAX:
-            raise InvalidUsage(f"retries is {shown(retries)}; it must be in [0, {RETRIES_MAX}]")
+        check_int("retries", retries, 0, RETRIES_MAX)
         for left in range(retries, -1, -1):
             fixed, lease = self._read_fixed(None, where=where, rewrites=True)
             try:
@@ -473,7 +473,9 @@ class ShardTable:
         if read_time is not None:
             options["readTime"] = str(read_time)
         if txn is not None:
-            app_id, version = _checked_txn(txn)
+            app_id, version = txn if isinstance(txn, tuple) and len(txn) == 2 else (None, None)
+            if not isinstance(app_id, str) or type(version) is not int:
+                raise InvalidUsage(f"txn is {shown(txn)}; it must be an application id and a version: ('nightly', 17)")
             options |= {"txnAppId": app_id, "txnVersion": str(version)}
             home = self._named.at(writes=True)
             if is_committed(home, executors.view_of(home).shard_id, progress_of(txn)):
@@ -546,12 +548,6 @@ def _is_pushable(where: str, schema: ShardSchema) -> bool:
     except InvalidUsage:
         return False
     return True
-
-
-def _checked_txn(txn: object) -> tuple[str, int]:
-    if isinstance(txn, tuple) and len(txn) == 2 and isinstance(txn[0], str) and type(txn[1]) is int:
-        return txn
-    raise InvalidUsage(f"txn is {shown(txn)}; it must be an application id and a version, such as ('nightly', 17)")
 
 
 @contextmanager
