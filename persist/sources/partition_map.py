@@ -110,15 +110,8 @@ EPOCHS_MAX = 10_000
 OPEN_TRIES_MAX = 100  # a try fails if the routes were changed meanwhile
 EPOCH, KIND, SLOT, NAME, AT = "epoch", "kind", "slot", "name", "at"
 BY, HASHED, ROUTE, OPENED = "by", "hash", "route", "opened"
-SCHEMA = pa.schema(
-    [
-        pa.field(EPOCH, pa.int64(), nullable=False),
-        pa.field(KIND, pa.string(), nullable=False),
-        pa.field(SLOT, pa.int64(), nullable=False),
-        pa.field(NAME, pa.string(), nullable=False),
-        pa.field(AT, pa.int64()),
-    ]
-)
+_COLUMNS = {EPOCH: pa.int64(), KIND: pa.string(), SLOT: pa.int64(), NAME: pa.string(), AT: pa.int64()}
+SCHEMA = pa.schema([pa.field(name, kind, nullable=name == AT) for name, kind in _COLUMNS.items()])
 KEY = (EPOCH, KIND, SLOT)
 
 

@@ -51,14 +51,8 @@ WAIT_S = 60.0  # for a mint of a rival
 WINDOW = 2**14  # times that the first read looks back
 WINDOW_GROWS = 4  # the factor of each further read
 PARTITION, POSITION, TIME, WHOLE = "partition", "position", "time", "whole"
-SCHEMA = pa.schema(
-    [
-        pa.field(PARTITION, pa.string(), nullable=False),
-        pa.field(POSITION, pa.int64(), nullable=False),
-        pa.field(TIME, pa.int64(), nullable=False),
-        pa.field(WHOLE, pa.bool_(), nullable=False),
-    ]
-)
+_COLUMNS = {PARTITION: pa.string(), POSITION: pa.int64(), TIME: pa.int64(), WHOLE: pa.bool_()}
+SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()])
 KEY = (PARTITION, POSITION)
 _INT64 = "q"
 

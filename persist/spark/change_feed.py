@@ -101,15 +101,9 @@ def by_whole_keys(tables: Iterator[pa.Table], schema: ShardSchema, shard: str) -
 # The updates of an interval of times, as splits that any executor can read.
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
-CHANGE_FIELDS = (
-    pa.field(CHANGE_TYPE, pa.string()),
-    pa.field(COMMIT_VERSION, pa.int64()),
-    pa.field(COMMIT_TIMESTAMP, TIMESTAMP),
-    pa.field(TIME, pa.int64()),
-    pa.field(DIFF, pa.int64()),
-)
 CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
-CHANGE_FIELD_NAMES = tuple(field.name for field in CHANGE_FIELDS)
+CHANGE_FIELD_NAMES = (*CHANGE_COLUMNS, TIME, DIFF)
+CHANGE_FIELDS = tuple(map(pa.field, CHANGE_FIELD_NAMES, (pa.string(), pa.int64(), TIMESTAMP, pa.int64(), pa.int64())))
 SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes of a partition, if the number of partitions is not given
 SMALL_BYTES = 1024 * 1024  # a read of fewer encoded bytes is one partition
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
