@@ -310,9 +310,8 @@ def _check_like(client: Client, shards: tuple[str, ...]) -> None:
 
 def _rows(epoch: int, kind: str, entries: tuple[str, ...], at: list[int] | None = None) -> pa.Table:
     count = len(entries)
-    columns: list[Any] = [[epoch] * count, [kind] * count, range(count), entries, at or [None] * count]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+    columns = {EPOCH: [epoch] * count, KIND: [kind] * count, SLOT: list(range(count)), NAME: entries}
+    return pa.table({**columns, AT: at or [None] * count}, schema=SCHEMA)
 
 
 def _upper(shard: Shard) -> int:

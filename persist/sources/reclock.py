@@ -225,13 +225,8 @@ class KnownBindings:
 
 def rows_of(positions: dict[str, int], time: int, *, whole: bool) -> pa.Table:
     count = len(positions)
-    columns = [
-        pa.array(positions, pa.string()),
-        pa.array(positions.values(), pa.int64()),
-        pa.repeat(pa.scalar(time, pa.int64()), count),
-        pa.repeat(whole, count),
-    ]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    columns = {PARTITION: [*positions], POSITION: [*positions.values()], TIME: [time] * count, WHOLE: [whole] * count}
+    return pa.table(columns, schema=SCHEMA)
 
 
 def in_time(rows: pa.Table) -> list[tuple[str, int, int]]:
