@@ -308,7 +308,7 @@ def _check_like(client: Client, shards: tuple[str, ...]) -> None:
     check_alike("rows are routed to like ones", {name: client.shard(name).schema for name in shards})
 
 
-def _rows(epoch: int, kind: str, entries: tuple[str, ...], at: list[int] | None = None) -> pa.Table:
+def _rows(epoch: int, kind: str, entries: tuple[str, ...], at: Sequence[int | None] | None = None) -> pa.Table:
     count = len(entries)
     columns = {EPOCH: [epoch] * count, KIND: [kind] * count, SLOT: list(range(count)), NAME: entries}
     return pa.table({**columns, AT: at or [None] * count}, schema=SCHEMA)
