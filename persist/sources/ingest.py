@@ -243,7 +243,6 @@ class Minter:
         """No I/O before the first `tick`.
 
         Args:
-            bindings: the bindings to extend.
             watermarks: returns the last readable position of each partition; partitions without records may be omitted.
             positions_max: a binding advances each partition by at most so many positions: a long backlog becomes
                 several times, each of which is ingested as one batch. None: no limit.

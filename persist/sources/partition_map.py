@@ -148,8 +148,6 @@ class Routes:
         """The routes stored in the small shard `name`. They are created if they do not exist.
 
         Args:
-            client: for all shards.
-            name: of the routes.
             shards: names of 1 to 1,000 existing shards with the same schema. For existing routes: None, or the current
                 ones.
             by: key columns whose values determine the shard of a row; likewise.

@@ -318,7 +318,6 @@ class Bindings(Closeable):
         """The bindings in the shard called `shard`. It is created if it does not exist.
 
         Args:
-            client: the connection.
             shard: its name. It contains only bindings, and keeps unlimited history.
             clock: times are its milliseconds since 1970, as far as the stores confirm them; None: times count up
                 from 0.

@@ -106,11 +106,8 @@ class RoutedWriter(Closeable):
     """
 
     def __init__(self, routes: Routes, name: str) -> None:
-        """Take over from the previous writer of this name.
+        """Take over from the previous writer of this name, of up to 128 characters.
 
-        Args:
-            routes: the routes of rows.
-            name: the name of the writer, up to 128 characters.
         Raises: InvalidUsage (an argument is not valid), Unavailable (many are opened at the same time; retry).
         """
         checked("routes", routes, Routes)
@@ -354,11 +351,9 @@ class RoutedReader(Closeable):
     """
 
     def __init__(self, routes: Routes, position: RoutedPosition | None = None, **selected: Any) -> None:
-        """Begin at `position` (None: at the first epoch).
+        """Begin at `position` of a previous reader (None: at the first epoch).
 
         Args:
-            routes: the routes to follow.
-            position: of a previous reader.
             selected: as for `Shard.listen`: `where`, `columns`, `start_key`, `end_key`, `key_prefix`. Names of columns
                 are the current ones, in every epoch.
         Raises: InvalidUsage (an argument is not valid; the first step rejects unknown columns), and as every call.
@@ -468,8 +463,6 @@ def read_routed(routes: Routes, *, rows_max: int = ROWS_MAX, **selected: Any) ->
     """All routed updates up to now, ordered by key, and those of a key in the order of their appends.
 
     Args:
-        routes: the routes to read.
-        rows_max: the most updates to return.
         selected: as for `Shard.listen`: `where`, `columns` (with the key), `start_key`, `end_key`, `key_prefix`.
     Returns: the columns, `__time` (in the shard of that epoch), `__diff` and `__epoch`. Sum `__diff` for the contents.
     Raises: InvalidUsage (there are more than `rows_max` updates, or the columns of shards differ: change them alike,

@@ -253,14 +253,11 @@ class ShardTable:
         txn: tuple[str, int] | None = None,
         info: Info | None = None,
     ) -> Written:
-        """Replace the rows of the keys of a DataFrame by its rows, one per key.
+        """Replace the rows of the keys of a DataFrame by its rows, one per key. Other arguments are those of `append`.
 
         Args:
-            df: as for `append`.
             read_time: as for `append`. None: rows that others wrote while the job ran are replaced, too.
             delete_column: the name of a boolean column: true deletes the key.
-            txn: as for `append`.
-            info: as for `append`.
         Returns: the result, with the time of the rows.
         Raises: what `append` raises; InvalidUsage also if a key occurs twice.
         """
@@ -300,15 +297,12 @@ class ShardTable:
         retries: int = RETRIES,
         info: Info | None = None,
     ) -> Written:
-        """Update columns of the rows for which a condition is true.
+        """Update columns of the rows for which a condition is true. Other arguments and the result: as for `delete`.
 
         Args:
             where: SQL or a Column; None: all rows.
             set: the new values by column, except key columns: SQL, a Column, or a literal. Each value must fit its
                 column without loss.
-            retries: as for `delete`.
-            info: as for `delete`.
-        Returns: as `delete`.
         Raises: what `delete` raises; InvalidUsage also if a value does not fit its column.
         """
         return self._rewritten("update", update_changes(self._schema(), set), where=where, retries=retries, info=info)
@@ -337,15 +331,13 @@ class ShardTable:
     ) -> Written:
         """Commit the changes that a function computes from the rows, at the time after the one that was read.
 
-        If another writer has committed meanwhile, the function runs again on the new contents.
+        If another writer has committed meanwhile, the function runs again on the new contents. Other arguments and the
+        result are as for `delete`. Changes that cancel out are not committed.
 
         Args:
             changes: takes a DataFrame of the columns and `__diff`, and returns one of insertions (`__diff` above 0) and
                 deletions.
             where: the rows that it takes, as for `read`.
-            retries: as for `delete`.
-            info: as for `delete`.
-        Returns: as `delete`. Changes that cancel out are not committed.
         Raises: what `delete` raises.
         """
         return self._rewritten("update", changes, where=where, retries=retries, info=info)
