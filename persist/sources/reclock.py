@@ -148,11 +148,13 @@ class Tail:
         """The times of positions beyond `floor`; NOT_BOUND beyond `head`."""
         return times_by(np.array(self.positions, np.int64), np.array(self.times, np.int64), positions)
 
-    def add(self, position: int, time: int) -> None:
-        """Add a binding, unless the position is already bound (a whole mint repeats it)."""
-        if position > self.head:
-            self.positions.append(position)
-            self.times.append(time)
+    def add(self, position: int, time: int) -> bool:
+        """Add a binding; False: the position is already bound (a whole mint repeats it)."""
+        if position <= self.head:
+            return False
+        self.positions.append(position)
+        self.times.append(time)
+        return True
 
     def forget(self, time: int) -> None:
         """Drop the bindings up to that time."""
@@ -196,10 +198,7 @@ class KnownBindings:
         """Add bindings (partition, position, time), by ascending time. `whole`: the last mint of them is whole."""
         before = self.rows
         for partition, position, time in rows:
-            tail = self.tails.setdefault(partition, Tail())
-            count = len(tail.times)
-            tail.add(position, time)
-            self.rows += len(tail.times) - count
+            self.rows += self.tails.setdefault(partition, Tail()).add(position, time)
         self.unsaved = 0 if whole else self.unsaved + self.rows - before
 
     def reach(self, upper: int) -> None:

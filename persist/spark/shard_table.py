@@ -187,12 +187,7 @@ class ShardTable:
         return self._load(metadata="cursors")
 
     def written(self, write_id: str) -> Written | None:
-        """The result of the write with this option `writeId`; None if it is not among the last 1,000 history entries.
-
-        Args:
-            write_id: the write's option `writeId`.
-        Raises: what every call may.
-        """
+        """The result of the write with this option `writeId`; None if it is not among the last 1,000 history entries."""
         entry = self._find_entry(lambda spark: spark.get("write") == write_id)
         return None if entry is None else Written.of(entry)
 
