@@ -187,7 +187,7 @@ class ShardTable:
         return self._load(metadata="cursors")
 
     def written(self, write_id: str) -> Written | None:
-        """The result of the write with this option `writeId`; None if it is not among the last 1,000 history entries."""
+        """The result of the write with this option `writeId`; None if the last 1,000 history entries lack it."""
         entry = self._find_entry(lambda spark: spark.get("write") == write_id)
         return None if entry is None else Written.of(entry)
 
