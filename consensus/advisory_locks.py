@@ -40,12 +40,7 @@ class FileTurns:
     The system releases the locks of a process that ends. Two threads of a process may have the same turn. Thread-safe.
     """
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, path: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._monotonic = monotonic
         self._lock = threading.Lock()  # guards the next three

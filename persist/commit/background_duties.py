@@ -15,15 +15,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from persist.commit.commit_plan import (
-    BatchMerge,
-    BundleUp,
-    Collect,
-    FlushIndex,
-    FlushRecent,
-    Retain,
-    RollUp,
-)
+from persist.commit.commit_plan import BatchMerge, BundleUp, Collect, FlushIndex, FlushRecent, Retain, RollUp
 from persist.core.batch import EMPTY_TRACE, HollowBatch
 from persist.core.bundles import to_bundle
 from persist.core.ids import SeqNo

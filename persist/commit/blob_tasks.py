@@ -13,14 +13,7 @@ from blob import Blob, BlobNotFound, BlobUnavailable
 from blob.metrics import ForwardingBlob
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache, StaleIndex
-from persist.commit.commit_plan import (
-    AppendCount,
-    BatchMerge,
-    BundleUp,
-    FlushIndex,
-    FlushRecent,
-    RollUp,
-)
+from persist.commit.commit_plan import AppendCount, BatchMerge, BundleUp, FlushIndex, FlushRecent, RollUp
 from persist.commit.spill_files import SpillReader, SpillWriter
 from persist.commit.state_loader import Versions
 from persist.core import commands as c
@@ -128,12 +121,7 @@ class BlobWorker:
     """Runs the blob tasks of one shard. Thread-safe. Every method may raise Unavailable."""
 
     def __init__(
-        self,
-        versions: Versions,
-        files: WorkerFiles,
-        ids: IdSource,
-        metrics: MachineMetrics,
-        policy: Policy,
+        self, versions: Versions, files: WorkerFiles, ids: IdSource, metrics: MachineMetrics, policy: Policy
     ) -> None:
         self._versions = versions
         self._files = files

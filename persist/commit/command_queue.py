@@ -23,15 +23,7 @@ from persist.core.transitions.context import RETRY_SOON_S, UNCHECKED, Verdict
 from persist.telemetry.metrics import Origin
 
 # These invalidate what was read for the group, or remove parts from the State. So each is the last of its group.
-ENDING = (
-    c.FlushAttributes,
-    c.Flush,
-    c.MergeResult,
-    c.BundleParts,
-    c.ReplacePart,
-    c.Finalise,
-    c.Recreate,
-)
+ENDING = (c.FlushAttributes, c.Flush, c.MergeResult, c.BundleParts, c.ReplacePart, c.Finalise, c.Recreate)
 
 
 class Pending(Struct, frozen=True, eq=False):
@@ -118,8 +110,7 @@ class CommandQueue:
         with self._lock:
             if len(self._queue) >= self._queue_max:
                 raise Overloaded(
-                    f"shard {self._name!r} has {self._queue_max} commands queued; slow down",
-                    retry_after_s=RETRY_SOON_S,
+                    f"shard {self._name!r} has {self._queue_max} commands queued; slow down", retry_after_s=RETRY_SOON_S
                 )
             self._queue.append(pending)
             self._leader = self._leader or pending

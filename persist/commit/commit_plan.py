@@ -27,13 +27,7 @@ from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
 from persist.core.transitions.audit_recording import entry_of, recorded
-from persist.core.transitions.context import (
-    SOUND,
-    UNCHECKED,
-    Indexed,
-    Renewed,
-    Verdict,
-)
+from persist.core.transitions.context import SOUND, UNCHECKED, Indexed, Renewed, Verdict
 from persist.core.transitions.lease_expiry import with_lease_clock
 from persist.core.transitions.part_admission import departed
 from persist.core.transitions.spill_flush import check_room

@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from persist.core.clock_index import MARKS_PAGE_MAX
-from persist.core.command import (
-    MAINTAIN,
-    MANAGE,
-    TIME_MS_MAX,
-    Command,
-    MaintainCommand,
-    ManageCommand,
-    ReadCommand,
-)
+from persist.core.command import MAINTAIN, MANAGE, TIME_MS_MAX, Command, MaintainCommand, ManageCommand, ReadCommand
 from persist.core.erasure import Doomed, Proof
 from persist.core.frontier import Antichain
 from persist.core.named_holds import KEEP_MS_MAX

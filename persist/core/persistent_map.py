@@ -30,12 +30,7 @@ class Entries(Mapping[_K, _V], Generic[_K, _V]):
     __slots__ = ("_base", "_changes", "_length", "due", "held")
 
     def __init__(
-        self,
-        base: Mapping[_K, _V],
-        changes: dict[_K, _V],
-        length: int,
-        due: int | None = None,
-        held: int | None = None,
+        self, base: Mapping[_K, _V], changes: dict[_K, _V], length: int, due: int | None = None, held: int | None = None
     ) -> None:
         self._base = base
         self._changes = changes

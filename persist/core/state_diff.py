@@ -39,15 +39,7 @@ from persist.core.truncation import RowDrop, Truncations
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
-_NAMING_BLOBS = (
-    "rollups",
-    "claims",
-    "attribute_chunks",
-    "spilled",
-    "long_diffs",
-    "loans",
-    "erasures",
-)
+_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "spilled", "long_diffs", "loans", "erasures")
 
 
 class MapDiff(Record, Generic[_K, _V], frozen=True):

@@ -6,14 +6,7 @@ from contextlib import suppress
 
 from persist.core import commands as c
 from persist.core.erasure import Erasure, Wait
-from persist.core.erasure_progress import (
-    WAITS_SHOWN_MAX,
-    erased_at,
-    is_rewritten,
-    lent_before,
-    states_held,
-    waits,
-)
+from persist.core.erasure_progress import WAITS_SHOWN_MAX, erased_at, is_rewritten, lent_before, states_held, waits
 from persist.core.errors import NotReadable, Unavailable
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo

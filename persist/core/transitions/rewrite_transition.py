@@ -224,12 +224,7 @@ def _truncated(state: State, new: Truncation) -> State:
 
 
 def _with_erasure(
-    state: State,
-    command: c.Rewrite,
-    new: c.NewErasure,
-    at: int,
-    request: ErasureRequest | None,
-    context: Context,
+    state: State, command: c.Rewrite, new: c.NewErasure, at: int, request: ErasureRequest | None, context: Context
 ) -> State:
     """The State with the erasure at a time, and without holds on earlier history; `request`: it is pending.
 

@@ -27,14 +27,9 @@ from persist.core.transitions.context import RETRY_LATER_S, RETRY_SOON_S, Contex
 from persist.core.transitions.history_control import forgotten
 from persist.core.transitions.lease_expiry import check_lease, heartbeat_ms, without_lapsed_writers
 from persist.core.transitions.part_admission import check_near, check_staged, check_upper, no_time_left
-from persist.core.transitions.row_drops import (
-    check_not_withdrawn,
-    without_undue,
-)
+from persist.core.transitions.row_drops import check_not_withdrawn, without_undue
 from persist.core.transitions.spill_flush import without_entries
-from persist.core.truncation import (
-    clipped,
-)
+from persist.core.truncation import clipped
 
 WRITERS_MAX = 100_000  # with leases; one more is refused (Overloaded)
 
@@ -238,8 +233,7 @@ def _with_writer(state: State, writer: WriterId, entry: WriterState, context: Co
         state = without_lapsed_writers(state, context.lease_now_ms)
         if len(state.writers) >= WRITERS_MAX:
             raise Overloaded(
-                f"shard {state.name!r} has {len(state.writers)} writers; close some",
-                retry_after_s=RETRY_LATER_S,
+                f"shard {state.name!r} has {len(state.writers)} writers; close some", retry_after_s=RETRY_LATER_S
             )
     return replace(state, writers=with_changes(state.writers, {writer: entry}))
 
