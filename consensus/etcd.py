@@ -12,8 +12,7 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -38,8 +37,8 @@ from consensus.interface import (
     Wanted,
     check_append,
     check_key,
-    check_limit,
     check_listing,
+    check_scan,
     check_seqno,
 )
 from consensus.notify import Notifier
@@ -53,30 +52,14 @@ GRPC_OPTIONS = (
 )
 """etcd requires at least 5 s between keepalives. The length of replies is bounded by the paging of the reads."""
 
+# A connection may take this part of a call's timeout, so that a write to a silent endpoint is known not to be sent.
+# gRPC calls this bound the minimal backoff: "grpc.min_reconnect_backoff_ms".
 CONNECTS_PER_TIMEOUT = 2
-"""A connection may take this part of a call's timeout, so that a write to a silent endpoint is known not to be sent.
-
-gRPC calls this bound the minimal backoff: "grpc.min_reconnect_backoff_ms".
-"""
-
-ROUNDS_MAX = 2
-"""How often a call that may be repeated tries all endpoints before it gives up."""
-
+ROUNDS_MAX = 2  # how often a call that may be repeated tries all endpoints before it gives up
+# Messages of gRPC for an address without a connection: the request was not sent.
 _NEVER_CONNECTED = ("failed to connect", "errors resolving", "dns resolution failed")
-"""Messages of gRPC for an address without a connection: the request was not sent."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class EtcdSecurity:
-    """User and password, and the paths of TLS files (PEM)."""
-
-    user: str | None = None
-    password: str | None = None
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
 
 
 class CallNotSent(ConsensusUnavailable):
@@ -87,12 +70,13 @@ class Endpoints:
     """Addresses `host:port` of one cluster, with one etcd3 client each. Thread-safe; clients are created on demand.
 
     gRPC's own balancing over a list of addresses stays on a frozen or leaderless node for many seconds; with a client
-    per endpoint an outage takes one call's timeout.
+    per endpoint an outage takes one call's timeout. `login`: user and password, and paths of TLS files (PEM), by the
+    names of etcd3's arguments.
     """
 
-    def __init__(self, addresses: Sequence[str], security: EtcdSecurity, *, timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[str], login: Mapping[str, str | None], *, timeout_s: float) -> None:
         self._addresses = tuple(addresses)
-        self._security = security
+        self._login = login
         self._timeout_s = timeout_s
         self._connect_ms = max(1, int(timeout_s * 1000 / CONNECTS_PER_TIMEOUT))
         self._pid = os.getpid()
@@ -154,18 +138,13 @@ class Endpoints:
 
     def _make(self, address: str) -> Any:
         host, _, port = address.rpartition(":")
-        security = self._security
         try:
             # The token is sent with each call as metadata (for call credentials gRPC would require TLS).
             return load_etcd3().client(
                 host=host,
                 port=int(port),
                 timeout=self._timeout_s,
-                user=security.user,
-                password=security.password,
-                ca_cert=security.ca,
-                cert_cert=security.cert,
-                cert_key=security.key,
+                **self._login,
                 grpc_options=(*GRPC_OPTIONS, ("grpc.min_reconnect_backoff_ms", self._connect_ms)),
             )
         except grpc.RpcError as error:
@@ -178,7 +157,7 @@ class Endpoints:
             raise ConsensusMisconfigured(f"the TLS files for etcd at {address} cannot be used: {error}") from error
 
     def _translate(self, error: grpc.RpcError, index: int, kind: str) -> ConsensusError:
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._security.user:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED and self._login.get("user"):
             # The token has expired (after minutes without calls): the next client logs in again.
             with self._lock:
                 client = self._clients.pop(index, None)
@@ -216,8 +195,7 @@ def _translate(error: grpc.RpcError, where: str, kind: str) -> ConsensusError:
     return ConsensusUnavailable(f"{where} did not answer ({code.name}): {reason}")
 
 
-RECONNECT_S = 0.2
-"""Pause before a broken watch is reopened, on the next endpoint."""
+RECONNECT_S = 0.2  # pause before a broken watch is reopened, on the next endpoint
 
 
 class KeyWatcher:
@@ -283,20 +261,11 @@ class KeyWatcher:
             self._call.cancel()
 
 
-VALUE_BYTES_MAX = 3 * 2**19 - 2**14
-"""Longest value: etcd's default request limit of 1.5 MiB, less room for the keys and the envelope."""
-
-TIMEOUT_S = 5.0
-"""How long one request may take before another endpoint is tried."""
-
-SCAN_PAGE = 256
-"""Entries per range read of a scan."""
-
-SCAN_ATTEMPTS_MAX = 5
-"""How often a scan restarts when a truncation or compaction overtakes it."""
-
-TRUNCATE_BATCH = 1_000
-"""Entries that one delete removes."""
+VALUE_BYTES_MAX = 3 * 2**19 - 2**14  # etcd's default request limit of 1.5 MiB, less room for keys and envelope
+TIMEOUT_S = 5.0  # how long one request may take before another endpoint is tried
+SCAN_PAGE = 256  # entries per range read of a scan
+SCAN_ATTEMPTS_MAX = 5  # how often a scan restarts when a truncation or compaction overtakes it
+TRUNCATE_BATCH = 1_000  # entries that one delete removes
 
 DEFAULT_PORT = 2379
 
@@ -311,13 +280,13 @@ class EtcdConsensus(Consensus):
         addresses: Iterable[str],
         prefix: str = "persist",
         *,
-        security: EtcdSecurity | None = None,
+        login: Mapping[str, str | None] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._addresses = tuple(addresses)
         self._prefix = prefix
         self._base = f"/{prefix}/".encode() if prefix else b"/"
-        self._endpoints = Endpoints(self._addresses, security or EtcdSecurity(), timeout_s=timeout_s)
+        self._endpoints = Endpoints(self._addresses, login or {}, timeout_s=timeout_s)
         self._notifier = Notifier("consensus-etcd", self._watch)
 
     @classmethod
@@ -326,7 +295,7 @@ class EtcdConsensus(Consensus):
         if is_ambiguous(url):
             raise ConsensusMisconfigured(f"etcd: {without_secrets(url)!r} is not valid: {ESCAPES}")
         parts = urlsplit(url)
-        login, _, hosts = parts.netloc.rpartition("@")
+        credentials, _, hosts = parts.netloc.rpartition("@")
         addresses = [_address(host) for host in hosts.split(",")]
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         for option, value in options.items():
@@ -337,19 +306,19 @@ class EtcdConsensus(Consensus):
         prefix = unquote(parts.path).strip("/")
         if not re.fullmatch(r"[A-Za-z0-9._/-]*", prefix):
             raise ConsensusMisconfigured(f"etcd: prefix {prefix!r} must be of A-Z a-z 0-9 . _ / -")
-        user, _, password = login.partition(":")
-        security = EtcdSecurity(
-            user=unquote(user) or None,
-            password=unquote(password) if user else None,
-            ca=options.get("ca"),
-            cert=options.get("cert"),
-            key=options.get("key"),
-        )
+        user, _, password = credentials.partition(":")
+        login = {
+            "user": unquote(user) or None,
+            "password": unquote(password) if user else None,
+            "ca_cert": options.get("ca"),
+            "cert_cert": options.get("cert"),
+            "cert_key": options.get("key"),
+        }
         try:
             timeout_s = float(options.get("timeout", TIMEOUT_S))
         except ValueError:
             raise ConsensusMisconfigured("etcd: option timeout must be a number of seconds") from None
-        return cls(addresses, prefix or "persist", security=security, timeout_s=timeout_s)
+        return cls(addresses, prefix or "persist", login=login, timeout_s=timeout_s)
 
     @property
     def url(self) -> str:
@@ -407,9 +376,8 @@ class EtcdConsensus(Consensus):
         return won
 
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
-        check_key(key)
-        check_limit(limit)
-        following = max(1, check_seqno(from_seqno, 0))
+        check_scan(key, from_seqno, limit)
+        following = max(1, from_seqno)
         entries: list[Entry] = []
         for _ in range(SCAN_ATTEMPTS_MAX):
             while len(entries) < limit:

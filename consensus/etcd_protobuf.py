@@ -23,8 +23,7 @@ from google.protobuf.internal import enum_type_wrapper
 
 from consensus.interface import ConsensusMisconfigured
 
-_GENERATED = ("kv", "auth", "rpc")
-"""In the order of their imports: rpc.proto uses the other two."""
+_GENERATED = ("kv", "auth", "rpc")  # in the order of their imports: rpc.proto uses the other two
 
 _lock = threading.Lock()
 

@@ -23,23 +23,12 @@ from dataclasses import dataclass
 
 from consensus.advisory_locks import Turn
 
-KEY_LENGTH_MAX = 256
-"""Longest key in characters (all ASCII, so also bytes)."""
-
-SCAN_LIMIT_MAX = 10_000
-"""Most entries or keys that one call may ask for."""
-
-SEQNO_MAX = 2**63 - 1
-"""Largest seqno: every store keeps it as a signed 64-bit integer."""
-
-HIDDEN = "\x7f"
-"""The first character of a hidden key: every call accepts it; no listing and no notification contains it."""
-
-ENDED = b"PSSTE"
-"""A log whose head begins with these bytes has ended for now; `keys` can omit such keys."""
-
-Wanted = Callable[[str], bool]
-"""Whether a subscriber wants notifications of a key now."""
+KEY_LENGTH_MAX = 256  # longest key in characters (all ASCII, so also bytes)
+SCAN_LIMIT_MAX = 10_000  # most entries or keys that one call may ask for
+SEQNO_MAX = 2**63 - 1  # largest seqno: every store keeps it as a signed 64-bit integer
+HIDDEN = "\x7f"  # the first character of a hidden key: calls accept it, listings and notifications omit it
+ENDED = b"PSSTE"  # a log whose head begins with these bytes has ended for now; `keys` can omit such keys
+Wanted = Callable[[str], bool]  # whether a subscriber wants notifications of a key now
 
 _KEY = re.compile(r"\x7f?[A-Za-z0-9._/-]+\Z")  # "\x7f" sorts after all the others, and no prefix matches it
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")
@@ -92,49 +81,41 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_prefix(prefix: str) -> str:
-    """Return `prefix` (of keys; empty is every key) unchanged, or raise ConsensusUsage."""
-    if not _PREFIX.match(prefix) or len(prefix) > KEY_LENGTH_MAX:
-        raise ConsensusUsage(f"prefix {prefix[:60]!r} must be at most {KEY_LENGTH_MAX} of A-Z a-z 0-9 . _ / -")
-    return prefix
-
-
-def check_seqno(seqno: int, least: int = 1) -> int:
-    """Return `seqno` unchanged, or raise ConsensusUsage unless `least <= seqno <= SEQNO_MAX`."""
+def check_seqno(seqno: int, least: int = 1) -> None:
+    """Raise ConsensusUsage unless `least <= seqno <= SEQNO_MAX`."""
     if not least <= seqno <= SEQNO_MAX:
         raise ConsensusUsage(f"seqno {seqno} must be between {least} and 2**63 - 1")
-    return seqno
 
 
-def check_limit(limit: int) -> int:
-    """Return `limit` unchanged, or raise ConsensusUsage unless `1 <= limit <= SCAN_LIMIT_MAX`."""
+def _check_limit(limit: int) -> None:
     if not 1 <= limit <= SCAN_LIMIT_MAX:
         raise ConsensusUsage(f"limit {limit} must be between 1 and {SCAN_LIMIT_MAX}")
-    return limit
-
-
-def check_value(key: str, data: bytes, bytes_max: int) -> bytes:
-    """Return `data` unchanged, or raise ConsensusUsage if it is too long for the store."""
-    if len(data) > bytes_max:
-        raise ConsensusUsage(
-            f"the value of {len(data)} bytes for {key} exceeds the limit of this store ({bytes_max}); "
-            "move more of it to the blob store"
-        )
-    return data
 
 
 def check_append(key: str, seqno: int, data: bytes, bytes_max: int) -> None:
     """Raise ConsensusUsage unless `data` can be an entry of `key` at `seqno`."""
     check_key(key)
     check_seqno(seqno)
-    check_value(key, data, bytes_max)
+    if len(data) > bytes_max:
+        raise ConsensusUsage(
+            f"the value of {len(data)} bytes for {key} exceeds the limit of this store ({bytes_max}); "
+            "move more of it to the blob store"
+        )
+
+
+def check_scan(key: str, from_seqno: int, limit: int) -> None:
+    """Raise ConsensusUsage unless these are valid arguments of `scan`."""
+    check_key(key)
+    check_seqno(from_seqno, 0)
+    _check_limit(limit)
 
 
 def check_listing(prefix: str, after: str, limit: int) -> None:
-    """Raise ConsensusUsage unless these are valid arguments of `keys`."""
-    check_prefix(prefix)
-    check_prefix(after)
-    check_limit(limit)
+    """Raise ConsensusUsage unless these are valid arguments of `keys`. An empty prefix is that of every key."""
+    for text in (prefix, after):
+        if not _PREFIX.match(text) or len(text) > KEY_LENGTH_MAX:
+            raise ConsensusUsage(f"prefix {text[:60]!r} must be at most {KEY_LENGTH_MAX} of A-Z a-z 0-9 . _ / -")
+    _check_limit(limit)
 
 
 class Consensus(ABC):

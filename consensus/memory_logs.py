@@ -14,14 +14,13 @@ from consensus.interface import (
     Wanted,
     check_append,
     check_key,
-    check_limit,
     check_listing,
+    check_scan,
     check_seqno,
 )
 from consensus.notify import Notifier
 
-VALUE_BYTES_MAX = 16 * 2**20
-"""Longest value: the same as in the SQL stores, so that tests use the same limit."""
+VALUE_BYTES_MAX = 16 * 2**20  # longest value: the same as in the SQL stores, so that tests use the same limit
 
 
 class MemoryConsensus(Consensus):
@@ -74,9 +73,7 @@ class MemoryConsensus(Consensus):
         return True
 
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
-        check_key(key)
-        check_seqno(from_seqno, 0)
-        check_limit(limit)
+        check_scan(key, from_seqno, limit)
         with self._lock:
             head = self._heads.get(key, 0)
             log = self._logs.get(key, {})

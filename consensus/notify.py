@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 
 from consensus.interface import HIDDEN, Wanted
 
-PENDING_KEYS_MAX = 100_000
-"""Keys that wait for slow subscribers; further keys are dropped, which the interface allows."""
+PENDING_KEYS_MAX = 100_000  # keys that wait for slow subscribers; further keys are dropped, which the interface allows
 
 _log = logging.getLogger(__name__)
 

@@ -35,11 +35,9 @@ from consensus.interface import (
 from consensus.notify import Notifier, Once
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Compiled, Kind, SqlConsensus, bind
 
+# A process that follows ten keys is notified of one in 26 of all other keys. PostgreSQL scans a list of channels.
 CHANNELS = 256
-"""A process that follows ten keys is notified of one in 26 of all other keys. PostgreSQL scans a list of channels."""
-
-LINGER_S = 60.0
-"""How long a process listens to a channel after its last follower left, because followers come and go."""
+LINGER_S = 60.0  # how long a process listens to a channel after its last follower left, because followers come and go
 
 
 def channel_of(key: str) -> str:
@@ -108,14 +106,9 @@ class FollowedKeys:
             self._all -= 1
 
 
-PENDING_KEYS_MAX = 10_000
-"""Keys that wait to be announced; further keys are dropped, which the interface allows."""
-
-ANNOUNCE_INTERVAL_S = 0.005
-"""Least time between two announcements, so that a burst of commits becomes one statement."""
-
-RECONNECT_S = 0.5
-"""Pause before a broken push connection is reopened."""
+PENDING_KEYS_MAX = 10_000  # keys that wait to be announced; further keys are dropped, which the interface allows
+ANNOUNCE_INTERVAL_S = 0.005  # least time between two announcements, so that a burst of commits becomes one statement
+RECONNECT_S = 0.5  # pause before a broken push connection is reopened
 
 _log = logging.getLogger(__name__)
 
@@ -238,18 +231,15 @@ class Listener:
         return wanted
 
 
-CONNECT_TIMEOUT_S = 5
-"""How long opening a connection may take before the call is Unavailable. The minimum of libpq is 2."""
+CONNECT_TIMEOUT_S = 5  # to open a connection, before the call is Unavailable. The minimum of libpq is 2.
 
 STATEMENT_TIMEOUT_S = 10.0
 """How long the server works on a statement before it rolls back, which is definite. After 1.5 times as long the client
 breaks the connection, which is not."""
 
-READ_ATTEMPTS_MAX = 2
-"""Reads on a dead connection (the server was restarted) are retried once on a new one."""
-
+READ_ATTEMPTS_MAX = 2  # reads on a dead connection (the server was restarted) are retried once on a new one
+# Held until the transaction ends: without it two that begin one log at different seqnos would both be first.
 LOCK_KEY = "SELECT pg_advisory_xact_lock(hashtext(%(key)s))"
-"""Held until the transaction ends: without it two that begin one log at different seqnos would both be first."""
 
 DURABLE = (
     "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"

@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -34,23 +35,16 @@ from consensus.interface import (
     Wanted,
     check_append,
     check_key,
-    check_limit,
     check_listing,
+    check_scan,
     check_seqno,
 )
 from consensus.notify import Notifier
 
-VALUE_BYTES_MAX = 16 * 2**20
-"""Longest value. Both databases allow more, but a longer value belongs in the blob store."""
-
-TRUNCATE_BATCH = 5_000
-"""Entries that one DELETE removes, to avoid a long transaction for a long log."""
-
-POOL_SIZE = 16
-"""Open connections per store; further threads wait for one."""
-
-POOL_TIMEOUT_S = 30.0
-"""How long a thread waits for a pooled connection before the call is Unavailable."""
+VALUE_BYTES_MAX = 16 * 2**20  # Longest value. Both databases allow more, but a longer value belongs in the blob store.
+TRUNCATE_BATCH = 5_000  # entries that one DELETE removes, to avoid a long transaction for a long log
+POOL_SIZE = 16  # open connections per store; further threads wait for one
+POOL_TIMEOUT_S = 30.0  # how long a thread waits for a pooled connection before the call is Unavailable
 
 Kind = Literal["read", "write", "setup"]
 
@@ -177,8 +171,8 @@ class SqlConsensus(Consensus):
         return won
 
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
-        check_seqno(from_seqno, 0)
-        values = {"key": check_key(key), "from_seqno": from_seqno, "limit": check_limit(limit)}
+        check_scan(key, from_seqno, limit)
+        values = {"key": key, "from_seqno": from_seqno, "limit": limit}
         return [self._entry(row) for row in self._read(self._statements.scan, values)]
 
     def truncate(self, key: str, seqno: int) -> int:
@@ -275,10 +269,27 @@ class SqlConsensus(Consensus):
             count: int = connection.execute(text, parameters).rowcount
             return count
 
-    def _connection(self, kind: Kind) -> _Lease:
+    @contextmanager
+    def _connection(self, kind: Kind) -> Iterator[Any]:
         """A pooled driver connection in autocommit mode. After a failure it is dropped instead of reused."""
         check_process(self._pid, self.url, ConsensusUsage)
-        return _Lease(self, kind)
+        pooled = self._pooled_connection()
+        connection = pooled.driver_connection
+        try:
+            token = self._begin_call(connection)
+        except Exception as error:  # the connection is already dead; nothing was sent
+            pooled.invalidate()
+            raise self._translate(error, "read") from error
+        try:
+            yield connection
+        except BaseException as error:
+            self._end_call(token)
+            pooled.invalidate()
+            if isinstance(error, Exception):
+                raise self._translate(error, kind) from error
+            raise
+        self._end_call(token)
+        pooled.close()
 
     def _pooled_connection(self) -> Any:
         try:
@@ -302,36 +313,6 @@ class SqlConsensus(Consensus):
             return ConsensusUnavailable(f"connections to {self.url} break as soon as they are opened")
         original = getattr(error, "orig", None)
         return self._translate(original if isinstance(original, Exception) else error, "setup")
-
-
-class _Lease:
-    """A connection during a `with`; a plain class for speed, because every call uses it."""
-
-    __slots__ = ("_kind", "_pooled", "_store", "_token")
-
-    def __init__(self, store: SqlConsensus, kind: Kind) -> None:
-        self._store = store
-        self._kind: Kind = kind
-
-    def __enter__(self) -> Any:
-        self._pooled = self._store._pooled_connection()
-        connection = self._pooled.driver_connection
-        try:
-            self._token = self._store._begin_call(connection)
-        except Exception as error:
-            # The connection is already dead; nothing was sent.
-            self._pooled.invalidate()
-            raise self._store._translate(error, "read") from error
-        return connection
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._store._end_call(self._token)
-        if error is None:
-            self._pooled.close()
-            return
-        self._pooled.invalidate()
-        if isinstance(error, Exception):
-            raise self._store._translate(error, self._kind) from error
 
 
 def parsed_url(url: str) -> sa.URL:

@@ -39,26 +39,13 @@ from consensus.interface import (
 from consensus.notify import Notifier, Once
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Compiled, Kind, SqlConsensus, bind
 
-BUSY_TIMEOUT_MS = 30_000
-"""How long a statement waits for the write lock of another process before it is Unavailable."""
-
-POLL_INTERVAL_S = 0.005
-"""How often a subscribed store polls for commits of other processes; a poll costs about 10 microseconds."""
-
-IDLE_POLL_INTERVAL_S = 0.1
-"""The interval while no key is followed: it keeps the number of new rows small for the next follower."""
-
-WAL_TRIES_MAX = 100
-"""How often turning on the write-ahead log is tried, 10 ms apart. A try may wait for a lock: see `_use_wal`."""
-
-EXCLUSIVE_TIMEOUT_S = 0.1
-"""How long one try to lock the file exclusively waits, on a full disk."""
-
-VACUUM_BYTES_MAX = 1024**3
-"""A larger file is not vacuumed by `scrub`: writers would wait too long."""
-
-MOVED_ROWS_MAX = 10_000
-"""New rows read per poll; the next poll reads further rows."""
+BUSY_TIMEOUT_MS = 30_000  # how long a statement waits for the write lock of another process before it is Unavailable
+POLL_INTERVAL_S = 0.005  # of polls for commits of other processes; each costs about 10 microseconds
+IDLE_POLL_INTERVAL_S = 0.1  # while no key is followed: it keeps the new rows few for the next follower
+WAL_TRIES_MAX = 100  # to turn on the write-ahead log, 10 ms apart. A try may wait for a lock: see `_use_wal`.
+EXCLUSIVE_TIMEOUT_S = 0.1  # how long one try to lock the file exclusively waits, on a full disk
+VACUUM_BYTES_MAX = 1024**3  # a larger file is not vacuumed by `scrub`: writers would wait too long
+MOVED_ROWS_MAX = 10_000  # new rows read per poll; the next poll reads further rows
 
 EMPTY_WITH_LOG = (
     "{0} is empty and SQLite would delete its write-ahead log, so it is not opened: save a copy of that log, and "
@@ -409,17 +396,10 @@ def _drop_temporary(connection: _Connection | None, record: Any) -> None:
         record.invalidate()
 
 
-READ_TRIES_MAX = 100
-"""How often a read is repeated because the file was opened or written meanwhile."""
-
-READ_BUSY_TIMEOUT_S = 30.0
-"""How long a read waits for an exclusive lock."""
-
-COPY_BYTES_MAX = 4 * 1024**3
-"""A larger file is not copied for reading."""
-
-LOG, INDEX, JOURNAL = "-wal", "-shm", "-journal"
-"""The suffixes of SQLite's side files."""
+READ_TRIES_MAX = 100  # how often a read is repeated because the file was opened or written meanwhile
+READ_BUSY_TIMEOUT_S = 30.0  # how long a read waits for an exclusive lock
+COPY_BYTES_MAX = 4 * 1024**3  # a larger file is not copied for reading
+LOG, INDEX, JOURNAL = "-wal", "-shm", "-journal"  # the suffixes of SQLite's side files
 
 
 @dataclass(frozen=True, slots=True)
