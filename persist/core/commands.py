@@ -13,103 +13,33 @@ snake case identifies it when it is encoded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
+# ruff: noqa: F403, F405  # callers find bases, `Rewrite` and results here too
 from persist.core.attribute import AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
-from persist.core.command import ADMIN as ADMIN
-from persist.core.command import INCLUDED as INCLUDED
-from persist.core.command import LEASE_MS_MAX as LEASE_MS_MAX
-from persist.core.command import MAINTAIN as MAINTAIN
-from persist.core.command import MANAGE as MANAGE
-from persist.core.command import READ as READ
-from persist.core.command import SCOPES as SCOPES
-from persist.core.command import TIME_MS_MAX as TIME_MS_MAX
-from persist.core.command import WRITE as WRITE
-from persist.core.command import Command as Command
-from persist.core.command import MaintainCommand as MaintainCommand
-from persist.core.command import ManagedCommand as ManagedCommand
-from persist.core.command import ReadCommand as ReadCommand
-from persist.core.command import WriteCommand as WriteCommand
-from persist.core.command import WriterCommand as WriterCommand
-from persist.core.command import kinds as kinds
+from persist.core.clock_index import MARKS_PAGE_MAX
+from persist.core.command import *
+from persist.core.erasure import Doomed, Proof
 from persist.core.frontier import MINIMUM, Antichain
-from persist.core.history_commands import CutsTaken as CutsTaken
-from persist.core.history_commands import ForgetHistory as ForgetHistory
-from persist.core.history_commands import ForgetOutlived as ForgetOutlived
-from persist.core.history_commands import LowerSeal as LowerSeal
-from persist.core.history_commands import NoteLooked as NoteLooked
-from persist.core.history_commands import NoteRewritten as NoteRewritten
-from persist.core.history_commands import ProveErasure as ProveErasure
-from persist.core.history_commands import ReadErasures as ReadErasures
-from persist.core.history_commands import ReadRetention as ReadRetention
-from persist.core.history_commands import RemoveTag as RemoveTag
-from persist.core.history_commands import ResolveTime as ResolveTime
-from persist.core.history_commands import RetentionIs as RetentionIs
-from persist.core.history_commands import SetSettings as SetSettings
-from persist.core.history_commands import SetTag as SetTag
-from persist.core.history_commands import TakeCuts as TakeCuts
-from persist.core.history_commands import TimesShown as TimesShown
-from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, WriterId, written
-from persist.core.record import Record
-from persist.core.results import Appended as Appended
-from persist.core.results import AttributeValues as AttributeValues
-from persist.core.results import Bundled as Bundled
-from persist.core.results import Claimed as Claimed
-from persist.core.results import CriticalReaderState as CriticalReaderState
-from persist.core.results import Done as Done
-from persist.core.results import ErasuresAre as ErasuresAre
-from persist.core.results import Finalised as Finalised
-from persist.core.results import Flushed as Flushed
-from persist.core.results import HistoryMoved as HistoryMoved
-from persist.core.results import HoldGivenUp as HoldGivenUp
-from persist.core.results import MarksShown as MarksShown
-from persist.core.results import MergeApplied as MergeApplied
-from persist.core.results import PartReplaced as PartReplaced
-from persist.core.results import ReaderRegistered as ReaderRegistered
-from persist.core.results import Result as Result
-from persist.core.results import RollupAdded as RollupAdded
-from persist.core.results import SchemaRegistered as SchemaRegistered
-from persist.core.results import SealLowered as SealLowered
-from persist.core.results import SettingsAre as SettingsAre
-from persist.core.results import SinceDowngraded as SinceDowngraded
-from persist.core.results import SweptBefore as SweptBefore
-from persist.core.results import TagRemoved as TagRemoved
-from persist.core.results import TagsAre as TagsAre
-from persist.core.results import TimeResolved as TimeResolved
-from persist.core.results import TimeToCome as TimeToCome
-from persist.core.rewrite import DROP_BEFORE as DROP_BEFORE
-from persist.core.rewrite import EDITS as EDITS
-from persist.core.rewrite import ERASE as ERASE
-from persist.core.rewrite import INSERT as INSERT
-from persist.core.rewrite import NEVER as NEVER
-from persist.core.rewrite import RESTORE as RESTORE
-from persist.core.rewrite import TRUNCATE as TRUNCATE
-from persist.core.rewrite import Effects as Effects
-from persist.core.rewrite import NewErasure as NewErasure
-from persist.core.rewrite import PassedCut as PassedCut
-from persist.core.rewrite import Rewrite as Rewrite
-from persist.core.rewrite import SchemaChange as SchemaChange
-from persist.core.rewrite import effects as effects
-from persist.core.rewrite import scopes_of as scopes_of
-from persist.core.shard_commands import BeginClone as BeginClone
-from persist.core.shard_commands import EndLoan as EndLoan
-from persist.core.shard_commands import EvolveSchema as EvolveSchema
-from persist.core.shard_commands import ForgetLapsed as ForgetLapsed
-from persist.core.shard_commands import HandOver as HandOver
-from persist.core.shard_commands import LapsedLeases as LapsedLeases
-from persist.core.shard_commands import Lend as Lend
-from persist.core.shard_commands import LendOn as LendOn
-from persist.core.shard_commands import Lent as Lent
-from persist.core.shard_commands import Returned as Returned
-from persist.core.shard_commands import ShrinkLoan as ShrinkLoan
-from persist.core.shard_settings import NO_SETTINGS, ShardSettings
+from persist.core.ids import CriticalReaderId, LoanId, PartId, ReaderId, SeqNo, WriterId, written
+from persist.core.named_holds import KEEP_MS_MAX, LENT_KEYS_MAX
+from persist.core.record import Meta, Record
+from persist.core.results import *
+from persist.core.retention_plan import Facts
+from persist.core.rewrite import *
+from persist.core.shard_settings import MARK_EVERY_MS, NO_SETTINGS, Looked, RowPolicy, Rung, ShardSettings
 from persist.core.spill import SpillFile, SpillKind
-from persist.core.state import SchemaRecord
+from persist.core.state import Claim, LeasedReader, SchemaRecord, State, WriterState
 
 _Writer = Annotated[WriterId, written(WriterId)]
 _Reader = Annotated[ReaderId, written(ReaderId)]
 _Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
+_Loan = Annotated[LoanId, written(LoanId)]
+_Count = Annotated[int, Meta(ge=1, le=LENT_KEYS_MAX)]
+_Instant = Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+RUNGS_AT_ONCE = 8
+CUTS_TRIED_MAX = 2  # that one run takes
 
 
 # --- writers
@@ -315,7 +245,189 @@ class ExpireCriticalReader(ManagedCommand, frozen=True):
     registered: SeqNo | None = None
 
 
-# --- life cycle
+# --- wall clocks, settings, history and tags
+
+
+class ResolveTime(ReadCommand, frozen=True):
+    """The upper of the shard at the wall clock `at_ms`, which is sealed by this command. -> TimeResolved
+
+    The answer never changes. TimeToCome: the instant is in the future. NotReadable: it is unknown or forgotten.
+    Unavailable: the clock of the committer could not be checked.
+    """
+
+    at_ms: _Instant
+
+
+class TimesShown(ReadCommand, frozen=True):
+    """The wall clocks from which the times from `first` to `last` are visible. -> MarksShown, page by page
+
+    NotReadable: `first` was forgotten. InvalidUsage: it is not complete. It commits only if a checked clock can date
+    rows that were committed without one.
+    """
+
+    first: Annotated[int, Meta(ge=0)]
+    last: Annotated[int, Meta(ge=0)]
+    limit: Annotated[int, Meta(ge=2, le=MARKS_PAGE_MAX)] = MARKS_PAGE_MAX
+
+
+class LowerSeal(Command, frozen=True):
+    """Repair a seal that a wrong clock has moved far ahead: set it back to the checked clock. -> SealLowered
+
+    Marks are kept. Other instants in between lose their answer. Changes nothing if the seal is not far ahead.
+    """
+
+
+class SetSettings(ManageCommand, frozen=True):
+    """Change the shard's settings iff their version is the expected one. -> SettingsAre
+
+    `history_ms` None: unlimited; 0: as long as readers need it. `rows` None: all rows are kept. Conflict carries the
+    actual version. A retry is safe.
+    """
+
+    expected_version: Annotated[int, Meta(ge=0)]
+    history_ms: int | None
+    mark_every_ms: int = MARK_EVERY_MS
+    rows: RowPolicy | None = None
+
+
+class ForgetOutlived(MaintainCommand, frozen=True):
+    """Forget history before `before_ms`, expired tags, and dropped rows. -> HistoryMoved
+
+    History: the shard's own hold moves to the upper at `before_ms`, if that instant is beyond the retention of the
+    shard by the clock of this commit; without retention, since follows the latest time as far as readers allow. None:
+    it is unchanged. Dropped rows leave the State, by metadata alone, if no readable time precedes their drop: parts
+    wholly before a cut are removed, parts across it are clipped. A retry is safe. Unavailable: the clock of the
+    committer, which decides what has expired, could not be checked.
+    """
+
+    before_ms: _Instant | None = None
+
+
+class ForgetHistory(Command, frozen=True):
+    """Move the shard's own hold to `before`, and since as far as readers allow. -> HistoryMoved. A retry is safe."""
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
+    before: Antichain
+
+
+class SetTag(ManageCommand, frozen=True):
+    """Keep `time` readable under the name `tag`, for `keep_ms` from now on (None: until it is removed). -> TagsAre
+
+    The time must be readable: not before since, or kept by a tag already. An existing tag of the same time gets this
+    `keep_ms`; Conflict if it is of another time. A retry is safe.
+    """
+
+    tag: str
+    time: Annotated[int, Meta(ge=0)]
+    keep_ms: Annotated[int, Meta(ge=0, le=KEEP_MS_MAX)] | None = None
+
+
+class RemoveTag(ManageCommand, frozen=True):
+    """Remove a tag; its time is forgotten unless something else keeps it. -> TagRemoved, also if there is none"""
+
+    tag: str
+
+
+# --- row policies
+
+
+class ReadRetention(ReadCommand, frozen=True):
+    """The shard's row policy, and the facts for its plan. -> RetentionIs; changes nothing.
+
+    With `policy` or `cuts_ms`: as they would be with this policy, and after taking the cuts of these instants.
+    """
+
+    policy: RowPolicy | None = None
+    cuts_ms: Annotated[tuple[_Instant, ...], Meta(max_length=CUTS_TRIED_MAX)] = ()
+
+
+class TakeCuts(Command, frozen=True):
+    """Take the cuts and the tags of the row policy at some instants. -> CutsTaken
+
+    An instant that is unknown or no longer readable is skipped, as is a cut if nothing was written since the one before
+    it, and a tag whose name exists. Tags in excess of the ladder are removed. A retry is safe. Unavailable: the clock
+    of the committer could not be checked, or an instant is in the future.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
+    at_ms: Annotated[tuple[_Instant, ...], Meta(max_length=CUTS_TRIED_MAX)] = ()
+    rungs: Annotated[tuple[Rung, ...], Meta(max_length=RUNGS_AT_ONCE)] = ()
+
+
+class NoteLooked(Command, frozen=True):
+    """Record the progress of the policy by its column. -> Done. A retry is safe.
+
+    Nothing changes if the settings have another version by now, or if the policy has progressed further. `overran`:
+    rows that a consumer has not passed were removed.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
+    looked: Looked
+    overran: bool = False
+
+
+class RetentionIs(Result, frozen=True):
+    """`checked_ms` is the committer's clock if the blob store agrees with it, else None.
+
+    `rows` is the number of rows at the latest time; None: unknown.
+    """
+
+    facts: Facts
+    checked_ms: int | None
+    rows: int | None
+
+
+class CutsTaken(Result, frozen=True):
+    """The number of new cuts."""
+
+    count: int
+
+
+# --- erasures
+
+
+class ReadErasures(MaintainCommand, frozen=True):
+    """The shard's erasures, and what each waits for. -> ErasuresAre; changes nothing."""
+
+
+class NoteRewritten(MaintainCommand, frozen=True):
+    """Record that no part of the shard contains the rows of this erasure; `doomed` are blobs that did. -> Done
+
+    Changes nothing if a part may still contain them, or if it was recorded before.
+    """
+
+    erasure: str
+    doomed: Doomed
+
+
+class ProveErasure(MaintainCommand, frozen=True):
+    """Record the proof that a scan of both stores found nothing left of this erasure. -> Done
+
+    Changes nothing if a rollup from before `rewritten` is still named, or if it was proved before.
+    """
+
+    erasure: str
+    proof: Proof
+
+
+# --- schema and life cycle
+
+
+class EvolveSchema(ManagedCommand, frozen=True):
+    """Make `schema` current iff the current id is `expected_id` and the shard can evolve to it. -> SchemaRegistered
+
+    It changes either columns or constraints. If its types cannot hold every value of the present ones, or its
+    constraints are stricter, `expected_upper` is the upper up to which the contents were checked; UpperMismatch if rows
+    were written since. Rows that were staged before have to be staged again. InvalidUsage if it is invalid, does not
+    fit the present schema, or needs an `expected_upper`.
+    """
+
+    expected_id: int
+    schema: SchemaRecord
+    expected_upper: Antichain | None = None
 
 
 class Drop(Command, frozen=True):
@@ -344,7 +456,114 @@ class Recreate(WriteCommand, frozen=True):
     settings: ShardSettings = NO_SETTINGS
 
 
+class HandOver(Command, frozen=True):
+    """Move the shard from the home of epoch `expected` to that of `epoch`; 0: the home of this log. -> Done
+
+    While it is at another home, every change but this command is refused as ReadOnly. Conflict: it is at another home
+    than the two. A retry is safe.
+    """
+
+    expected: Annotated[int, Meta(ge=0)]
+    epoch: Annotated[int, Meta(ge=0)]
+
+
+# --- clones
+
+
+class Lend(Command, frozen=True):
+    """The shard `borrower` may name blobs that the State at `seqno` names: those of the list at `list_key`. -> Lent
+
+    Accepted iff no garbage collection that deletes one of them can have begun. A retry is safe.
+    """
+
+    loan: _Loan
+    borrower: str
+    list_key: str
+    keys: _Count
+    seqno: SeqNo
+
+
+class LendOn(Command, frozen=True):
+    """The shard `borrower` may name blobs that are lent already, as a clone of a clone does. -> Lent
+
+    Accepted iff the loan `through` still has the list at `through_key`. The caller has checked that this list is a part
+    of it. Legal in every phase and life of the owner. A retry is safe.
+    """
+
+    loan: _Loan
+    borrower: str
+    list_key: str
+    keys: _Count
+    through: _Loan
+    through_key: str
+
+
+class ShrinkLoan(MaintainCommand, frozen=True):
+    """Reduce a loan to the list at `new_key`, a part of that at `list_key`. -> Lent
+
+    Accepted iff the loan still has the list at `list_key`.
+    """
+
+    loan: _Loan
+    list_key: str
+    new_key: str
+    keys: _Count
+
+
+class EndLoan(MaintainCommand, frozen=True):
+    """End a loan: the borrower names none of its blobs any more. -> Done, also if there is no such loan."""
+
+    loan: _Loan
+
+
+class Returned(MaintainCommand, frozen=True):
+    """Let the borrower forget a loan that its owner has ended. -> Done, also if it is unknown.
+
+    InvalidUsage while the State names a blob of that owner and has no other loan from it.
+    """
+
+    loan: _Loan
+
+
+class BeginClone(Command, frozen=True):
+    """Begin the next life of the name as a clone, with this State. -> Done
+
+    Expired: one of its loans may have been ended meanwhile.
+    """
+
+    state: State
+    lists: tuple[str, ...] = ()  # the keys of the lists of its loans
+
+
+class Lent(Result, frozen=True):
+    """Whether the loan exists, with this list."""
+
+    accepted: bool
+
+
 # --- maintenance
+
+
+class LapsedLeases(Record, frozen=True):
+    """Leases as they were in some State."""
+
+    leased_readers: Mapping[_Reader, LeasedReader] = {}
+    writers: Mapping[_Writer, WriterState] = {}
+    claims: Mapping[str, Claim] = {}
+
+
+class ForgetLapsed(MaintainCommand, frozen=True):
+    """Remove lapsed leases, and refuse old staged blobs from now on. -> SweptBefore; it always commits.
+
+    It removes readers, writers and claims whose leases have lapsed. The caller guarantees that those in `silent` have
+    lapsed too; one that was renewed since, so that it differs from `silent`, is kept. From now on a blob whose key was
+    minted before `staged_before_ms` (at most the committer's clock) may not be named unless it is named already. A
+    commit that was planned on an earlier State loses its race, so blobs that are that old and not named now may be
+    deleted.
+    """
+
+    silent: LapsedLeases = LapsedLeases()
+    staged_before_ms: _Instant = 0
 
 
 class AddRollup(MaintainCommand, frozen=True):
