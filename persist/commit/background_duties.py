@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from persist.commit.commit_plan import BatchMerge, BundleUp, Collect, FlushIndex, FlushRecent, Retain, RollUp
+from persist.commit.commit_plan import BatchMerge, BundleUp, FlushIndex, FlushRecent, RollUp
 from persist.core.batch import EMPTY_TRACE, HollowBatch
 from persist.core.bundles import to_bundle
 from persist.core.ids import SeqNo
@@ -40,10 +40,13 @@ ROLLUP_GONE = 32  # blobs that have left the State since then: a later rollup al
 
 
 class Duty(Struct, frozen=True):
-    """One background task on the blob store. `inputs` are the parts that it will replace."""
+    """One background task on the blob store, or a call with the name of the shard.
+
+    `inputs` are the parts that it will replace.
+    """
 
     kind: str
-    task: BatchMerge | BundleUp | RollUp | FlushIndex | FlushRecent | Collect | Retain
+    task: BatchMerge | BundleUp | RollUp | FlushIndex | FlushRecent | Callable[[str], object]
     inputs: frozenset[str] = frozenset()
 
 
@@ -85,9 +88,9 @@ class SinceRollup:
 class Upkeep:
     """Decides which duties are due, and tracks those under way. Thread-safe.
 
-    `merges`, `collects` and `retains` say whether small merges, garbage collection and row policies are among the
-    duties. A collection is due once per rollup, and only if its horizon can move. Whether a row policy is due is
-    decided when it runs.
+    `merges` says whether small merges are among the duties, and so are garbage collection and row policies once
+    `collect` and `retain` are set. A collection is due once per rollup, and only if its horizon can move. Whether a row
+    policy is due is decided when it runs.
     """
 
     def __init__(self, policy: Policy, merges: bool) -> None:
@@ -106,9 +109,9 @@ class Upkeep:
         self._looked_at = EMPTY_TRACE
         self._crowded: list[HollowBatch] = []  # batches of `_looked_at` with enough parts for a bundle
         self._given_away: SeqNo | None = None  # the rollup after which flushes took the place of the next one
-        self.collects = False
+        self.collect: Callable[[str], object] | None = None
+        self.retain: Callable[[str], object] | None = None
         self._collected: tuple[SeqNo, bool, bool] | None = None
-        self.retains = False
         self._since_rollup = SinceRollup(2 * policy.rollup_every)
 
     def committed(self, seqno: SeqNo, nbytes: int, gone: int) -> None:
@@ -135,10 +138,10 @@ class Upkeep:
             self._looked_at = state.trace
             duties += self._merges_due(state) if self._merges else ()
             duties += self._bundles_due(state)
-        if self.collects and self._has_to_collect(state):
-            duties.append(Duty("collection", Collect()))
-        if self.retains and state.settings.rows is not None and not state.is_closed:
-            duties.append(Duty("retention", Retain()))
+        if self.collect is not None and self._has_to_collect(state):
+            duties.append(Duty("collection", self.collect))
+        if self.retain is not None and state.settings.rows is not None and not state.is_closed:
+            duties.append(Duty("retention", self.retain))
         return duties
 
     def _turn(self, state: State) -> Iterator[Duty]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -24,7 +23,7 @@ from persist.core.bundles import Listed, bundle_of, packed, to_bundle
 from persist.core.clock_index import Mark
 from persist.core.dedup import TokenOutcome
 from persist.core.errors import Corruption, InvalidUsage, PersistError
-from persist.core.ids import IdSource, PartId, ShardId, mint
+from persist.core.ids import IdSource, PartId, mint
 from persist.core.invariants import check_state
 from persist.core.record import replace
 from persist.core.state import Policy, State, kept_below
@@ -39,34 +38,28 @@ from persist.telemetry.metrics import MachineMetrics
 # Writing bundles, and comparing the bundles of a command with the State.
 
 
-class Bundler:
-    """Writes bundles. Thread-safe. Raises the errors of the blob store."""
+def write_bundles(
+    versions: Versions, ids: IdSource, policy: Policy, state: State, batch: HollowBatch
+) -> c.BundleParts | None:
+    """Write excess parts of the batch to bundles. None: it does not have too many parts.
 
-    def __init__(self, versions: Versions, ids: IdSource, policy: Policy) -> None:
-        self._versions = versions
-        self._ids = ids
-        self._policy = policy
+    One bundle is in memory at a time. Raises the errors of the blob store.
+    """
+    plain = to_bundle(batch, policy, state.shard_id)
+    if not plain:
+        return None
 
-    def bundled(self, state: State, batch: HollowBatch) -> c.BundleParts | None:
-        """Write excess parts of the batch to bundles. None: it does not have too many parts.
-
-        One bundle is in memory at a time.
-        """
-        plain = to_bundle(batch, self._policy, state.shard_id)
-        if not plain:
-            return None
-        groups = packed(plain, self._policy.bundle_parts_max)
-        runs = tuple(Run(tuple(self._written(state.shard_id, listed) for listed in group)) for group in groups)
-        return c.BundleParts(tuple(part.id for run in plain for part in run.parts), runs)
-
-    def _written(self, shard: ShardId, listed: Listed) -> Part:
+    def written(listed: Listed) -> Part:
         is_merged = all(part.key is not None and is_of_maintenance(part.key) for run in listed for part in run.parts)
-        bundle_id = mint(PartId, self._ids)
-        key = bundle_key(shard, COMPACTOR if is_merged else FLUSHER, bundle_id)
-        data = encode_listing(Listing(listed), self._versions.format_version)
+        bundle_id = mint(PartId, ids)
+        key = bundle_key(state.shard_id, COMPACTOR if is_merged else FLUSHER, bundle_id)
+        data = encode_listing(Listing(listed), versions.format_version)
         with translated():
-            self._versions.blob.put(key, data)
+            versions.blob.put(key, data)
         return bundle_of(bundle_id, key, listed, len(data), zlib.crc32(data))
+
+    runs = tuple(Run(tuple(map(written, group))) for group in packed(plain, policy.bundle_parts_max))
+    return c.BundleParts(tuple(part.id for run in plain for part in run.parts), runs)
 
 
 def keys_in(blob: Blob, key: str) -> list[str]:
@@ -110,24 +103,23 @@ MEMORY_BYTES = 64 * 1024 * 1024
 WorkTask = AppendCount | BatchMerge | BundleUp | RollUp | FlushIndex | FlushRecent
 
 
-class WorkerFiles(NamedTuple):
-    """The parts of the State that are stored in files: the attribute index and spilled entries."""
-
-    attributes: AttributeIndex
-    spilled: SpillWriter
-
-
 class BlobWorker:
     """Runs the blob tasks of one shard. Thread-safe. Every method may raise Unavailable."""
 
     def __init__(
-        self, versions: Versions, files: WorkerFiles, ids: IdSource, metrics: MachineMetrics, policy: Policy
+        self,
+        versions: Versions,
+        attributes: AttributeIndex,
+        spilled: SpillWriter,
+        ids: IdSource,
+        metrics: MachineMetrics,
+        policy: Policy,
     ) -> None:
         self._versions = versions
-        self._files = files
+        self._attributes = attributes
+        self._spilled = spilled
         self._ids = ids
         self._policy = policy
-        self._bundler = Bundler(versions, ids, policy)
         self._metrics = metrics
 
     def finish(self, task: WorkTask, newest: State, refresh: Callable[[], State] | None = None) -> c.Command | None:
@@ -151,13 +143,13 @@ class BlobWorker:
             self._metrics.upkeep_bytes += sum(part.size for run in outputs for part in run.parts)
             return merge
         if isinstance(task, BundleUp):
-            return self._bundler.bundled(task.state, task.batch)
+            return write_bundles(self._versions, self._ids, self._policy, task.state, task.batch)
         if isinstance(task, RollUp):
             check_state(task.state)  # commits have only checked what each of them changed
             return c.AddRollup(task.state.seqno, *self._versions.write_rollup(task.state))
         if isinstance(task, FlushRecent):
-            return self._files.spilled.flush(newest, task.kind, self._policy)
-        return self._files.attributes.flush(newest)
+            return self._spilled.flush(newest, task.kind, self._policy)
+        return self._attributes.flush(newest)
 
     def _counted(self, task: AppendCount) -> c.Command:
         command, upper = task.command, task.state.upper.element

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from persist.commit.state_loader import Versions
 from persist.commit.system import Clock
@@ -75,15 +76,12 @@ class LeaseWatch:
         return max(passed_ms, abs(self._clock.now_ms() - look.walltime_ms))
 
 
-class _Look:
+class _Look(NamedTuple):
     """A State that was the newest one at `asked_s`."""
 
-    __slots__ = ("asked_s", "state", "walltime_ms")
-
-    def __init__(self, state: State, asked_s: float, walltime_ms: int) -> None:
-        self.state = state
-        self.asked_s = asked_s
-        self.walltime_ms = walltime_ms
+    state: State
+    asked_s: float
+    walltime_ms: int
 
 
 # The State of one shard as this process knows it, and the callers that wait for it to change.
@@ -137,7 +135,7 @@ class CachedState:
                 self._lose(error)
                 raise
             except (Corruption, ReadOnly):  # ReadOnly: its log ends before what was copied into its store
-                self._versions.check_no_copy()
+                self._versions.identity.check_no_copy()
                 raise
             if state is None:
                 raise UnknownShard(f"there is no shard {self.name!r} here; create it first")

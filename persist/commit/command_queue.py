@@ -92,10 +92,6 @@ class CommandQueue:
         return len(self._queue) + len(self._group)
 
     @property
-    def queue_max(self) -> int:
-        return self._queue_max
-
-    @property
     def is_led(self) -> bool:
         """Whether a caller leads now."""
         return self._leader is not None

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from msgspec import Struct
 
 from persist.core import commands as c
-from persist.core import dedup as tokens
 from persist.core import invariants, state_diff
 from persist.core.audit_log import NOBODY, Caller, CommandEntry
 from persist.core.batch import HollowBatch
@@ -23,11 +22,11 @@ from persist.core.ids import SeqNo
 from persist.core.merge_plan import inline_rows_from
 from persist.core.record import replace
 from persist.core.spill import ENTRIES, SpillKind
-from persist.core.state import Policy, State
+from persist.core.state import State
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
 from persist.core.transitions.audit_recording import entry_of, recorded
-from persist.core.transitions.context import SOUND, UNCHECKED, Indexed, Renewed, Verdict
+from persist.core.transitions.context import SOUND, UNCHECKED, Verdict
 from persist.core.transitions.lease_expiry import with_lease_clock
 from persist.core.transitions.part_admission import departed
 from persist.core.transitions.spill_flush import check_room
@@ -83,14 +82,6 @@ class FlushRecent(Struct, frozen=True):
     kind: SpillKind
 
 
-class Retain(Struct, frozen=True):
-    """A task of upkeep: do what the shard's policy of rows asks for (`persist.client.row_retention`)."""
-
-
-class Collect(Struct, frozen=True):
-    """A task of upkeep: delete what no live version of the shard needs (`persist.maintenance.collector`)."""
-
-
 Outcome = c.Result | BaseException  # what a command came to
 Supply = c.Command | Exception | None  # the result of a task; None: there was nothing to do
 
@@ -98,25 +89,17 @@ Supply = c.Command | Exception | None  # the result of a task; None: there was n
 class PlanInput(Struct, frozen=True):
     """The inputs of a plan besides the State and the commands.
 
-    `indexed` has what was read from the attribute index for these commands, `remembered` the outcomes of their tokens
-    in files. `check_all` checks every invariant. `verdicts` and `callers` are those of the commands, in order.
-    `lease_clock_ms` is the new value of the lease clock; None: leases are judged by walltimes.
-    `renewed`, `store_ms` and `checked_ms` are as in `Context`.
-    `unread` maps the index of a command to the error with which the attribute index or the files could not be read.
+    `context` is that of the commands; the plan sets their verdicts and the base. Its `lease_clock_ms` is the new value
+    of the lease clock; None: leases are judged by walltimes. `check_all` checks every invariant. `verdicts` and
+    `callers` are those of the commands, in order. `unread` maps the index of a command to the error with which the
+    attribute index or the files could not be read.
     """
 
-    now_ms: int
+    context: Context
     commit_id: str
-    policy: Policy
-    indexed: Indexed
     check_all: bool = False
     verdicts: Sequence[Verdict] = ()
-    lease_clock_ms: int | None = None
-    renewed: tuple[Renewed, ...] = ()
-    remembered: Mapping[str, tokens.TokenOutcome] = {}
-    store_ms: int = 0
     unread: Mapping[int, PersistError] = {}
-    checked_ms: int | None = None
     callers: Sequence[Caller] = ()
 
 
@@ -148,23 +131,14 @@ def plan_commit(base: State, group: Sequence[c.Command], given: PlanInput) -> Pl
     store fails, commands for whose rows there is no room are refused, with the error of the store if there is one.
     """
     commands = list(group)
-    clock = given.lease_clock_ms
-    lease_now = max(given.now_ms, base.walltime_ms) if clock is None else clock
-    context = Context(
-        given.now_ms if clock is not None else lease_now,
-        given.policy,
-        indexed=given.indexed,
-        lease_clock_ms=clock,
-        renewed=given.renewed,
-        remembered=given.remembered,
-        store_ms=given.store_ms,
-        checked_ms=given.checked_ms,
-        base_upper=base.upper,
-    )
+    clock, walltime_ms = given.context.lease_clock_ms, given.context.now_ms
+    now_ms = max(walltime_ms, base.walltime_ms) if clock is None else walltime_ms
+    context = replace(given.context, now_ms=now_ms, base_upper=base.upper)
+    policy, checked_ms = context.policy, context.checked_ms
     begun = base if clock is None or base.lease_clock_ms else with_lease_clock(base, clock)
-    room, held = given.policy.inline_shard_bytes_max, base.trace.inline_bytes
+    room, held = policy.inline_shard_bytes_max, base.trace.inline_bytes
     wanted = held + sum(map(_inline_bytes, commands))
-    roomy = context if wanted <= room else replace(context, policy=replace(given.policy, inline_shard_bytes_max=wanted))
+    roomy = context if wanted <= room else replace(context, policy=replace(policy, inline_shard_bytes_max=wanted))
     state, outcomes, entries = yield from _stepped(begun, commands, given, roomy)
     added = state.trace.inline_bytes - held
     if added > 0 and (state.trace.inline_bytes > room or added * GROUP_ROOM_PART >= room):
@@ -179,11 +153,11 @@ def plan_commit(base: State, group: Sequence[c.Command], given: PlanInput) -> Pl
     if state is begun:
         refused = any(isinstance(outcome, Overloaded) for outcome in outcomes)  # until upkeep has made room
         return Commit(None, base, outcomes, base if refused else None, commands)
-    made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": given.now_ms, "commit_id": given.commit_id}
-    following = expire_lapsed(state, lease_now, given.checked_ms)
+    made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": walltime_ms, "commit_id": given.commit_id}
+    following = expire_lapsed(state, context.lease_now_ms, checked_ms)
     following = replace(following, lease_clock_ms=clock or 0, **made)
     before = base.upper if following.incarnation == base.incarnation else _born_with(commands)
-    following = stamped(following, before, given.checked_ms, given.policy)
+    following = stamped(following, before, checked_ms, policy)
     following = recorded(following, entries)
     gone = state_diff.gone_between(base, following)
     following = departed(following, gone)
@@ -253,7 +227,7 @@ def _stepped(
             if following is not state:
                 entry = entry_of(state, following, command, result, callers[index], context.verdict)
             if entry is not None and isinstance(command, c.WriteCommand):
-                check_room(state, ENTRIES, given.policy)
+                check_room(state, ENTRIES, context.policy)
         except Exception as error:  # even a bug affects only the command that triggers it
             outcomes.append(error)
             continue

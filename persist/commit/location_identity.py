@@ -55,10 +55,6 @@ class Looks:
         succeeded = self._succeeded
         return math.inf if succeeded is None else succeeded.passed_s(self._clock)
 
-    @property
-    def has_succeeded(self) -> bool:
-        return self._succeeded is not None
-
     def forget(self) -> None:
         """Forget all checks, so that one is due."""
         with self._lock:
@@ -241,7 +237,7 @@ class Identity:
         if taken is not None:
             raise ReadOnly(taken.message, **taken.details)
         if self._fence_after_s is not None and (silent_s := self._looks.silent_s) >= self._fence_after_s:
-            since = f"for {silent_s:.0f} s" if self._looks.has_succeeded else "since it started"
+            since = "since it started" if math.isinf(silent_s) else f"for {silent_s:.0f} s"
             raise Unavailable(
                 f"this process could not check {since} whether another home of {self._blob.url} has taken over; it "
                 "refuses writes until it can"

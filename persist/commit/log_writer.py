@@ -82,7 +82,7 @@ class LogWriter:
             self._system.publisher.add(self._name, data)
         if not holds:
             try:
-                self._versions.check_writable()
+                self._versions.identity.check_writable()
             except PersistError as error:
                 raise self._unsure(error) from error
 
@@ -92,14 +92,14 @@ class LogWriter:
         """One compare-and-set, repeated while the store gives no definite answer. `after`: how the entry before begins.
 
         Whether the last try won, and whether the outcome of an earlier one is unknown. `holds`: the entry only moves
-        holds. Raises also what `Versions.check_writable` raises.
+        holds. Raises also what `Identity.check_writable` raises.
         """
         unknown: ConsensusError | None = None
         tries = 0
         while True:
             if not holds:
                 try:
-                    self._versions.check_writable()
+                    self._versions.identity.check_writable()
                 except PersistError as error:
                     if unknown is None:
                         raise

@@ -15,16 +15,14 @@ from consensus.advisory_locks import Turn
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache, StaleIndex
 from persist.commit.background_duties import Duty, Upkeep
-from persist.commit.blob_tasks import BlobWorker, GroupRead, WorkerFiles, read_apart
+from persist.commit.blob_tasks import BlobWorker, GroupRead, read_apart
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
 from persist.commit.commit_plan import (
     BatchMerge,
-    Collect,
     Commit,
     Outcome,
     PlanInput,
-    Retain,
     Supply,
     Task,
     plan_commit,
@@ -70,7 +68,7 @@ def outcomes_for(versions: Versions, commit: Commit, group: Sequence[Pending]) -
     not have the first try.
     """
     outcomes = [
-        versions.named(outcome) if isinstance(outcome, ReadOnly) else outcome
+        versions.identity.named(outcome) if isinstance(outcome, ReadOnly) else outcome
         for outcome in _unless_copied(versions, commit, group)
     ]
     if commit.diff is not None:
@@ -82,7 +80,7 @@ def outcomes_for(versions: Versions, commit: Commit, group: Sequence[Pending]) -
     ]
     if writes:
         try:
-            versions.check_writable()
+            versions.identity.check_writable()
         except PersistError as error:
             for index in writes:
                 outcomes[index] = error
@@ -95,7 +93,7 @@ def _unless_copied(versions: Versions, commit: Commit, group: Sequence[Pending])
     if not commit.following.handed_over or not any(reads):
         return commit.outcomes
     try:
-        versions.check_no_copy(if_due=True)
+        versions.identity.check_no_copy(if_due=True)
     except PersistError as copied:
         return [copied if is_read else outcome for outcome, is_read in zip(commit.outcomes, reads, strict=True)]
     return commit.outcomes
@@ -152,23 +150,19 @@ class Machine(CachedState):
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._spilled = SpillReader(versions.blob, nodes)
-        files = WorkerFiles(self._attributes, SpillWriter(versions, system.ids, nodes))
-        self._blobs = BlobWorker(versions, files, system.ids, self.metrics, policy)
+        spilled = SpillWriter(versions, system.ids, nodes)
+        self._blobs = BlobWorker(versions, self._attributes, spilled, system.ids, self.metrics, policy)
         self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads, versions.bound)
         self._store_clock = StoreClock(versions.blob, system.clock, system.ids)
         self._upkeep = Upkeep(policy, settings.small_merges)
-        self._collect: Callable[[str], object] | None = None
-        self._retain: Callable[[str], object] | None = None
 
     def collect_with(self, collect: Callable[[str], object]) -> None:
         """Call `collect(name)` in the background whenever a commit leaves garbage."""
-        self._collect = collect
-        self._upkeep.collects = True
+        self._upkeep.collect = collect
 
     def retain_with(self, retain: Callable[[str], object]) -> None:
         """Call `retain(name)` in the background now and then, as commits land, if the rows have a policy."""
-        self._retain = retain
-        self._upkeep.retains = True
+        self._upkeep.retain = retain
 
     @property
     def queued(self) -> int:
@@ -420,21 +414,18 @@ class Machine(CachedState):
         """
         base, read = self._known(base, commands)
         now_ms = self._system.clock.now_ms()
-        given = PlanInput(
+        context = Context(
             now_ms,
-            commit_id,
             self.policy,
-            read.indexed,
-            self._settings.check_all,
-            [pending.verdict for pending in group],
-            self._leases.now_ms(base),
-            self._leases.renewed(),
-            read.remembered,
-            self._store_ms(commands, now_ms),
-            read.unread,
-            checked_ms(self._system.stamps, now_ms),
-            [pending.caller for pending in group],
+            indexed=read.indexed,
+            lease_clock_ms=self._leases.now_ms(base),
+            renewed=self._leases.renewed(),
+            remembered=read.remembered,
+            store_ms=self._store_ms(commands, now_ms),
+            checked_ms=checked_ms(self._system.stamps, now_ms),
         )
+        verdicts, callers = [pending.verdict for pending in group], [pending.caller for pending in group]
+        given = PlanInput(context, commit_id, self._settings.check_all, verdicts, read.unread, callers)
         counted_s = self._system.clock.monotonic()
         commit = supplied(plan_commit(base, commands, given), self._supply)
         self._check_diff(commit, base)
@@ -536,10 +527,8 @@ class Machine(CachedState):
             self._upkeep.ended(duty)
 
     def _done(self, duty: Duty) -> None:
-        if isinstance(duty.task, (Collect, Retain)):
-            work = self._collect if isinstance(duty.task, Collect) else self._retain
-            if work is not None:
-                work(self.name)
+        if callable(duty.task):
+            duty.task(self.name)
             return
         command = self._blobs.finish(duty.task, self.state(), self.refresh)
         self._upkeep.written(duty)

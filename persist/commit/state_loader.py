@@ -81,7 +81,7 @@ class Versions:
         self.bound = DecodeLimit(KEPT_MAX, PASSING_MAX)  # of untrusted row groups
         self._ids = ids
         self.build = build
-        self._identity = identity
+        self.identity = identity
         self._format = 0  # the highest version in a frame so far
         self._format_read = 0  # the version of the location; 0: not read yet
         self._lock = threading.Lock()
@@ -104,20 +104,8 @@ class Versions:
         ReadOnly: this process may only read. Diffs that only move holds are encoded all the same.
         """
         if not state_diff.only_holds(change):
-            self._identity.check_writable()
+            self.identity.check_writable()
         return encode_diff(change, self.format_version, ends=ends)
-
-    def check_writable(self) -> None:
-        """Raise ReadOnly (this process may only read) or Unavailable (that is not known). Nothing was written."""
-        self._identity.check_writable()
-
-    def check_no_copy(self, *, if_due: bool = False) -> None:
-        """Raise Unavailable or InvalidUsage if the store has become a copy, which explains a missing entry."""
-        self._identity.check_no_copy(if_due=if_due)
-
-    def named(self, error: ReadOnly) -> ReadOnly:
-        """The refusal, with the home that has taken over if it is known."""
-        return self._identity.named(error)
 
     def decode(self, data: bytes) -> StateDiff:
         """The state diff of a log entry."""
@@ -130,7 +118,7 @@ class Versions:
 
         Corruption: the log has lost entries, as a newer rollup in the blob store shows.
         """
-        self._identity.check()
+        self.identity.check()
         for _ in range(LOAD_TRIES_MAX):
             with translated():
                 head = self.consensus.head(name)
@@ -254,7 +242,7 @@ class Versions:
         State, so that it can replace the rollup, which may be swept if this process pauses before the commit. For the
         same reason it is never a long diff. InvalidUsage: the schema is too large for one log entry.
         """
-        self._identity.check_writable()
+        self.identity.check_writable()
         key = rollup_key(state.shard_id, state.seqno, self._ids)
         named = replace(state, rollups={**state.rollups, state.seqno: Rollup(key, 0)}, commit_id=commit_id)
         first = state_diff.diff(blank_state(state.name), named, commit_id)
@@ -265,9 +253,7 @@ class Versions:
                 f"{self.consensus.value_bytes_max} are possible; create the shard with fewer columns, then add the "
                 "others with evolve_schema"
             )
-        data = encode_state(named, self.format_version)
-        with translated():
-            self.blob.put(key, data)
+        self.write_rollup(named, key)
         return entry, named
 
     def begin(self, state: State, key: str = "") -> bool:
@@ -277,14 +263,14 @@ class Versions:
         with the same State is safe; with the same `key` it leaves no second rollup, which a copy of the blob store
         could mistake for the one that the log names. Raises Unavailable, Indeterminate (it may have happened).
         """
-        self._identity.check_writable()
+        self.identity.check_writable()
         with translated():
             if self.consensus.head(state.name) is not None:
                 begun = self.is_begun(state)
             else:
                 key = key or rollup_key(state.shard_id, state.seqno, self._ids)
                 named = replace(state, rollups={state.seqno: Rollup(key, 0)})
-                self.blob.put(key, encode_state(named, self.format_version))
+                self.write_rollup(named, key)
                 data = self._beginning(named)
                 begun = self.consensus.begin(state.name, int(state.seqno), data) or self.is_begun(state)
         if begun:
@@ -298,12 +284,12 @@ class Versions:
         cannot be determined now; ReadOnly: a home has taken over, and the new shard exists only here.
         """
         try:
-            self._identity.check_home()
+            self.identity.check_home()
         except ReadOnly:
             raise
         except PersistError as error:  # never a definite failure: a caller would take its loans back
             raise Indeterminate(f"shard {name!r} may have been created; check, then retry: {error}") from error
-        self._identity.check_writable()
+        self.identity.check_writable()
 
     def _beginning(self, named: State) -> bytes:
         """The log entry with which a log begins at this State. An entry of v1 can replace its rollup, as in `create`,
@@ -348,10 +334,10 @@ class Versions:
                 state = following
         return state
 
-    def write_rollup(self, state: State) -> tuple[str, int]:
+    def write_rollup(self, state: State, key: str = "") -> tuple[str, int]:
         """Write the State to a new blob; return its key and size, to be named by an AddRollup."""
-        self._identity.check_writable()
-        key = rollup_key(state.shard_id, state.seqno, self._ids)
+        self.identity.check_writable()
+        key = key or rollup_key(state.shard_id, state.seqno, self._ids)
         data = encode_state(state, self.format_version)
         with translated():
             self.blob.put(key, data)
@@ -359,7 +345,7 @@ class Versions:
 
     def write_lent(self, shard: ShardId, keys: tuple[str, ...]) -> str:
         """Write a list of blobs of this shard to a new blob, to be named by a loan; return its key."""
-        self._identity.check_writable()
+        self.identity.check_writable()
         key, data = loan_key(shard, self._ids), encode_lent(LentKeys(keys), self.format_version)
         with translated():
             self.blob.put(key, data)
@@ -427,7 +413,7 @@ class Versions:
                 return
             entry = self.consensus.head(name)  # other processes may have committed meanwhile
         if entry is None or entry.seqno < newest:
-            self._identity.confirm()  # raises ReadOnly, where another consensus store has taken over
+            self.identity.confirm()  # raises ReadOnly, where another consensus store has taken over
             ends = f"ends at v{entry.seqno}" if entry is not None else "is empty"
             raise Corruption(
                 f"the log of shard {name!r} {ends}, but the blob store has a rollup of v{newest}: the consensus store "
@@ -478,12 +464,9 @@ def read_back(versions: Versions, state: State, seqno: SeqNo) -> State | None:
     Raises Corruption if it cannot be decoded, or is of another seqno or commit than the log entry.
     """
     key = state.rollups[seqno].key
-    try:
-        with translated_but_missing():
-            data = versions.blob.get(key)
-    except BlobNotFound:
+    rollup = versions.read_rollup(key)
+    if rollup is None:
         return None
-    rollup = decode_state(data, versions.build)
     if (rollup.seqno, rollup.name) != (seqno, state.name):
         raise Corruption(f"rollup {key} holds v{rollup.seqno} of shard {rollup.name!r}, not v{seqno} of {state.name!r}")
     logged = versions.diffs(state.name, seqno, 1)

@@ -73,7 +73,6 @@ class Moment:
 
 
 def moment(clock: Clock) -> Moment:
-    """The current moment."""
     return Moment(clock.uptime(), clock.now_ms())
 
 
@@ -170,30 +169,6 @@ class ThreadBackground:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-class Stamps(Protocol):
-    """Whether the wall clock may be trusted; implemented by `CheckedClock`."""
-
-    def agrees(self, now_ms: int) -> bool:
-        """Whether `now_ms`, which this process has just read, may be trusted."""
-        ...
-
-    def is_due(self) -> bool:
-        """Whether the last comparison is so old that `begins` should be called. Cheap."""
-        ...
-
-    def begins(self) -> bool:
-        """Whether the caller has to call `compare` now."""
-        ...
-
-    def is_first_under_way(self) -> bool:
-        """Whether the first comparison of this process has begun and not ended: others may `compare` as well."""
-        ...
-
-    def compare(self) -> None:
-        """Compare the clocks. Calls the blob store."""
-        ...
-
-
 class Publishes(Protocol):
     """Publishes log entries; implemented by `persist.maintenance.journal_writer.Publisher`."""
 
@@ -216,7 +191,7 @@ class System:
     clock: Clock
     ids: IdSource
     background: Background
-    stamps: Stamps | None = None
+    stamps: CheckedClock | None = None
     publisher: Publishes | None = None
     sight: Sight = field(default_factory=lambda: Sight(time.monotonic, counts=False))
 
@@ -260,7 +235,7 @@ class StoreClock:
         return self._now_ms
 
 
-def checked_ms(stamps: Stamps | None, now_ms: int) -> int | None:
+def checked_ms(stamps: CheckedClock | None, now_ms: int) -> int | None:
     """`now_ms` if it may be trusted, else None. In a new process the clocks are compared at once."""
     if stamps is None:
         return None
@@ -336,7 +311,8 @@ class CheckedClock:
             now_s, tried_s, compared = self._clock.monotonic(), self._tried_s, self._compared
             if tried_s is not None and now_s - tried_s < TRIED_EVERY_S:
                 return False
-            if compared is not None and now_s - compared.at_s < COMPARED_EVERY_S and self._is_steady(compared):
+            is_recent = compared is not None and now_s - compared.at_s < COMPARED_EVERY_S
+            if compared is not None and is_recent and (not compared.agreed or self.agrees(self._clock.now_ms())):
                 return False
             self._tried_s = now_s
             return True
@@ -361,6 +337,3 @@ class CheckedClock:
             pass
         finally:
             self._ended = True
-
-    def _is_steady(self, compared: _Compared) -> bool:
-        return not compared.agreed or self.agrees(self._clock.now_ms())

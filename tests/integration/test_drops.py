@@ -16,7 +16,7 @@ import persist
 from blob.memory_blobs import MemoryBlob
 from compactor.tasks import history_task
 from persist.client.shard import Shard
-from persist.commit.blob_tasks import Bundler
+from persist.commit.blob_tasks import write_bundles
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.frontier import Antichain
@@ -266,7 +266,7 @@ def test_a_bundle_that_was_written_before_a_drop_was_forgotten_is_left() -> None
     across_the_cut(world)
     machine = world.user.machine(maintained.NAME)
     state = machine.refresh()
-    late = Bundler(world.user.versions, world.user.ids, TINY).bundled(state, state.trace.batches[0])
+    late = write_bundles(world.user.versions, world.user.ids, TINY, state, state.trace.batches[0])
     assert late is not None
     assert world.shard.truncate(2, mode="drop").changed
     expected = {("k2", 2): 1, ("k5", 5): 1}

@@ -130,7 +130,7 @@ def test_the_stores_of_a_look_refuse_every_write() -> None:
     assert look.blob.presign_put("a", 1) is None
     assert look.consensus.subscribe(print) is None
     with pytest.raises(ReadOnly):
-        look.versions.check_writable()
+        look.versions.identity.check_writable()
     look.blob.check()
     look.consensus.check()
 

@@ -10,7 +10,7 @@ import pytest
 
 from blob.memory_blobs import MemoryBlob
 from persist.client.snapshot import ReadSettings, part_reader
-from persist.commit.blob_tasks import Bundler
+from persist.commit.blob_tasks import write_bundles
 from persist.copies.shard_checks import byte_faults
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
@@ -206,7 +206,7 @@ def test_a_bundle_that_lists_other_parts_is_refused() -> None:
     state = world.state()
     [batch] = state.trace.batches
     half = HollowBatch(batch.desc, batch.runs[:3], 3)
-    made = Bundler(world.user.versions, world.user.ids, TINY).bundled(state, half)
+    made = write_bundles(world.user.versions, world.user.ids, TINY, state, half)
     assert made is not None
     others = [part.id for run in batch.runs[3:] for part in run.parts]
     with pytest.raises(InvalidUsage, match="does not list"):
@@ -220,7 +220,7 @@ def test_parts_at_which_a_merge_is_at_work_are_not_bundled() -> None:
     world = World(policy=PLAIN)
     world.append_in_parts(6, 1)
     machine = world.user.machine(NAME)
-    made = Bundler(world.user.versions, world.user.ids, TINY).bundled(world.state(), world.state().trace.batches[0])
+    made = write_bundles(world.user.versions, world.user.ids, TINY, world.state(), world.state().trace.batches[0])
     assert made is not None
     machine.apply(c.HoldClaim("merge:[0]", "somebody", 60_000, made.inputs[:1]))
     assert machine.apply(made) == c.Bundled(False)

@@ -13,7 +13,7 @@ from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.blob_tasks import Bundler
+from persist.commit.blob_tasks import write_bundles
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Part, Run
@@ -173,7 +173,7 @@ def test_the_id_of_a_bundle_is_one() -> None:
     runs = [run for _ in range(2) for run in writer.stage_for_one_commit(ROWS, None)]
     writer.commit_insert(runs)
     state = place.machine.refresh()
-    made = Bundler(place.location.versions, place.location.ids, BUNDLING).bundled(state, state.trace.batches[-1])
+    made = write_bundles(place.location.versions, place.location.ids, BUNDLING, state, state.trace.batches[-1])
     assert made is not None
     [[bundle]] = [run.parts for run in made.outputs]
     odd = replace(bundle, id=bundle.key.split("/", 1)[1].removesuffix(".bundle"))

@@ -29,7 +29,7 @@ from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, SchemaRecord, State
-from persist.core.transitions.context import SOUND, Indexed
+from persist.core.transitions.context import SOUND, Context, Indexed
 from persist.formats.http_messages import RECORD, decode_command, validate_command
 from persist.formats.records import encoded
 from persist.formats.state_frames import decode_diff, encode_diff
@@ -270,13 +270,15 @@ def test_what_a_command_that_passes_puts_into_the_log_can_be_read(
     command = data.draw(near_one_of([command for command in tried if type(command) is kind]))
     now_ms = data.draw(st.sampled_from([0, state.walltime_ms, 2**48 - 1]))
     facts = PlanInput(
-        now_ms,
+        Context(
+            now_ms,
+            Policy(),
+            indexed=Indexed(state.attribute_root.flushes, {}, {}),
+            lease_clock_ms=state.lease_clock_ms,
+            checked_ms=data.draw(st.none() | st.just(now_ms)),
+        ),
         "commit",
-        Policy(),
-        Indexed(state.attribute_root.flushes, {}, {}),
         verdicts=[SOUND],
-        lease_clock_ms=state.lease_clock_ms,
-        checked_ms=data.draw(st.none() | st.just(now_ms)),
     )
     try:
         commit = supplied(plan_commit(state, [command], facts), supply_nothing)

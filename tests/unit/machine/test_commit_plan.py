@@ -13,7 +13,7 @@ from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import ReaderId, Token, WriterId
 from persist.core.record import replace
 from persist.core.state import Policy, State
-from persist.core.transitions.context import NOTHING_INDEXED, SOUND
+from persist.core.transitions.context import SOUND, Context
 from persist.core.truncation import RowDrop
 from tests.support.shard import Shard, make_part, make_run, numbered
 
@@ -34,7 +34,7 @@ def insert(number: int, *, inline: int | None = 100) -> c.Insert:
 
 
 def given(now_ms: int = 5, policy: Policy = POLICY) -> PlanInput:
-    return PlanInput(now_ms, "commit", policy, NOTHING_INDEXED, True, [SOUND] * 1_000)
+    return PlanInput(Context(now_ms, policy), "commit", True, [SOUND] * 1_000)
 
 
 def planned(

@@ -15,7 +15,7 @@ from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.blob_tasks import Bundler, merged
+from persist.commit.blob_tasks import merged, write_bundles
 from persist.commit.commit_plan import Outcome
 from persist.commit.location import Location
 from persist.commit.machine import Machine
@@ -194,7 +194,7 @@ def test_a_part_that_moves_to_a_bundle_is_not_named_again_beside_it() -> None:
     writer.commit_insert(runs)
     few = Policy(plain_parts_max=1)
     state, token = machine.state(), mint(Token, location.ids)
-    bundling = Bundler(location.versions, location.ids, few).bundled(state, state.trace.batches[0])
+    bundling = write_bundles(location.versions, location.ids, few, state, state.trace.batches[0])
     assert bundling is not None
     applied, again = together(machine, bundling, c.Insert(writer_of(token), token, runs, digest=b"x" * 16))
     assert applied == c.Bundled(True)

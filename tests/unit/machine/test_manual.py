@@ -9,7 +9,7 @@ from typing import Any
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache
 from persist.commit.background_duties import Upkeep
-from persist.commit.blob_tasks import BlobWorker, WorkerFiles
+from persist.commit.blob_tasks import BlobWorker
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending
 from persist.commit.commit_plan import Outcome, PlanInput, plan_commit, supplied
@@ -19,7 +19,7 @@ from persist.commit.system import System
 from persist.core import commands as c
 from persist.core.frontier import Antichain
 from persist.core.state import Policy, initial_state
-from persist.core.transitions.context import NOTHING_INDEXED, SOUND
+from persist.core.transitions.context import SOUND, Context
 from persist.telemetry.metrics import MachineMetrics
 from tests.support.location import memory_location
 from tests.support.shard import NAME, SCHEMA
@@ -31,7 +31,7 @@ POLICY = Policy(rollup_every=3)
 def manual_lead() -> Any:
     [source] = re.findall(r"```python\n(.*?)```", MANUAL.read_text(encoding="utf-8"), re.DOTALL)
     assert source.count("\n") <= 30
-    names = {"PlanInput": PlanInput, "NOTHING_INDEXED": NOTHING_INDEXED, "Pending": Pending, "SOUND": SOUND}
+    names = {"PlanInput": PlanInput, "Context": Context, "Pending": Pending, "SOUND": SOUND}
     names |= {"plan_commit": plan_commit, "supplied": supplied}
     exec(source, names)
     return names["lead"]
@@ -45,9 +45,9 @@ def test_the_loop_of_the_manual_commits() -> None:
     queue, upkeep = CommandQueue(NAME, 10, 2), Upkeep(POLICY, merges=True)
     index = AttributeIndex(location.blob, location.ids, NodeCache())
     parts = (queue, cached, LogWriter(NAME, location.versions, system, metrics))
-    files = WorkerFiles(index, SpillWriter(location.versions, location.ids, NodeCache()))
+    spilled = SpillWriter(location.versions, location.ids, NodeCache())
     parts += (
-        BlobWorker(location.versions, files, location.ids, metrics, POLICY),
+        BlobWorker(location.versions, index, spilled, location.ids, metrics, POLICY),
         upkeep,
         system,
         POLICY,
