@@ -13,9 +13,8 @@ from persist.client.transport import Transport
 from persist.commit.system import jittered
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
-from persist.core.audit_log import NOBODY, Caller
+from persist.core.audit_log import DIGEST_BYTES, NOBODY, Caller
 from persist.core.batch import Part, Run
-from persist.core.dedup import DIGEST_BYTES
 from persist.core.errors import (
     Corruption,
     Indeterminate,

@@ -35,8 +35,8 @@ from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
+from persist.core.audit_log import DIGEST_BYTES
 from persist.core.batch import Run
-from persist.core.dedup import DIGEST_BYTES
 from persist.core.errors import InvalidUsage, PersistError, TokenReused, UnknownShard, UpperMismatch
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.ids import Token, mint, writer_of

@@ -17,11 +17,11 @@ from persist.commit.spill_files import SpillReader, SpillWriter
 from persist.commit.state_loader import Versions
 from persist.core import commands as c
 from persist.core.attribute import AttributeKey
+from persist.core.audit_log import TokenOutcome
 from persist.core.batch import HollowBatch, Listing, Part, Run
 from persist.core.blob_keys import COMPACTOR, FLUSHER, bundle_key, is_of_maintenance
 from persist.core.bundles import Listed, bundle_of, packed, to_bundle
 from persist.core.clock_index import Mark
-from persist.core.dedup import TokenOutcome
 from persist.core.errors import Corruption, InvalidUsage, PersistError
 from persist.core.ids import IdSource, PartId, mint
 from persist.core.invariants import check_state

@@ -12,15 +12,22 @@ from blob import Blob, BlobNotFound
 from persist.attributes.node_store import NodeCache, StaleIndex
 from persist.commit.state_loader import Versions
 from persist.core import commands as c
-from persist.core.audit_log import Committed, EntryPlace, HistoryPage, PlacedEntry
+from persist.core.audit_log import (
+    Committed,
+    EntryPlace,
+    HistoryPage,
+    PlacedEntry,
+    TokenOutcome,
+    births,
+    born_ms,
+    key_of,
+)
 from persist.core.blob_keys import spill_key
-from persist.core.dedup import TokenOutcome, births, born_ms, key_of
 from persist.core.errors import Corruption
 from persist.core.ids import IdSource, SeqNo
 from persist.core.spill import ENTRIES, OUTCOMES, SpillFile, SpillKind, files_to_merge
 from persist.core.state import Policy, State
-from persist.core.transitions.audit_recording import is_alone, is_maintenance
-from persist.core.transitions.spill_flush import is_flush_due, kept_until, to_flush
+from persist.core.transitions.audit_recording import is_alone, is_flush_due, is_maintenance, kept_until, to_flush
 from persist.formats.spill_frames import LAYOUTS, Pair, RunIndex, decode_run, encode_run
 from persist.formats.store_errors import translated, translated_but_missing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from persist.core.dedup import DIGEST_BYTES
+from persist.core.audit_log import DIGEST_BYTES
 from persist.core.ids import ShardId, Token, WriterId, written
 from persist.core.record import Meta, Record
 from persist.core.results import snake

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from persist.core.batch import diff_sum_of
 from persist.core.clock_index import point_after, point_at
 from persist.core.erasure_progress import pending_erasures
 from persist.core.frontier import Antichain
@@ -103,7 +104,7 @@ def facts_of(state: State) -> Facts:
         state.cuts,
         state.retention,
         state.truncated,
-        _sum(batch.diff_sum for batch in trace.batches),
+        diff_sum_of(trace.parts()),
         trace.rows,
         sum(batch.size for batch in trace.batches),
         {name: reader.since for name, reader in known.items() if reader is not None},
@@ -121,12 +122,13 @@ def rows_there(state: State) -> int | None:
     may_count_more = last.before > 0 and not last.wrote  # the last truncation was a drop, or found nothing
     if state.drops or (may_count_more and any(part.time_min < last.before for part in state.trace.parts())):
         return None
-    return _sum(batch.diff_sum for batch in state.trace.batches)
+    return diff_sum_of(state.trace.parts())
 
 
 def rows_before(state: State, upper: int) -> int | None:
     """The rows written before a time, as in `KeptCut.rows`. A batch across it counts as before."""
-    later = _sum(batch.diff_sum for batch in state.trace.batches if batch.desc.lower >= Antichain(upper))
+    batches = (batch for batch in state.trace.batches if batch.desc.lower >= Antichain(upper))
+    later = diff_sum_of(part for batch in batches for part in batch.parts())
     total = facts_of(state).came
     return None if later is None or total is None else total - later
 
@@ -247,15 +249,6 @@ def _told(facts: Facts, name: str, upper: int) -> str:
     if hold is None:
         return f"consumer {name!r} has no critical reader yet, so its position is unknown"
     return f"consumer {name!r} is at {hold}, and the policy would truncate before {upper}"
-
-
-def _sum(values: Iterator[int | None]) -> int | None:
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
 
 
 # The ladder of tags: a number of hourly, daily and monthly tags.

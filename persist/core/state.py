@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
-from persist.core.audit_log import NOBODY, Caller, CommandEntry, Committed
+from persist.core.audit_log import NOBODY, Caller, CommandEntry, Committed, TokenOutcome
 from persist.core.batch import EMPTY_TRACE, Part, Trace
 from persist.core.clock_index import NEWBORN, UNSEALED, Seal
-from persist.core.dedup import TokenOutcome
 from persist.core.erasure import Erasure
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of

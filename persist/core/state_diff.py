@@ -11,10 +11,9 @@ from operator import attrgetter, is_not
 from typing import Any, Generic, TypeVar
 
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
-from persist.core.audit_log import Committed
+from persist.core.audit_log import Committed, TokenOutcome
 from persist.core.batch import HollowBatch, Trace
 from persist.core.clock_index import Seal
-from persist.core.dedup import TokenOutcome
 from persist.core.erasure import Erasure
 from persist.core.errors import Corruption
 from persist.core.frontier import Antichain

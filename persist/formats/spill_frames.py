@@ -21,8 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from persist.core.audit_log import Committed
-from persist.core.dedup import TokenOutcome
+from persist.core.audit_log import Committed, TokenOutcome
 from persist.core.errors import Corruption
 from persist.core.ids import SeqNo
 from persist.core.record import Record

@@ -23,8 +23,8 @@ from persist.copies.backup_store import BackupStore
 from persist.copies.state_file import export_state, import_state, read_file
 from persist.copies.verify import Depth, verify_shards
 from persist.core import commands as c
-from persist.core.dedup import ENDED as ENDED_DIGEST
-from persist.core.dedup import RETIRED, TokenOutcome
+from persist.core.audit_log import ENDED as ENDED_DIGEST
+from persist.core.audit_log import RETIRED, TokenOutcome
 from persist.core.erasure_progress import pending_runs
 from persist.core.spill import OUTCOMES
 from persist.core.state import State

@@ -16,9 +16,9 @@ from unittest.mock import patch
 from persist.core import commands as c
 from persist.core import state as states
 from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
+from persist.core.audit_log import born_ms
 from persist.core.batch import Description, HollowBatch, Part, Run, trace_of
 from persist.core.clock_index import MARKS_PAGE_MAX, Mark
-from persist.core.dedup import born_ms
 from persist.core.erasure import Doomed, Erasure, Proof, Wait
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.frontier import EMPTY, MINIMUM, Antichain

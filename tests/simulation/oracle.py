@@ -17,6 +17,7 @@ from consensus.memory_logs import MemoryConsensus
 from persist.commit.blob_tasks import keys_in
 from persist.core import state_diff
 from persist.core.attribute import AttributeUpdate
+from persist.core.audit_log import ENDED, RETIRED, TokenOutcome
 from persist.core.blob_keys import (
     is_bundle_key,
     is_loan_key,
@@ -26,7 +27,6 @@ from persist.core.blob_keys import (
     rollup_seqno,
     shard_of,
 )
-from persist.core.dedup import ENDED, RETIRED, TokenOutcome
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import critical_reader_id_of, family_of, incarnation_of
 from persist.core.invariants import check_state, check_step

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from persist.core.audit_log import TokenOutcome
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part, Run
 from persist.core.blob_keys import part_key
 from persist.core.commands import Appended, Command, Insert, Result, UpdateAttributes
-from persist.core.dedup import TokenOutcome
 from persist.core.errors import PersistError
 from persist.core.frontier import MINIMUM
 from persist.core.ids import PartId, SeqNo, Token, WriterId, shard_id_of

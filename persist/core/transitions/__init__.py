@@ -16,6 +16,7 @@ from persist.core.errors import UnknownShard
 from persist.core.state import State
 from persist.core.transitions import (
     attribute_updates,
+    audit_recording,
     history_control,
     lease_expiry,
     lifecycle,
@@ -23,7 +24,6 @@ from persist.core.transitions import (
     reader_holds,
     removal_progress,
     rewrite_transition,
-    spill_flush,
     wall_clocks,
     writers,
 )
@@ -48,7 +48,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.ReadAttributes: attribute_updates.read,
     c.ScanAttributes: attribute_updates.scan,
     c.FlushAttributes: attribute_updates.flush,
-    c.Flush: spill_flush.flush,
+    c.Flush: audit_recording.flush,
     c.RegisterReader: reader_holds.register,
     c.DowngradeSince: reader_holds.downgrade_since,
     c.ExpireReader: reader_holds.expire,

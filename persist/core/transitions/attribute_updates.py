@@ -34,7 +34,7 @@ def value_of(state: State, key: AttributeKey, context: Context) -> int | None:
         return {EVENT_COUNT: state.event_count, BYTE_COUNT: state.byte_count}.get(key)
     if not state.attribute_root.height:
         return None
-    _check_indexed(state, context)
+    context.check_indexed(state)
     return context.indexed.values[key]
 
 
@@ -66,7 +66,7 @@ def scan(state: State, command: c.ScanAttributes, context: Context) -> tuple[Sta
         raise InvalidUsage(f"a scan of attributes needs a limit of at least 1, not {command.limit}")
     page = _NO_PAGE
     if state.attribute_root.height:
-        _check_indexed(state, context)
+        context.check_indexed(state)
         page = context.indexed.pages[command.lower, command.upper]
     end = page.following or command.upper  # up to which the index was read
     recent = {k: v for k, v in state.attributes.items() if command.lower <= k and (end is None or k < end)}
@@ -101,8 +101,3 @@ def flush(state: State, command: c.FlushAttributes, context: Context) -> tuple[S
     marks = with_changes(state.marks, {}, [at_ms for at_ms in state.marks if mark_key(at_ms) in command.flushed])
     following = replace(state, attributes=kept, marks=marks, attribute_root=root, attribute_chunks=live)
     return following, c.Flushed(True)
-
-
-def _check_indexed(state: State, context: Context) -> None:
-    if context.indexed.flushes != state.attribute_root.flushes:
-        raise RuntimeError(f"the attributes of shard {state.name!r} were read in an index that is not the State's")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from persist.core.attribute import AttributeKey
+from persist.core.audit_log import TokenOutcome
 from persist.core.blob_keys import born_ms
 from persist.core.clock_index import Mark
-from persist.core.dedup import TokenOutcome
 from persist.core.errors import InvalidUsage, from_kind
 from persist.core.frontier import Antichain
 from persist.core.ids import ShardId
@@ -113,8 +113,9 @@ class Context(Record, frozen=True):
 
     def may_be_swept(self, state: State, key: str) -> bool:
         """Whether the orphan sweep may have deleted a blob that is not named yet."""
-        return born_ms(key) < self.staged_from_ms(state)
+        return born_ms(key) < state.swept_before_ms
 
-    def staged_from_ms(self, state: State) -> int:
-        """Only blobs whose key was minted at this time or later may come to be named."""
-        return state.swept_before_ms
+    def check_indexed(self, state: State) -> None:
+        """Raise RuntimeError unless the entries were read in the index of the State."""
+        if self.indexed.flushes != state.attribute_root.flushes:
+            raise RuntimeError(f"entries of shard {state.name!r} were read in an index that is not the State's")

@@ -7,10 +7,9 @@ from typing import Any
 
 from persist.core import commands as c
 from persist.core.attribute import NO_INDEX
-from persist.core.audit_log import CLONE, NOBODY, Caller, CommandEntry, Committed
+from persist.core.audit_log import CLONE, NOBODY, Caller, CommandEntry, Committed, births
 from persist.core.batch import Description, HollowBatch, trace_of
 from persist.core.blob_keys import belongs_to, is_loan_key, shard_of
-from persist.core.dedup import births
 from persist.core.errors import Conflict, Expired, InvalidUsage, Overloaded, ReadOnly, SchemaMismatch
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX
 from persist.core.ids import INCARNATION_MAX, LoanId, SeqNo, check_shard_name, family_of, shard_id_of
@@ -46,16 +45,17 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
 
 def with_schema(state: State, command: c.EvolveSchema | c.SchemaChange, context: Context) -> State:
     """The State whose current schema is that of the command. Raises SchemaMismatch, and the verdict's error."""
-    _check_current(state, command.expected_id)
+    current = state.schema_id
+    if command.expected_id != current:
+        raise SchemaMismatch(
+            f"shard {state.name!r} has schema {current}, not the expected {command.expected_id}; read it again",
+            expected=command.expected_id,
+            actual=current,
+        )
     context.verdict.check()
     settings = _settings_after(state, context.verdict.settings)
-    return _dated(replace(reshaped(state, command), settings=settings), context)
-
-
-def _dated(state: State, context: Context) -> State:
-    """The State that records the first time of its current schema."""
     first = TIME_MAX + 1 if state.upper.element is None else state.upper.element
-    return replace(state, schema_times={**state.schema_times, state.schema_id: first})
+    return replace(reshaped(state, command), settings=settings, schema_times={**state.schema_times, current + 1: first})
 
 
 def reshaped(state: State, command: c.EvolveSchema | c.SchemaChange) -> State:
@@ -80,15 +80,6 @@ def _settings_after(state: State, looked_at: int | None) -> ShardSettings:
             actual=known.version,
         )
     return replace(known, version=known.version + 1) if known.version else known
-
-
-def _check_current(state: State, expected: int) -> None:
-    if expected != state.schema_id:
-        raise SchemaMismatch(
-            f"shard {state.name!r} has schema {state.schema_id}, not the expected {expected}; read it again",
-            expected=expected,
-            actual=state.schema_id,
-        )
 
 
 def drop(state: State, command: c.Drop, context: Context) -> tuple[State, c.Done]:
@@ -154,9 +145,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
 def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State, c.Done]:
     """The next life begins as the first one did. The log continues, so its rollups stay named until it is truncated."""
     context.verdict.check()
-    incarnation = state.incarnation + 1
-    if incarnation > INCARNATION_MAX:
-        raise InvalidUsage(f"the name {state.name!r} was used {incarnation} times; take another one")
+    incarnation = _next_incarnation(state)
     born = initial_state(state.name, command.schema, context.now_ms, command.settings)
     return replace(
         born,
@@ -172,6 +161,12 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
         borrowed=state.borrowed,
         entries={},
     ), c.Done()
+
+
+def _next_incarnation(state: State) -> int:
+    if state.incarnation == INCARNATION_MAX:
+        raise InvalidUsage(f"the name {state.name!r} was used {INCARNATION_MAX + 1} times; take another one")
+    return state.incarnation + 1
 
 
 # A shard is handed over to another home of its location, and taken back if that home does not start.
@@ -279,9 +274,7 @@ def begin_clone(state: State, command: c.BeginClone, context: Context) -> tuple[
     """As `recreate`, with the contents of another shard. A loan that no clone took is ended only after lists of its age
     are refused here.
     """
-    born, incarnation = command.state, state.incarnation + 1
-    if incarnation > INCARNATION_MAX:
-        raise InvalidUsage(f"the name {state.name!r} was used {incarnation} times; take another one")
+    born, incarnation = command.state, _next_incarnation(state)
     if any(context.may_be_swept(state, key) for key in command.lists):
         raise Expired(f"the clone {state.name!r} was begun so long ago that its loans were ended; clone again")
     check_own(born)

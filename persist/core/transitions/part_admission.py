@@ -36,9 +36,8 @@ def check_staged(state: State, runs: Iterable[Run], context: Context) -> None:
     parts = [part for run in runs for part in run.parts]
     if not parts:
         return
-    staged_from_ms = context.staged_from_ms(state)
     for part in parts:
-        _check_fields(state, part, staged_from_ms)
+        _check_fields(state, part)
     _check_constrained(state, parts)
     _check_named(state, context)
     _check_new(state, parts)
@@ -116,16 +115,16 @@ def departed(state: State, gone: Iterable[str]) -> State:
     return replace(state, left=with_changes(left, {}, forgotten), left_before_ms=before_ms)
 
 
-def _check_fields(state: State, part: Part, staged_from_ms: int) -> None:
+def _check_fields(state: State, part: Part) -> None:
     """Check the metadata of a part against the State. Called 50,000 times for one commit of a Spark job."""
     _check_name(state, part)
     if part.key is not None and not _is_staged(part.key):
         raise InvalidUsage(f"part {part.id} was written by maintenance, not by a writer; write its rows again")
-    if part.key is not None and _minted_ms(part) < staged_from_ms:
+    if part.key is not None and _minted_ms(part) < state.swept_before_ms:
         raise Expired(
             f"part {part.id} was staged at {_minted_ms(part)} (ms since 1970, by its writer's clock), and maintenance "
-            f"may have swept parts that were staged in shard {state.name!r} before {staged_from_ms}; stage its rows "
-            "again"
+            f"may have swept parts that were staged in shard {state.name!r} before {state.swept_before_ms}; stage its "
+            "rows again"
         )
     _check_numbers(state, part)
     if part.given is not None and not 0 <= part.given <= GIVEN_MAX:

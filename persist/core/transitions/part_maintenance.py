@@ -214,8 +214,7 @@ def bundle_parts(state: State, command: c.BundleParts, context: Context) -> tupl
     _check_same(state, taken, bundles)
     if sum(part.bundle.parts for part in bundles if part.bundle is not None) != len(taken):
         raise InvalidUsage(f"bundles of shard {state.name!r} do not list the parts that they replace")
-    kept = [Run(tuple(part for part in run.parts if part.id not in inputs)) for run in batch.runs]
-    runs = (*(run for run in kept if run.parts), *command.outputs)
+    runs = (*_runs_without(batch, inputs), *command.outputs)
     return _with_batch(state, stretch[0], HollowBatch(batch.desc, runs, batch.rows)), c.Bundled(True)
 
 

@@ -14,7 +14,7 @@ from persist.core.named_holds import TAGS_MAX, Tag, check_tag_name
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.retention_plan import facts_of, outlived_rungs, rows_before, rows_there
-from persist.core.shard_settings import CUTS_MAX, KeptCut, RowPolicy, Rung
+from persist.core.shard_settings import CUTS_MAX, KeptCut, Rung
 from persist.core.state import State, is_kept
 from persist.core.transitions.context import Context
 from persist.core.transitions.row_drops import dropped_before
@@ -70,15 +70,13 @@ def _with(state: State, name: str, erasure: Erasure) -> State:
 
 
 def read_retention(state: State, command: c.ReadRetention, context: Context) -> tuple[State, c.RetentionIs]:
-    tried = state if command.policy is None else _with_policy(state, command.policy)
+    tried = state
+    if command.policy is not None:
+        tried = replace(state, settings=replace(state.settings, rows=command.policy))
     for at_ms in command.cuts_ms:
         with suppress(Unavailable):
             tried = _with_cut(tried, at_ms, context)
     return state, c.RetentionIs(facts_of(tried), context.checked_ms, rows_there(state))
-
-
-def _with_policy(state: State, policy: RowPolicy) -> State:
-    return replace(state, settings=replace(state.settings, rows=policy))
 
 
 def take_cuts(state: State, command: c.TakeCuts, context: Context) -> tuple[State, c.CutsTaken]:
@@ -98,7 +96,8 @@ def _with_cut(state: State, at_ms: int, context: Context) -> State:
     if at_ms in state.cuts:
         return state
     sealed, upper = _readable_at(state, at_ms, context)
-    if upper is None or upper <= max(state.retention.upper, _before(state, at_ms), dropped_before(state)):
+    before = max((cut.upper for known_ms, cut in state.cuts.items() if known_ms <= at_ms), default=0)
+    if upper is None or upper <= max(state.retention.upper, before, dropped_before(state)):
         return sealed  # rows that were committed by an unchecked clock are visible from the next grid point on
     cuts = with_changes(state.cuts, {at_ms: KeptCut(upper, rows_before(state, upper))})
     if len(cuts) > CUTS_MAX:
@@ -161,8 +160,3 @@ def note_looked(state: State, command: c.NoteLooked, context: Context) -> tuple[
         return state, c.Done()
     done = replace(known, looked=looked, overran=known.overran + command.overran)
     return replace(state, retention=done), c.Done()
-
-
-def _before(state: State, at_ms: int) -> int:
-    """The upper of the last cut before the instant."""
-    return max((cut.upper for known_ms, cut in state.cuts.items() if known_ms <= at_ms), default=0)

@@ -64,7 +64,8 @@ def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
     time = _checked_time(state, command)
     _check_conditions(state, command, effects.as_of, time)
     cut = _cut(following, command, time)
-    settles = command.tombstone is not None and not command.expected_upper.is_empty and _has_pending(state)
+    has_pending = pending_drop(state.drops, state.upper) is not None
+    settles = command.tombstone is not None and not command.expected_upper.is_empty and has_pending
     waits = is_fed and effects.waits
     takes_time = not waits and (bool(command.runs) or cut is not None or settles or effects.takes_time)
     runs = at_time(command.runs, time)
@@ -198,10 +199,6 @@ def _cut(state: State, command: c.Rewrite, time: int) -> int | None:
         return None
     cut = time if command.tombstone.element is None else command.tombstone.element
     return cut if drops_rows(state, cut) else None
-
-
-def _has_pending(state: State) -> bool:
-    return pending_drop(state.drops, state.upper) is not None
 
 
 def _dropped(state: State, cut: int, time: int) -> State:

@@ -70,7 +70,7 @@ def times_shown(state: State, command: c.TimesShown, context: Context) -> tuple[
         state = stamped(state, _base_upper(state, context), context.checked_ms, context.policy)
     marks, is_complete = _newest_first(state), True
     if marks and not marks[-1].upper.less_equal(first) and state.attribute_root.height:
-        _check_indexed(state, context)
+        context.check_indexed(state)
         older = context.indexed.spans[first, last][: command.limit]
         marks += older
         is_complete = len(older) < command.limit  # the index has no more
@@ -178,7 +178,7 @@ def _newest_mark(state: State, at_ms: int, context: Context) -> Mark | None:
         return Mark(recent, state.marks[recent])
     if not state.attribute_root.height:
         return None
-    _check_indexed(state, context)
+    context.check_indexed(state)
     return context.indexed.marks[at_ms]
 
 
@@ -188,8 +188,3 @@ def _first_ms(state: State, context: Context) -> int:
         return context.indexed.first_ms
     known = [*state.marks, *([state.seal.last.at_ms] if state.seal.last is not None else [])]
     return min(known, default=state.seal.next_ms(state.settings.mark_every_ms))
-
-
-def _check_indexed(state: State, context: Context) -> None:
-    if state.attribute_root.height and context.indexed.flushes != state.attribute_root.flushes:
-        raise RuntimeError(f"the marks of shard {state.name!r} were read in an index that is not the State's")

@@ -22,13 +22,13 @@ from persist.core.transitions.audit_recording import (
     is_retired,
     retired,
     with_outcome,
+    without_entries,
 )
 from persist.core.transitions.context import RETRY_LATER_S, RETRY_SOON_S, Context
 from persist.core.transitions.history_control import forgotten
 from persist.core.transitions.lease_expiry import check_lease, heartbeat_ms, without_lapsed_writers
 from persist.core.transitions.part_admission import check_near, check_staged, check_upper, no_time_left
 from persist.core.transitions.row_drops import check_not_withdrawn, without_undue
-from persist.core.transitions.spill_flush import without_entries
 from persist.core.truncation import clipped
 
 WRITERS_MAX = 100_000  # with leases; one more is refused (Overloaded)

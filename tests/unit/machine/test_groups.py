@@ -23,7 +23,7 @@ from persist.commit.spill_files import SpillWriter
 from persist.core import commands as c
 from persist.core import invariants
 from persist.core.attribute import AttributeKey, AttributeUpdate
-from persist.core.dedup import FUTURE_MS_MAX
+from persist.core.audit_log import FUTURE_MS_MAX
 from persist.core.errors import Corruption, Expired, InvalidUsage, TokenReused, Unavailable
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, Token, WriterId, mint, token_of_key, writer_of

@@ -12,8 +12,7 @@ from persist.attributes.node_store import NodeCache
 from persist.commit import spill_files
 from persist.commit.spill_files import SpillReader, SpillWriter
 from persist.core import commands as c
-from persist.core.audit_log import CommandEntry, Committed
-from persist.core.dedup import TokenOutcome
+from persist.core.audit_log import CommandEntry, Committed, TokenOutcome
 from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, Token, token_of_key, writer_of

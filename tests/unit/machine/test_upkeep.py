@@ -13,16 +13,15 @@ from persist.commit.background_duties import ROLLUP_BYTES, ROLLUP_GONE, TURNS_LE
 from persist.commit.commit_plan import BatchMerge, FlushIndex, RollUp
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
-from persist.core.audit_log import CommandEntry, Committed
+from persist.core.audit_log import CommandEntry, Committed, TokenOutcome
 from persist.core.batch import HollowBatch, Run
-from persist.core.dedup import TokenOutcome
 from persist.core.frontier import MINIMUM
 from persist.core.ids import SeqNo, Token, WriterId
 from persist.core.merge_plan import count_newest
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import ROLLUP_LEAST, Policy, Rollup, State
-from persist.core.transitions.spill_flush import INFO_WEIGHT_BYTES
+from persist.core.transitions.audit_recording import INFO_WEIGHT_BYTES
 from tests.scripts.verbs import parse_attribute_key
 from tests.support.shard import Shard, make_part, make_run, numbered
 
