@@ -35,8 +35,6 @@ from persist.parts.part_files import DecodeLimit, PartFiles
 from persist.parts.read_plan import decode_bundle, expand_bundles, read_bundle
 from persist.telemetry.metrics import MachineMetrics
 
-# Writing bundles, and comparing the bundles of a command with the State.
-
 
 def write_bundles(
     versions: Versions, ids: IdSource, policy: Policy, state: State, batch: HollowBatch

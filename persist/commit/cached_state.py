@@ -14,13 +14,6 @@ from persist.core.shard_view import SeenVersion
 from persist.core.state import State
 from persist.core.transitions.context import Renewed
 
-# What one process has observed of a shard's leases, by its own monotonic clock.
-#
-# It answers two questions. For how long, at least, has the newest State been committed? The lease clock may advance by
-# that. How long ago, at most, was a lease renewed? A heartbeat soon after another one need not be committed. Wall
-# clocks of different machines are never compared, so a wrong one cannot end a lease.
-
-
 # How far one commit may advance the lease clock. A lease of the default length that is renewed after a third of it has
 # more time left, so one jump of a broken monotonic clock ends no lease that is renewed.
 LEASE_STEP_MS_MAX = 600_000
@@ -28,7 +21,12 @@ LOOK_BACK_S = 30.0  # heartbeats that come more often need no commit
 
 
 class LeaseWatch:
-    """Observes one shard. Thread-safe."""
+    """Observes one shard. Thread-safe.
+
+    It answers two questions. For how long, at least, has the newest State been committed? The lease clock may advance
+    by that. How long ago, at most, was a lease renewed? A heartbeat soon after another one need not be committed. Wall
+    clocks of different machines are never compared, so a wrong one cannot end a lease.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -84,18 +82,16 @@ class _Look(NamedTuple):
     walltime_ms: int
 
 
-# The State of one shard as this process knows it, and the callers that wait for it to change.
-#
-# The cached State only moves forward: when this process commits, when a caller requests the current State, and when a
-# push channel or a poll finds a newer one.
-#
-# If the log turns out not to be the one that led to the cached State, every later call for this shard in this process
-# fails with HistoryLost: a reader of lost rows must not receive other rows in their place, and it is not known which
-# readers have read them. Other shards and other processes continue.
-
-
 class CachedState:
-    """The cached State of the shard `name`. Thread-safe."""
+    """The cached State of the shard `name`. Thread-safe.
+
+    The cached State only moves forward: when this process commits, when a caller requests the current State, and when a
+    push channel or a poll finds a newer one.
+
+    If the log turns out not to be the one that led to the cached State, every later call for this shard in this process
+    fails with HistoryLost: a reader of lost rows must not receive other rows in their place, and it is not known which
+    readers have read them. Other shards and other processes continue.
+    """
 
     def __init__(self, name: str, versions: Versions, clock: Clock) -> None:
         self.name = name

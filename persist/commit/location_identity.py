@@ -19,19 +19,19 @@ from persist.core.ids import IdSource, LocationBinding
 from persist.formats.state_frames import FIRST_FORMAT, THIS_BUILD, Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated
 
-# Scheduling of the checks whether another home has taken over.
-#
-# While the last check is recent, a committer only compares clock readings. Otherwise it checks, or waits for a check
-# that is under way. Time also counts while the machine is suspended, so a check precedes the next write after that.
-
-
 LOOK_EVERY_S = 10.0  # for which a check permits commits
 TURN_WAIT_S = 5.0  # to wait for another thread's check before checking as well, since that one may hang
 TRIES_MAX = 2  # of a committer
 
 
 class Looks:
-    """Thread-safe. `look` is called with the number of the check; later checks have higher numbers."""
+    """Schedules the checks whether another home has taken over. Thread-safe.
+
+    `look` is called with the number of the check; later checks have higher numbers.
+
+    While the last check is recent, a committer only compares clock readings. Otherwise it checks, or waits for a check
+    that is under way. Time also counts while the machine is suspended, so a check precedes the next write after that.
+    """
 
     def __init__(self, look: Callable[[int], object], clock: Clock) -> None:
         self._look = look
@@ -121,21 +121,6 @@ class Looks:
                 self._succeeded = succeeded
 
 
-# The binding of the two stores of a location.
-#
-# At first use the two stores of a location are bound: the same record, a `LocationBinding`, is put into both. Every
-# process compares them when it opens the location, and again before it deletes anything. So stores that were paired by
-# mistake, and a store that was emptied or replaced, are refused before they can damage each other.
-#
-# - The blob store holds the location's id, `location-id`, which is random and written once, and for each epoch the
-#   binding, `epoch/1`, `epoch/2`, …, each written once.
-# - The consensus store holds the bindings as a log under a hidden key, which no shard can have.
-#
-# The order of the writes makes it safe to be killed at any point: the id, an offer in the blob store, the log, the
-# epoch in the blob store. If several processes bind at once, the log decides. If two logs are bound to one blob store,
-# the blob store decides.
-
-
 ID_KEY = "location-id"
 LOG_KEY = HIDDEN + "binding"
 EPOCHS = "epoch/"
@@ -157,7 +142,20 @@ def ensure_id(blob: Blob, ids: IdSource) -> str:
 
 
 class Identity:
-    """Compares the two stores of one location. Thread-safe. Every method may raise Unavailable."""
+    """Compares the two stores of one location. Thread-safe. Every method may raise Unavailable.
+
+    At first use the two stores of a location are bound: the same record, a `LocationBinding`, is put into both. Every
+    process compares them when it opens the location, and again before it deletes anything. So stores that were paired
+    by mistake, and a store that was emptied or replaced, are refused before they can damage each other.
+
+    - The blob store holds the location's id, `location-id`, which is random and written once, and for each epoch the
+      binding, `epoch/1`, `epoch/2`, …, each written once.
+    - The consensus store holds the bindings as a log under a hidden key, which no shard can have.
+
+    The order of the writes makes it safe to be killed at any point: the id, an offer in the blob store, the log, the
+    epoch in the blob store. If several processes bind at once, the log decides. If two logs are bound to one blob
+    store, the blob store decides.
+    """
 
     def __init__(
         self,

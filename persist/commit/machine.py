@@ -1,4 +1,10 @@
-"""The committer of one shard in one process, and the only code that commits."""
+"""The committer of one shard in one process, and the only code that commits.
+
+A commit is: take the queued commands -> plan on the cached State -> compare-and-set at the next seqno -> publish the
+State -> answer the callers. One compare-and-set is in flight at a time; commands that arrive meanwhile queue up and are
+committed together (group commit), each with its own outcome. Any number of machines, in any process, may work on one
+shard: they only meet in the compare-and-set. The README of this package describes this path step by step.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +64,6 @@ from persist.core.transitions.part_admission import check_staged
 from persist.formats.http_messages import validate_caller, validate_command
 from persist.telemetry.metrics import MachineMetrics
 
-# The outcomes that callers receive, unless another home has taken over, or the store has become a copy.
-
 
 def outcomes_for(versions: Versions, commit: Commit, group: Sequence[Pending]) -> list[Outcome]:
     """One outcome per command. A refusal names the home that has taken over.
@@ -97,14 +101,6 @@ def _unless_copied(versions: Versions, commit: Commit, group: Sequence[Pending])
     except PersistError as copied:
         return [copied if is_read else outcome for outcome, is_read in zip(commit.outcomes, reads, strict=True)]
     return commit.outcomes
-
-
-# The committer of one shard in one process, and the only code that commits.
-#
-# A commit is: take the queued commands -> plan on the cached State -> compare-and-set at the next seqno -> publish the
-# State -> answer the callers. One compare-and-set is in flight at a time; commands that arrive meanwhile queue up and
-# are committed together (group commit), each with its own outcome. Any number of machines, in any process, may work on
-# one shard: they only meet in the compare-and-set. The README of this package describes this path step by step.
 
 
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
@@ -539,9 +535,6 @@ class Machine(CachedState):
 
     def _deadline(self) -> float:
         return self._system.clock.monotonic() + self._settings.retry_s
-
-
-# What maintenance needs from a location and its shards: protocols, so that tests and copies can provide them.
 
 
 class Committer(Protocol):

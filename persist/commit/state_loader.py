@@ -1,4 +1,11 @@
-"""From the consensus log and the rollups to a State; and making rollups."""
+"""From the consensus log and the rollups to a State: the newest rollup, then the state diffs; and making rollups.
+
+Opening costs one head, one blob, one bounded scan and one listing of rollups, whatever the number of commits.
+
+Two histories are never mixed. A log may lose its newest entries (failover to a replica that lacks them, a restored
+backup) and then grow differently. Each entry names the commit before it, and a State names its own; every read
+that continues from a State begins with the entry of that State, and compares the commit ids.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +48,6 @@ from persist.formats.state_frames import (
 )
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.parts.part_files import DecodeLimit
-
-# From the consensus log and the rollups to a State: the newest rollup, then the state diffs after it.
-#
-# Opening costs one head, one blob, one bounded scan and one listing of rollups, whatever the number of commits.
-#
-# Two histories are never mixed. A log may lose its newest entries (failover to a replica that lacks them, a restored
-# backup) and then grow differently. Each entry names the commit before it, and a State names its own; every read
-# that continues from a State begins with the entry of that State, and compares the commit ids.
-
 
 KEPT_MAX = 96 * 1024 * 1024  # bytes of untrusted row groups that are read together
 PASSING_MAX = 160 * 1024 * 1024  # additional bytes while they are decoded

@@ -16,9 +16,6 @@ from persist.core.ids import IdSource
 from persist.formats.store_errors import translated
 from persist.telemetry.metrics import Sight
 
-# Interfaces to time and randomness, and the real implementations. Simulations pass their own.
-
-
 _UPTIME = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))  # macOS counts sleep by the latter
 _RANDOM_BITS = 62
 _RANDOM_BYTES = 8

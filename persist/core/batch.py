@@ -1,4 +1,9 @@
-"""Batches of pointers to rows (shard > batch > run > part), and the trace of a shard, which lists them."""
+"""Batches of pointers to rows (shard > batch > run > part), and the trace of a shard, which lists them.
+
+A batch covers the times `[lower, upper)`; its runs are sequences of parts whose keys ascend and do not overlap from
+one part to the next; a part is one blob (Parquet) or, when small, inline bytes (Arrow IPC). If a batch has very many
+parts, it names bundles instead: a bundle is a blob that lists parts.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,6 @@ from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import PartId
 from persist.core.persistent_map import Entries, watched, with_changes
 from persist.core.record import Record, force_setattr, replace
-
-# Batches that hold pointers, not rows: shard > batch > run > part.
-#
-# A batch covers the times `[lower, upper)`; its runs are sequences of parts whose keys ascend and do not overlap from
-# one part to the next; a part is one blob (Parquet) or, when small, inline bytes (Arrow IPC). If a batch has very many
-# parts, it names bundles instead: a bundle is a blob that lists parts.
-
 
 FORMAT_PARQUET: Final = "parquet"  # one Parquet file in the blob store
 FORMAT_IPC: Final = "ipc"  # one Arrow IPC record batch message, without its schema, inline in the State
@@ -393,9 +391,6 @@ def common_end(before: Iterable[HollowBatch], after: Iterable[HollowBatch], most
             break
         same += 1
     return same
-
-
-# The trace: the ordered hollow batches of a shard, which tile `[0, upper)` without gap or overlap.
 
 
 class Trace(Record, frozen=True, dict=True, gc=True):

@@ -136,9 +136,6 @@ def with_grid(seal: Seal, every_ms: int) -> Seal:
     return replace(seal, grids=(*seal.grids, (until_ms, every_ms))[-GRIDS_MAX:])
 
 
-# --- in the attribute index
-
-
 def mark_key(at_ms: int) -> AttributeKey:
     """The key of a mark in the attribute index. Later marks sort first, so the newest mark at or before an instant is
     the first entry at or after that instant's key.

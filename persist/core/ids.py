@@ -1,4 +1,8 @@
-"""Ids, sequence numbers and shard names, and the record that binds two stores into one location."""
+"""Ids, sequence numbers and shard names, and the record that binds two stores into one location.
+
+An id is its type letter and 32 hex digits, a plain string, as records hold it. Nothing here is random: ids are minted
+from the caller's `IdSource`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,6 @@ from typing import NewType, Protocol, TypeVar
 
 from persist.core.errors import InvalidUsage
 from persist.core.record import Meta, Record
-
-# Ids and sequence numbers. An id is its type letter and 32 hex digits, a plain string, as records hold it.
-#
-# Nothing here is random: ids are minted from the caller's `IdSource`.
-
 
 _HEX = re.compile(r"[0-9a-f]{32}\Z")
 LIFE_DIGITS = 8  # of a shard's id, which distinguish the lives of a name
@@ -141,11 +140,8 @@ def check_shard_name(name: object) -> str:
     return name
 
 
-# The record that binds two stores into one location: it is stored in both.
-
-
 class LocationBinding(Record, frozen=True):
-    """The id of a location, its epoch (1 at first), and a random id of the pair of stores, new at each epoch.
+    """What both stores of a location hold: its id, its epoch (1 at first), and an id of the pair, new at each epoch.
 
     Two consensus stores that were bound to one blob store at the same time differ in `pair` only.
     """

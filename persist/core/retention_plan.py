@@ -1,4 +1,7 @@
-"""The next step of a row policy: the due cut, the next look by a column, and what holds them back. Pure."""
+"""The next step of a row policy: the due cut, the next look by a column, and what holds them back. Pure.
+
+The due cut is the latest of the cuts after which the limit is still satisfied (the least upper bound of it).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,6 @@ from persist.core.record import Record, asdict
 from persist.core.shard_settings import DROP, KeptCut, Retention, RowPolicy
 from persist.core.state import State
 from persist.core.truncation import Truncation
-
-# The cut by which to truncate, and what holds that back. Pure.
-#
-# It is the latest of the cuts after which the limit is still satisfied (the lowest upper bound of the threshold).
-
 
 STEP_MS_MIN = 1_000
 STEP_MS_MAX = 600_000
@@ -249,9 +247,6 @@ def _told(facts: Facts, name: str, upper: int) -> str:
     if hold is None:
         return f"consumer {name!r} has no critical reader yet, so its position is unknown"
     return f"consumer {name!r} is at {hold}, and the policy would truncate before {upper}"
-
-
-# The ladder of tags: a number of hourly, daily and monthly tags.
 
 
 def own_rungs(tags: Mapping[str, Tag], rung: str) -> list[str]:

@@ -1,4 +1,8 @@
-"""Settings of a shard, stored in its State: retention of history, the grid of wall clocks, and the row policy."""
+"""Settings of a shard, stored in its State: retention of history, the grid of wall clocks, and the row policy.
+
+A row policy uses cuts that maintenance takes as time passes: the upper of the shard at an instant of a grid. The shard
+is truncated by a cut once the policy requires it. Until then the time before the cut stays readable, as that of a tag.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,6 @@ from typing import Annotated
 
 from persist.core.errors import InvalidUsage, shown
 from persist.core.record import Meta, Record
-
-# Row policies: the rows that a shard retains, and the policy's progress in its State.
-#
-# A policy uses cuts that maintenance takes as time passes: the upper of the shard at an instant of a grid. The shard is
-# truncated by a cut once the policy requires it. Until then the time before the cut stays readable, as that of a tag.
-
 
 CUTS_MAX = 1_000  # of a shard; beyond that every other one is removed
 CUTS_OF_AN_AGE_MAX = 900  # so that a policy by age finds one that is old enough
@@ -215,9 +213,6 @@ class Retention(Record, frozen=True):
 
 
 NO_RETENTION = Retention()
-
-
-# All settings, and their texts.
 
 
 MARK_EVERY_MS = 1_000

@@ -14,8 +14,6 @@ from persist.core.shard_settings import ShardSettings
 from persist.core.state import LeasedReader, SchemaRecord, State, visible_truncations
 from persist.core.truncation import RowDrop, Truncations
 
-# What readers and writers need from a State, and the request for it.
-
 
 class SeenVersion(Record, frozen=True):
     """A State that a caller has read: its seqno, and the id of the commit that made it."""
@@ -129,9 +127,6 @@ class ViewRequest(Record, frozen=True):
     reader: ReaderId | None = None
     tag: str = ""
     with_details: bool = False
-
-
-# A digest of what was acknowledged to callers, besides rows: maintenance and leases do not change it. Pure.
 
 
 def digest_of(state: State) -> str:

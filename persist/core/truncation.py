@@ -9,9 +9,6 @@ from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain
 from persist.core.record import Record, replace
 
-# Truncations: rows written before a time are removed, and a retry or an older truncation removes no others. Pure.
-
-
 TRUNCATIONS_MAX = 1_000  # of a shard, that a readable time precedes
 
 

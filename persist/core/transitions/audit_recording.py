@@ -39,9 +39,6 @@ from persist.core.state import Policy, State, WriterState
 from persist.core.state_diff import trace_between
 from persist.core.transitions.context import RETRY_SOON_S, SOUND, Context, Verdict
 
-# The commit history: which entry a command leaves.
-
-
 _WRITING: Mapping[type[c.Command], str] = {
     c.Insert: "insert",
     c.Append: "append",

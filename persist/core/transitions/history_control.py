@@ -130,9 +130,6 @@ def _with_since(state: State, context: Context, *more: Antichain) -> State:
     return state
 
 
-# Transitions of tags: single times that stay readable after since has passed them.
-
-
 def set_tag(state: State, command: c.SetTag, context: Context) -> tuple[State, c.TagsAre]:
     """A merge under way advances to a since not beyond the shard's, so it preserves every time that may be tagged."""
     name, time = check_tag_name(command.tag), command.time

@@ -25,9 +25,6 @@ from persist.core.transitions.lease_expiry import without_lapsed_readers
 from persist.core.transitions.part_admission import check_upper
 from persist.core.transitions.row_drops import without_pending
 
-# Transitions of a shard as a whole: its schema, closing it, finalising it to a tombstone, and the next life.
-
-
 FINALISE_BATCHES_PER_STEP = 100
 HOLDERS_NAMED_MAX = 5
 
@@ -334,9 +331,6 @@ def _lent(state: State, command: c.Lend | c.LendOn, context: Context) -> State:
 def _check_list(state: State, key: str) -> None:
     if not belongs_to(key, shard_of(key)) or not is_loan_key(key) or is_foreign(key, state.shard_id):
         raise InvalidUsage(f"{key!r:.200} is not the key of a list of shard {state.name!r}")
-
-
-# The first State of a clone. Pure.
 
 
 FIRST = SeqNo(1)

@@ -1,4 +1,10 @@
-"""Which parts a command may add, and the checks of a shard's upper before a write."""
+"""Which parts a command may add, and the checks of a shard's upper before a write.
+
+A command may name new parts of this shard that the committer has validated. A part is named at most once, ever. Ids of
+present parts are in the State. `State.left` has the ids of staged parts that left the State; forgotten ones are refused
+by their age. So committing staged parts a second time, late or by mistake, is refused, and no State names a deleted
+blob. Inline rows are part of their command, whose token makes it land once, so their ids are not remembered.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +21,6 @@ from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.context import Context
-
-# Which parts a command may name: new ones, of this shard, that the committer has validated.
-#
-# A part is named at most once, ever. Ids of present parts are in the State. `State.left` has the ids of staged parts
-# that left the State; forgotten ones are refused by their age. So committing staged parts a second time, late or by
-# mistake, is refused, and no State names a deleted blob. Inline rows are part of their command, whose token makes it
-# land once, so their ids are not remembered.
-
 
 GIVEN_MAX = 2**48  # updates that one part may count for
 LEFT_PARTS_MAX = 100_000  # remembered ids of staged parts that left the State
@@ -209,9 +207,6 @@ def _compact(part_id: str) -> bytes:
 def _is_staged(key: str) -> bool:
     """Whether a writer has staged the part with this key. Writers may not name parts that maintenance wrote."""
     return not is_of_maintenance(key)
-
-
-# Checks of the upper before a write.
 
 
 def check_upper(state: State, expected: Antichain) -> None:

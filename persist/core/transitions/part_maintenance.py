@@ -1,4 +1,7 @@
-"""Transitions of maintenance: rollups, claims, merge results, bundles, and the repair of lost parts."""
+"""Transitions of maintenance: rollups, claims, merge results, bundles, and the repair of lost parts.
+
+None of those of rollups, claims and merges can make a writer fail.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,6 @@ from persist.core.transitions.lease_expiry import CLAIM_KEPT_LEASES, check_lease
 from persist.core.transitions.part_admission import check_merged, check_replacement
 from persist.core.transitions.row_drops import brings_back, recounted
 from persist.core.truncation import clipped
-
-# Rollups, claims, and the result of a merge. None of these transitions can make a writer fail.
 
 
 def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[State, c.RollupAdded]:
@@ -262,9 +263,6 @@ def _check_same(state: State, before: list[Part], after: list[Part]) -> None:
     diffs = [diff_sum_of(parts) for parts in (before, after)]
     if sums[0] != sums[1] or (None not in diffs and diffs[0] != diffs[1]):
         raise Corruption(f"a bundle of shard {state.name!r} has other rows than the parts that it lists")
-
-
-# Repair of a shard that names an unreadable part: the part is removed or replaced.
 
 
 def replace_part(state: State, command: c.ReplacePart, context: Context) -> tuple[State, c.PartReplaced]:

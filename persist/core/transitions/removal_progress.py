@@ -20,8 +20,6 @@ from persist.core.transitions.context import Context
 from persist.core.transitions.row_drops import dropped_before
 from persist.core.transitions.wall_clocks import checked, upper_at
 
-# Erasures: a rewrite retracts the rows and releases history; maintenance records the further progress.
-
 
 def read(state: State, command: c.ReadErasures, context: Context) -> tuple[State, c.ErasuresAre]:
     waiting: dict[str, tuple[Wait, ...]] = {}
@@ -64,9 +62,6 @@ def prove(state: State, command: c.ProveErasure, context: Context) -> tuple[Stat
 
 def _with(state: State, name: str, erasure: Erasure) -> State:
     return replace(state, erasures=with_changes(state.erasures, {name: erasure}))
-
-
-# Row policies: cuts, and the progress of the policy.
 
 
 def read_retention(state: State, command: c.ReadRetention, context: Context) -> tuple[State, c.RetentionIs]:
