@@ -168,7 +168,6 @@ class Endpoints:
 
 
 def _translate(error: grpc.RpcError, where: str, kind: str) -> ConsensusError:
-    """The error to raise for a failed call of gRPC."""
     code, reason = error.code(), str(error.details())
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return ConsensusMisconfigured(

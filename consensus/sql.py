@@ -234,7 +234,6 @@ class SqlConsensus(Consensus):
         """Raise ConsensusMisconfigured if the database cannot be written durably."""
 
     def _publish(self, key: str) -> None:
-        """Notify subscribers that `key` moved."""
         self._notifier.publish((key,))
 
     def _entry(self, row: Any) -> Entry:

@@ -88,12 +88,10 @@ class CommandQueue:
 
     @property
     def queued(self) -> int:
-        """Number of commands that wait or are being committed."""
         return len(self._queue) + len(self._group)
 
     @property
     def is_led(self) -> bool:
-        """Whether a caller leads now."""
         return self._leader is not None
 
     @property

@@ -213,7 +213,6 @@ class Location:
                 self._retaining.release()
 
     def settings_of_new(self, name: str) -> ShardSettings:
-        """The default settings of a new shard of this name."""
         if self._history is None:
             return NO_SETTINGS
         return self._history.of(name)
@@ -284,7 +283,6 @@ class Location:
 
     @property
     def build(self) -> Build:
-        """The formats that this build can read and write."""
         return self.settings.build
 
     def all_names(self, prefix: str = "", with_dropped: bool = True) -> Iterator[str]:
@@ -356,7 +354,6 @@ def open_location(url: str, **options: object) -> Location:
 
 
 def open_stores(blob_url: str, consensus_url: str, **options: object) -> Location:
-    """Open a location by the URLs of its two stores."""
     with ExitStack() as opened, translated():
         blob = open_blob(blob_url)
         opened.callback(blob.close)

@@ -162,7 +162,6 @@ class Machine(CachedState):
 
     @property
     def queued(self) -> int:
-        """Number of commands that wait or are being committed."""
         return self._queue.queued
 
     def create(self, state: State, follows: str | None = None) -> State:

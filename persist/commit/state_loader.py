@@ -350,7 +350,6 @@ class Versions:
         return key
 
     def _is_new(self) -> bool:
-        """Whether the location has no shards yet."""
         with translated():
             return not self.consensus.keys("", "", 1)
 

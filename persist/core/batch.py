@@ -207,7 +207,6 @@ class HollowBatch(Record, frozen=True):
 
 
 def batch_of(desc: Description, runs: tuple[Run, ...]) -> HollowBatch:
-    """A batch with its row count computed."""
     return HollowBatch(desc, runs, sum(part.rows for run in runs for part in run.parts))
 
 
@@ -306,7 +305,6 @@ class Batches(Sequence[HollowBatch]):
         return self._blocks is other._blocks and other._newest[:held] == self._newest  # by identity, in C
 
     def with_more(self, batch: HollowBatch) -> Batches:
-        """The sequence with one more batch at its end."""
         if len(self._newest) < BLOCK_MAX:
             return Batches(self._blocks, self._starts, (*self._newest, batch), self._length + 1)
         starts = (*self._starts, self._length - BLOCK_MAX)
@@ -339,7 +337,6 @@ class Batches(Sequence[HollowBatch]):
 
 
 def batches_of(batches: Iterable[HollowBatch]) -> Batches:
-    """The batches as a `Batches` sequence."""
     if isinstance(batches, Batches):
         return batches
     held = tuple(batches)
@@ -524,7 +521,6 @@ class Trace(Record, frozen=True, dict=True, gc=True):
 
 
 def trace_of(batches: Iterable[HollowBatch]) -> Trace:
-    """A trace with its sums computed."""
     held = batches_of(batches)
     return Trace(held, sum(b.inline_size for b in held), sum(b.rows for b in held))
 

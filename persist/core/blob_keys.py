@@ -71,14 +71,28 @@ def shard_prefix(shard: ShardId) -> str:
     return f"{shard}/"
 
 
+# These take well-formed keys.
+
+
 def is_part_key(key: str) -> bool:
-    """Whether a well-formed blob key is that of a part."""
     return key.endswith(".parquet")
 
 
 def is_bundle_key(key: str) -> bool:
-    """Whether a well-formed blob key is that of a bundle."""
     return key.endswith(".bundle")
+
+
+def is_rollup_key(key: str) -> bool:
+    return key.endswith(".rollup")
+
+
+def is_diff_key(key: str) -> bool:
+    return key.endswith(".diff")
+
+
+def is_loan_key(key: str) -> bool:
+    """Whether a well-formed blob key is that of a list of blobs that are lent."""
+    return key.endswith(".loan")
 
 
 def is_of_maintenance(key: str) -> bool:
@@ -89,21 +103,6 @@ def is_of_maintenance(key: str) -> bool:
 def shard_of(key: str) -> ShardId:
     """The shard to which a well-formed blob key belongs."""
     return ShardId(key.partition("/")[0])
-
-
-def is_rollup_key(key: str) -> bool:
-    """Whether a well-formed blob key is that of a rollup."""
-    return key.endswith(".rollup")
-
-
-def is_loan_key(key: str) -> bool:
-    """Whether a well-formed blob key is that of a list of blobs that are lent."""
-    return key.endswith(".loan")
-
-
-def is_diff_key(key: str) -> bool:
-    """Whether a well-formed blob key is that of a state diff."""
-    return key.endswith(".diff")
 
 
 def rollups_prefix(shard: ShardId) -> str:

@@ -72,7 +72,6 @@ class Seal(Record, frozen=True):
         return max(began, point_at(at_ms, every_ms))
 
     def repair_of(self, at_ms: int) -> tuple[int, int] | None:
-        """The repair that reopened this instant, if any."""
         return next((repair for repair in self.repairs if repair[0] < at_ms <= repair[1]), None)
 
 
@@ -148,5 +147,4 @@ def mark_value(upper: Antichain) -> int:
 
 
 def mark_of(key: AttributeKey, value: int) -> Mark:
-    """The mark of an entry of the index."""
     return Mark(INSTANT_MAX - int(key[len(MARK_PREFIX) :], 16), Antichain(None if value < 0 else value))

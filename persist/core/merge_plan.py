@@ -51,9 +51,6 @@ SPECS_MAX = 64  # merges of one plan
 LOOKED_AT_MAX = 256  # newest batches
 
 # --- the worker's policy
-WORKER_GARBAGE_PERCENT, GARBAGE_PERCENT_AT_REST = 200, 120
-GARBAGE_GROWTH_AT_REST = 8
-AGED_PERCENT, AGED_PERCENT_AT_REST = 20, 10
 LEFT_BATCHES_MAX = 128  # with more small batches, committers do not keep up, or are too short-lived to merge
 
 
@@ -61,32 +58,14 @@ LEFT_BATCHES_MAX = 128  # with more small batches, committers do not keep up, or
 class MergePolicy:
     """The thresholds of a worker."""
 
-    fan_in: int = FAN_IN
+    fan_in: int = FAN_IN  # twice that below `small_rows`, where the commit costs more than the rows
     small_rows: int = 16_384  # a smaller stretch waits for more batches, and a smaller batch keeps its history
     batches_soft: int = 24  # with more batches than this the youngest are merged with one that they outweigh
     inline_flush_bytes: int = 256 * 1024
     left_batches_max: int = 0  # the newest small batches that are left to the committer
-    is_at_rest: bool = False  # the shard is not being written: less garbage is kept
-
-    @property
-    def fan_in_small(self) -> int:
-        """The `fan_in` of a stretch with fewer than `small_rows`, where the commit costs more than the rows."""
-        return self.fan_in if self.is_at_rest else 2 * self.fan_in
-
-    @property
-    def garbage_percent(self) -> int:
-        """Without history: all rows in percent of those that a merge may leave."""
-        return GARBAGE_PERCENT_AT_REST if self.is_at_rest else WORKER_GARBAGE_PERCENT
-
-    @property
-    def garbage_growth(self) -> int:
-        """The part of the largest member by which the rows must have grown."""
-        return GARBAGE_GROWTH_AT_REST if self.is_at_rest else GARBAGE_GROWTH
-
-    @property
-    def aged_percent(self) -> int:
-        """With history: rows that it no longer needs, in percent of the others."""
-        return AGED_PERCENT_AT_REST if self.is_at_rest else AGED_PERCENT
+    garbage_percent: int = 200  # without history: all rows in percent of those that a merge may leave
+    garbage_growth: int = GARBAGE_GROWTH  # the part of the largest member by which the rows must have grown
+    aged_percent: int = 20  # with history: rows that it no longer needs, in percent of the others
 
     def beside_writers(self) -> MergePolicy:
         """This policy for a shard whose writers do small merges themselves."""
@@ -94,7 +73,8 @@ class MergePolicy:
 
     def at_rest(self) -> MergePolicy:
         """This policy for a shard that is not being written: it is compacted closer to its minimum size."""
-        return replace(self, fan_in=2, small_rows=0, left_batches_max=0, is_at_rest=True)
+        less = replace(self, garbage_percent=120, garbage_growth=8, aged_percent=10)
+        return replace(less, fan_in=2, small_rows=0, left_batches_max=0)
 
 
 # --- shared by both planners
@@ -433,7 +413,7 @@ def _due(
         return
     rows = sum(batch.rows for batch in batches[first:end])
     at = max(range(first, end), key=largest.__getitem__)
-    if rows >= (policy.fan_in_small if rows < policy.small_rows else policy.fan_in) * largest[at]:
+    if rows >= policy.fan_in * (2 if rows < policy.small_rows else 1) * largest[at]:
         yield within
         return
     yield from _due(batches, largest, (first, at), policy)

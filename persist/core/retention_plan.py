@@ -89,7 +89,6 @@ class RetentionPlan(Record, frozen=True):
 
 
 def facts_of(state: State) -> Facts:
-    """The facts about the row policy of a State."""
     policy, trace = state.settings.rows, state.trace
     known = {
         name: state.critical_readers.get(critical_reader_id_of(name)) for name in (policy.consumers if policy else ())

@@ -61,7 +61,6 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
 
 
 def dropped(name: str) -> str:
-    """The message of an error about a dropped shard."""
     return f"shard {name!r} was dropped; create it again to use its name"
 
 
@@ -76,7 +75,6 @@ def only_drop(name: str) -> str:
 
 
 def phases_of(command: type[c.Command]) -> frozenset[Phase]:
-    """The phases in which a command is legal."""
     return PHASES.get(command, BEFORE_DROP)
 
 

@@ -68,7 +68,6 @@ class ShardView(Record, frozen=True):
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the shard is closed to both writes and reads."""
         return self.upper.is_empty and self.since.is_empty
 
 

@@ -245,12 +245,10 @@ class State(Record, frozen=True):
 
     @property
     def schema_id(self) -> int:
-        """Id of the current schema."""
         return max(self.schemas)
 
     @property
     def is_closed(self) -> bool:
-        """Whether the shard is closed to both writes and reads."""
         return self.upper.is_empty and self.since.is_empty
 
     @property
@@ -274,11 +272,9 @@ class State(Record, frozen=True):
         return SeqNo(held)
 
     def files_of(self, kind: SpillKind) -> tuple[SpillFile, ...]:
-        """The files of this kind, oldest first."""
         return self.spilled.get(kind, ())
 
     def blob_keys(self) -> Iterator[str]:
-        """Every blob that this State names."""
         yield from self.trace.blob_keys
         yield from auxiliary_blob_keys(self)
 

@@ -375,7 +375,6 @@ def flush(state: State, command: c.Flush, context: Context) -> tuple[State, c.Fl
 
 
 def without_entries(state: State) -> State:
-    """The State without its commit history."""
     return replace(state, entries={}, info_bytes=0, spilled=with_changes(state.spilled, {}, [ENTRIES]))
 
 

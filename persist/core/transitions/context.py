@@ -66,7 +66,6 @@ class Verdict(Record, frozen=True):
     constrains: bool = False
 
     def check(self) -> None:
-        """Raise the error, if there is one."""
         if self.kind:
             raise from_kind(self.kind, self.message, self.details)
 

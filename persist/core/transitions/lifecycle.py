@@ -196,7 +196,6 @@ def held(state: State, command: Any, held_here: Callable[[], c.Result]) -> c.Res
 
 
 def check_here(state: State) -> None:
-    """Raise ReadOnly if the shard was handed over."""
     if state.handed_over:
         raise ReadOnly(
             f"shard {state.name!r} was handed over to the home of epoch {state.handed_over}: write there",

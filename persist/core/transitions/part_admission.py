@@ -137,7 +137,6 @@ def _check_fields(state: State, part: Part) -> None:
 
 
 def _check_numbers(state: State, part: Part) -> None:
-    """Check the numbers of a new part."""
     if part.schema_id not in state.schemas:
         raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}")
     if part.rows <= 0:

@@ -115,7 +115,6 @@ def _newest_first(state: State) -> list[Mark]:
 
 
 def _is_open(state: State, at_ms: int) -> bool:
-    """Whether the instant has no answer yet."""
     return at_ms > state.seal.known_ms(state.settings.mark_every_ms) and state.seal.repair_of(at_ms) is None
 
 

@@ -206,7 +206,6 @@ def _new_bytes(part: Part) -> int:
 
 
 def stored(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """The runs as the State stores them."""
     if not any(part.is_staged for part in parts_of(runs)):
         return runs
     return tuple(Run(tuple(part.as_durable() for part in run.parts)) for run in runs)
