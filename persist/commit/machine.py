@@ -15,8 +15,6 @@ from functools import partial
 from threading import Lock
 from typing import Protocol
 
-from blob import Blob
-from consensus import Consensus
 from consensus.advisory_locks import Turn
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache, StaleIndex
@@ -35,12 +33,11 @@ from persist.commit.commit_plan import (
     supplied,
     with_long_diff,
 )
-from persist.commit.location_identity import Identity
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.part_validator import BRINGING, Inspector, schema_change_of
 from persist.commit.spill_files import SpillReader, SpillWriter
 from persist.commit.state_loader import Versions, dropped
-from persist.commit.system import Clock, StoreClock, System, checked_ms, probed
+from persist.commit.system import StoreClock, System, checked_ms, probed
 from persist.core import commands as c
 from persist.core import invariants
 from persist.core.audit_log import NOBODY, Caller
@@ -56,7 +53,6 @@ from persist.core.errors import (
     Unavailable,
     UnknownShard,
 )
-from persist.core.ids import IdSource
 from persist.core.state import Policy, State
 from persist.core.transitions.audit_recording import is_of_the_future
 from persist.core.transitions.context import SOUND, Context, Verdict
@@ -428,7 +424,7 @@ class Machine(CachedState):
 
     def _stepped(self, command: c.Command, state: State) -> tuple[Outcome, bool]:
         """The outcome of the command, and whether it would change the shard. Commits nothing."""
-        pending = Pending(command, lambda outcome: None, lambda: None, SOUND, NOBODY)
+        pending = Pending(command, lambda outcome: None, lambda: None, SOUND)
         commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7())
         [outcome] = commit.outcomes
         return outcome, commit.diff is not None
@@ -556,16 +552,3 @@ class Committer(Protocol):
 
 
 CommitterOf = Callable[[str], Committer]
-
-
-class Place(Protocol):
-    """The stores of a location; implemented by `persist.commit.location.Location`."""
-
-    blob: Blob
-    consensus: Consensus
-    versions: Versions
-    clock: Clock
-    ids: IdSource
-    identity: Identity
-
-    def machine(self, name: str) -> Machine: ...

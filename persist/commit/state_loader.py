@@ -481,7 +481,9 @@ def check_replayed(versions: Versions, state: State, first: SeqNo, seqno: SeqNo)
     held = read_back(versions, state, seqno)
     if held is None:
         return False
-    made = _base(versions, state, first)
+    made = None
+    with suppress(Corruption):
+        made = read_back(versions, state, first) if first in state.rollups else None
     while made is not None and made.seqno < seqno:
         page = versions.diffs(state.name, SeqNo(made.seqno + 1), min(SCAN_LIMIT, seqno - made.seqno))
         if not page or page[0].seqno != made.seqno + 1:
@@ -494,12 +496,3 @@ def check_replayed(versions: Versions, state: State, first: SeqNo, seqno: SeqNo)
             "the log is not truncated"
         )
     return True
-
-
-def _base(versions: Versions, state: State, first: SeqNo) -> State | None:
-    if first not in state.rollups:
-        return None
-    try:
-        return read_back(versions, state, first)
-    except Corruption:
-        return None

@@ -353,38 +353,26 @@ def _of_blocks(blocks: Sequence[_Block]) -> Batches:
 def common_start(before: Iterable[HollowBatch], after: Iterable[HollowBatch]) -> int:
     """The number of equal batches at the beginning of both. Shared blocks are skipped."""
     old, new = batches_of(before), batches_of(after)
-    if old.is_start_of(new):
-        return len(old)
-    old_blocks, new_blocks = old._all_blocks(), new._all_blocks()
-    same = blocks = 0
-    for one, other in zip(old_blocks, new_blocks, strict=False):
-        if one is not other:
-            break
-        same += len(one)
-        blocks += 1
-    left, right = (chain.from_iterable(held[blocks:]) for held in (old_blocks, new_blocks))
-    for first, second in zip(left, right, strict=False):
-        if first is not second and first != second:
-            break
-        same += 1
-    return same
+    return len(old) if old.is_start_of(new) else _common(old._all_blocks(), new._all_blocks())
 
 
 def common_end(before: Iterable[HollowBatch], after: Iterable[HollowBatch], most: int) -> int:
     """The number of equal batches at the end of both, at most `most`."""
-    old, new = batches_of(before), batches_of(after)
+    old, new = batches_of(before)._all_blocks(), batches_of(after)._all_blocks()
+    return min(most, _common(old[::-1], new[::-1], -1))
+
+
+def _common(old: Sequence[_Block], new: Sequence[_Block], step: int = 1) -> int:
+    """The number of equal batches at the beginning of both; with -1 each block is in reverse."""
     same = blocks = 0
-    old_blocks, new_blocks = old._all_blocks(), new._all_blocks()
-    while blocks < min(len(old_blocks), len(new_blocks)) and old_blocks[-1 - blocks] is new_blocks[-1 - blocks]:
-        same += len(old_blocks[-1 - blocks])
+    for one, other in zip(old, new, strict=False):
+        if one is not other:
+            break
+        same += len(one)
         blocks += 1
-    if same >= most:
-        return most
-    left, right = (
-        chain.from_iterable(map(reversed, reversed(held[: len(held) - blocks]))) for held in (old_blocks, new_blocks)
-    )
+    left, right = (chain.from_iterable(block[::step] for block in held[blocks:]) for held in (old, new))
     for first, second in zip(left, right, strict=False):
-        if same >= most or (first is not second and first != second):
+        if first is not second and first != second:
             break
         same += 1
     return same

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from persist.core.blob_keys import shard_of
 from persist.core.errors import InvalidUsage
-from persist.core.ids import LoanId, family_of
+from persist.core.ids import family_of
 from persist.core.record import Record
 
 # Tags: single times of a shard that stay readable although since has passed them.
@@ -68,9 +68,6 @@ class LentKeys(Record, frozen=True):
     """A list of blob keys of one owner, ascending, including those that its bundles list."""
 
     keys: tuple[str, ...]
-
-
-Loans = Mapping[LoanId, Loan]
 
 
 def is_foreign(key: str, shard: str) -> bool:

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from blob import Blob, BlobNotFound
 from persist.commit.blob_tasks import keys_in
-from persist.commit.machine import FINALISE_STEPS_MAX, Committer, CommitterOf, Place
+from persist.commit.location import Location
+from persist.commit.machine import FINALISE_STEPS_MAX, Committer, CommitterOf
 from persist.commit.system import StoreClock, probed
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
@@ -124,7 +125,7 @@ class Cloning:
     process that dies in between leaves a loan, which the owner's maintenance ends (`Lending`).
     """
 
-    def __init__(self, location: Place) -> None:
+    def __init__(self, location: Location) -> None:
         self._location = location
         self._lists = LoanLists(location.blob)
 
@@ -313,7 +314,7 @@ class Lending:
     decides. Clocks only determine how long to wait before a process that may still be running is fenced.
     """
 
-    def __init__(self, location: Place, committer_of: CommitterOf, lists: LoanLists, untaken_ms: int) -> None:
+    def __init__(self, location: Location, committer_of: CommitterOf, lists: LoanLists, untaken_ms: int) -> None:
         self._location = location
         self._committer_of = committer_of
         self._lists = lists

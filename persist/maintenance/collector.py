@@ -26,7 +26,7 @@ from typing import Protocol
 from blob import BlobNotFound
 from persist.commit.blob_tasks import keys_in
 from persist.commit.location import Location
-from persist.commit.machine import Committer, CommitterOf, Place
+from persist.commit.machine import Committer, CommitterOf
 from persist.commit.state_loader import check_replayed, rolled_up
 from persist.commit.system import StoreClock, probed
 from persist.core import commands as c
@@ -100,7 +100,7 @@ class Collector:
 
     def __init__(
         self,
-        location: Place,
+        location: Location,
         settings: GcSettings | None = None,
         *,
         metrics: Counts | None = None,

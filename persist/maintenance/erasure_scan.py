@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from blob import BlobNotFound, BlobStat
 from persist.commit.blob_tasks import keys_in
-from persist.commit.machine import Committer, Place
+from persist.commit.location import Location
+from persist.commit.machine import Committer
 from persist.core.blob_keys import (
     JOURNALS,
     Journal,
@@ -33,7 +34,7 @@ KEYS_MAX = 100  # keys of each kind in the result
 STRAGGLER_MS = 3_600_000  # how long a merge may still write old rows after its inputs were replaced
 
 
-def remove_entries_before(place: Place, name: str, first: SeqNo) -> None:
+def remove_entries_before(place: Location, name: str, first: SeqNo) -> None:
     """Rewrite the journals with entries of the shard from before `first` without these. A retry is safe.
 
     Raises Unavailable if a journal is damaged.
@@ -52,13 +53,13 @@ def remove_entries_before(place: Place, name: str, first: SeqNo) -> None:
             place.blob.delete([stat.key])
 
 
-def _entries_before(place: Place, journal: Journal, name: str, first: SeqNo) -> frozenset[bytes]:
+def _entries_before(place: Location, journal: Journal, name: str, first: SeqNo) -> frozenset[bytes]:
     """The entries of the shard from before `first`, where its log begins. They may have rows inline."""
     entries = [entry for shard in journal.shards if shard.name == name for entry in shard.entries]
     return frozenset(entry for entry in entries if decode_diff(entry, place.versions.build).seqno < first)
 
 
-def _journals(place: Place) -> Iterator[tuple[BlobStat, Journal]]:
+def _journals(place: Location) -> Iterator[tuple[BlobStat, Journal]]:
     with translated():
         stats = [stat for stat in place.blob.list(JOURNALS) if is_journal_key(stat.key)]
     for stat in stats:
@@ -74,7 +75,7 @@ def _journals(place: Place) -> Iterator[tuple[BlobStat, Journal]]:
             ) from error
 
 
-def scan_shard(place: Place, machine: Committer, at: int, rewritten_ms: int | None = None) -> Scanned:
+def scan_shard(place: Location, machine: Committer, at: int, rewritten_ms: int | None = None) -> Scanned:
     """Scan both stores for remaining copies of deleted rows of a shard. Changes nothing. Raises as the stores.
 
     It lists every blob, reads every log entry, and loads the oldest State that can be loaded: if that shows no such
@@ -139,7 +140,7 @@ def scan_shard(place: Place, machine: Committer, at: int, rewritten_ms: int | No
     )
 
 
-def _read_log(place: Place, name: str) -> tuple[SeqNo, int, set[str], set[str]]:
+def _read_log(place: Location, name: str) -> tuple[SeqNo, int, set[str], set[str]]:
     """The first seqno of the log, its length, and the blobs removed by its first entry and by later ones."""
     first, count, at_first, later = SeqNo(0), 0, set[str](), set[str]()
     for change in place.versions.whole_diffs(name, SeqNo(-1)):
@@ -151,13 +152,13 @@ def _read_log(place: Place, name: str) -> tuple[SeqNo, int, set[str], set[str]]:
     return first, count, at_first, later
 
 
-def _oldest(place: Place, state: State, first: SeqNo) -> State | None:
+def _oldest(place: Location, state: State, first: SeqNo) -> State | None:
     """The oldest State that can be loaded. None: the log was truncated meanwhile."""
     rollup = state.rollups.get(first)
     return None if rollup is None else place.versions.read_rollup(rollup.key)
 
 
-def _may_show_before(place: Place, key: str, first: SeqNo, at: int) -> bool:
+def _may_show_before(place: Location, key: str, first: SeqNo, at: int) -> bool:
     """Whether an unnamed blob is a long state diff, or an older rollup than the log, that may contain the rows.
 
     Every collection leaves the rollup of the previous one, so such a rollup is read.
@@ -175,7 +176,7 @@ def _written_ms(stat: BlobStat) -> int:
     return min(born_ms(stat.key), stat.modified_ms)
 
 
-def _parts_of(place: Place, bundles: Iterator[str]) -> set[str]:
+def _parts_of(place: Location, bundles: Iterator[str]) -> set[str]:
     """The parts of these bundles. A missing bundle was deleted after its parts."""
     parts: set[str] = set()
     for bundle in list(bundles):

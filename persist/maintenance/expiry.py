@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from persist.commit.machine import Committer, Place
+from persist.commit.location import Location
+from persist.commit.machine import Committer
 from persist.commit.state_loader import rolled_up
 from persist.commit.system import Clock, StoreClock
 from persist.core import commands as c
@@ -45,7 +46,7 @@ _Key = tuple[str, str]
 class Silence:
     """Watches the leases of shards of a location. Use one thread at a time per shard."""
 
-    def __init__(self, location: Place, store_clock: StoreClock) -> None:
+    def __init__(self, location: Location, store_clock: StoreClock) -> None:
         self._location = location
         self._store_clock = store_clock
         self._watched: dict[str, dict[_Key, tuple[Leased, float]]] = {}  # each lease, and since when it is unchanged
