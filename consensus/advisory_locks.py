@@ -17,7 +17,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 from blob.private_files import make_file
 
@@ -197,9 +196,5 @@ class Watchdog:
             with self._lock:
                 for deadline, descriptor in self._watched.values():
                     if now > deadline:
-                        _break(descriptor)
-
-
-def _break(descriptor: int) -> None:
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
+                        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+                            copy.shutdown(socket.SHUT_RDWR)

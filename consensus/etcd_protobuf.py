@@ -32,22 +32,13 @@ def load_etcd3() -> Any:
     """The imported package `etcd3`. ConsensusMisconfigured if it is not installed."""
     with _lock:
         if "etcd3" not in sys.modules:
-            _register_messages(_source_directory())
+            spec = importlib.util.find_spec("etcd3")
+            if spec is None or spec.origin is None:
+                raise ConsensusMisconfigured("etcd: locations need the package etcd3; install persist-shards[etcd]")
+            directory, pool = Path(spec.origin).parent / "etcdrpc", descriptor_pool.DescriptorPool()
+            for module in [_message_module(pool, directory / f"{name}_pb2.py") for name in _GENERATED]:
+                sys.modules[module.__name__] = module
         return importlib.import_module("etcd3")
-
-
-def _source_directory() -> Path:
-    spec = importlib.util.find_spec("etcd3")
-    if spec is None or spec.origin is None:
-        raise ConsensusMisconfigured("etcd: locations need the package etcd3; install persist-shards[etcd]")
-    return Path(spec.origin).parent / "etcdrpc"
-
-
-def _register_messages(directory: Path) -> None:
-    pool = descriptor_pool.DescriptorPool()
-    modules = [_message_module(pool, directory / f"{name}_pb2.py") for name in _GENERATED]
-    for module in modules:
-        sys.modules[module.__name__] = module
 
 
 def _message_module(pool: Any, source: Path) -> ModuleType:

@@ -62,10 +62,6 @@ class ConsensusUsage(ConsensusError):
     """The caller passed an invalid argument. Nothing was sent."""
 
 
-def _do_nothing() -> None:
-    """Ends `follow` in a store that notifies subscribers of all keys."""
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An entry of a key's log. The first has seqno 1, or that of its `begin`; the seqnos are consecutive."""
@@ -218,4 +214,4 @@ class Consensus(ABC):
 
         Never blocks and never raises. The first notifications of a key may take a moment longer.
         """
-        return _do_nothing
+        return lambda: None  # this store notifies subscribers of all keys

@@ -13,10 +13,6 @@ PENDING_KEYS_MAX = 100_000  # keys that wait for slow subscribers; further keys 
 _log = logging.getLogger(__name__)
 
 
-def _any_key(_key: str) -> bool:
-    return True
-
-
 class Once:
     """Calls a function the first time that it is called, and does nothing after that. Thread-safe."""
 
@@ -68,7 +64,7 @@ class Notifier:
             with self._changed:
                 subscription = self._next_id
                 self._next_id += 1
-                self._callbacks[subscription] = callback, wanted or _any_key
+                self._callbacks[subscription] = callback, wanted or (lambda _key: True)
                 first = self._thread is None and not self._closed
                 if first:
                     self._thread = threading.Thread(target=self._run, name=f"{self._name}-notify", daemon=True)

@@ -17,7 +17,7 @@ from persist.core.audit_log import NOBODY, Caller, CommandEntry
 from persist.core.batch import HollowBatch
 from persist.core.bundles import moves
 from persist.core.errors import Overloaded, PersistError
-from persist.core.frontier import MINIMUM, Antichain
+from persist.core.frontier import MINIMUM
 from persist.core.ids import SeqNo
 from persist.core.merge_plan import inline_rows_from
 from persist.core.record import replace
@@ -155,7 +155,9 @@ def plan_commit(base: State, group: Sequence[c.Command], given: PlanInput) -> Pl
     made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": walltime_ms, "commit_id": given.commit_id}
     following = expire_lapsed(state, context.lease_now_ms, checked_ms)
     following = replace(following, lease_clock_ms=clock or 0, **made)
-    before = base.upper if following.incarnation == base.incarnation else _born_with(commands)
+    before = base.upper
+    if following.incarnation != base.incarnation:  # a life begins with the upper of the State of a clone, if it is one
+        before = next((command.state.upper for command in commands if isinstance(command, c.BeginClone)), MINIMUM)
     following = stamped(following, before, checked_ms, policy)
     following = recorded(following, entries)
     gone = state_diff.gone_between(base, following)
@@ -170,11 +172,6 @@ def plan_commit(base: State, group: Sequence[c.Command], given: PlanInput) -> Pl
     if given.check_all:
         invariants.check_diff(change, base, following)
     return Commit(change, following, outcomes, following, commands)
-
-
-def _born_with(commands: Sequence[c.Command]) -> Antichain:
-    """The upper with which the next life of a name begins: that of the State of a clone, if it is one."""
-    return next((command.state.upper for command in commands if isinstance(command, c.BeginClone)), MINIMUM)
 
 
 def with_long_diff(commit: Commit, key: str) -> Commit:

@@ -109,16 +109,12 @@ class SystemIds:
         with self._lock:
             fine = self._last = max(fine, self._last + 1)
             if not self._random or self._pid != os.getpid():  # a child must not use the random bytes of its parent
-                self._random, self._pid = _randoms(), os.getpid()
+                data, self._pid = os.urandom(_RANDOM_BYTES * _RANDOM_IDS), os.getpid()
+                each = (data[at : at + _RANDOM_BYTES] for at in range(0, len(data), _RANDOM_BYTES))
+                self._random = [int.from_bytes(part) >> (8 * _RANDOM_BYTES - _RANDOM_BITS) for part in each]
             random = self._random.pop()
         high = (fine >> 12) << 16 | 0x7000 | (fine & 0xFFF)
         return f"{high:016x}{(0b10 << _RANDOM_BITS) | random:016x}"
-
-
-def _randoms() -> list[int]:
-    data = os.urandom(_RANDOM_BYTES * _RANDOM_IDS)
-    places = range(0, len(data), _RANDOM_BYTES)
-    return [int.from_bytes(data[at : at + _RANDOM_BYTES]) >> (8 * _RANDOM_BYTES - _RANDOM_BITS) for at in places]
 
 
 class Background(Protocol):

@@ -79,12 +79,12 @@ def to_bundle(batch: HollowBatch, policy: Policy, shard: ShardId) -> Sequence[Ru
     """
     if sum(len(run.parts) for run in batch.runs) <= policy.plain_parts_max:
         return ()
-    plain = [run for run in batch.runs if all(_is_own_blob(part, shard) for part in run.parts)]
+
+    def is_own_blob(part: Part) -> bool:
+        return part.key is not None and part.bundle is None and not is_foreign(part.key, shard)
+
+    plain = [run for run in batch.runs if all(map(is_own_blob, run.parts))]
     return plain if sum(len(run.parts) for run in plain) > policy.plain_parts_max else ()
-
-
-def _is_own_blob(part: Part, shard: ShardId) -> bool:
-    return part.data is None and part.bundle is None and (part.key is None or not is_foreign(part.key, shard))
 
 
 def packed(runs: Iterable[Run], parts_max: int) -> Iterator[list[Listed]]:

@@ -154,12 +154,11 @@ def _added(before: State, command: Any) -> Iterable[Part]:
     """The parts that a write added, without those that the State had already."""
     covered: Antichain = before.upper if isinstance(command, c.Append) else MINIMUM
     parts = (part for run in getattr(command, "runs", ()) for part in run.parts)
-    return [_clipped(part, covered) for part in parts if covered.less_equal(part.time_max)]
-
-
-def _clipped(part: Part, covered: Antichain) -> Part:
-    """The part; without its sum of diffs if the State has its beginning already."""
-    return part if covered.less_equal(part.time_min) else replace(part, diff_sum=None)
+    return [
+        part if covered.less_equal(part.time_min) else replace(part, diff_sum=None)  # the State has its beginning
+        for part in parts
+        if covered.less_equal(part.time_max)
+    ]
 
 
 def _retractions(parts: Iterable[Part]) -> int | None:
@@ -182,7 +181,6 @@ def _retractions(parts: Iterable[Part]) -> int | None:
 # Transitions of outcomes: the answers to retries with a caller's token.
 
 
-UNREGISTERED = WriterState(0, 0)
 OUTCOMES_MAX = 20_000_000  # of a shard; more throttle writers (Overloaded)
 
 
@@ -257,13 +255,12 @@ def retired(state: State, writers: Iterable[WriterId], now_ms: int) -> State:
     gone = list(writers)[:RETIRED_PER_COMMIT_MAX]
     if not gone:
         return state
-    kept = {key_of(writer): _last(state.writers.get(writer, UNREGISTERED), now_ms) for writer in gone}
+    kept: dict[str, TokenOutcome] = {}
+    for writer in gone:
+        last = state.writers.get(writer, WriterState(0, 0))  # perhaps it was never registered
+        kept[key_of(writer)] = TokenOutcome(last.lower, last.upper, RETIRED, now_ms)
     outcomes = with_changes(state.outcomes, kept)
     return replace(state, writers=with_changes(state.writers, {}, gone), outcomes=outcomes)
-
-
-def _last(writer: WriterState, now_ms: int) -> TokenOutcome:
-    return TokenOutcome(writer.lower, writer.upper, RETIRED, now_ms)
 
 
 def _check_known(state: State, token: Token, context: Context) -> None:

@@ -141,7 +141,11 @@ def register_critical(
 def compare_and_downgrade_since(
     state: State, command: c.CompareAndDowngradeSince, context: Context
 ) -> tuple[State, c.CriticalReaderState]:
-    known = _critical(state, command.reader)
+    known = state.critical_readers.get(command.reader)
+    if known is None:
+        raise Expired(
+            f"critical reader {command.reader} is not registered with shard {state.name!r}; register it first"
+        )
     if command.registered not in (None, known.registered):
         raise Expired(f"this hold of critical reader {command.reader} was given up, and its name has a new one")
     new_opaque = _bounded("opaque token", command.new_opaque, OPAQUE_CHARS_MAX)
@@ -200,13 +204,6 @@ def _with_reader(state: State, reader_id: ReaderId, reader: LeasedReader) -> Sta
 
 def _with_critical(state: State, reader_id: CriticalReaderId, reader: CriticalReader) -> State:
     return replace(state, critical_readers={**state.critical_readers, reader_id: reader})
-
-
-def _critical(state: State, reader: CriticalReaderId) -> CriticalReader:
-    known = state.critical_readers.get(reader)
-    if known is None:
-        raise Expired(f"critical reader {reader} is not registered with shard {state.name!r}; register it first")
-    return known
 
 
 def _check_opaque(state: State, reader: CriticalReaderId, known: CriticalReader, expected: str) -> None:

@@ -86,7 +86,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
     check_not_withdrawn(state, command.cut)
     check_near(state, upper)
     state = _fed_by_append(with_updates(state, command.attributes, context), True, context)
-    runs = command.runs if state.upper == lower else _clipped(command.runs, state.upper)
+    runs = command.runs if state.upper == lower else clipped(command.runs, state.upper.element or 0)
     return push(without_undue(state, runs), command, result, runs, context)
 
 
@@ -317,11 +317,6 @@ def _check_not_taken(state: State, lower: Antichain, upper: Antichain) -> None:
                 expected=lower.to_json(),
                 actual=state.upper.to_json(),
             )
-
-
-def _clipped(runs: Iterable[Run], lower: Antichain) -> tuple[Run, ...]:
-    """The runs without rows before `lower`: parts wholly before it are left out, parts across it are clipped."""
-    return () if lower.element is None else clipped(runs, lower.element)
 
 
 def at_time(runs: Iterable[Run], time: int) -> tuple[Run, ...]:
