@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from typing import Any
 from zlib import crc32
@@ -59,31 +59,29 @@ class FollowedKeys:
         self._lock = threading.Lock()
         self._keys: Counter[str] = Counter()
         self._channels: Counter[str] = Counter()
-        self._all = 0
         self._unused_since_s: dict[str, float] = {}  # channels without followers, and when that was noticed
 
     def follow(self, key: str) -> Callable[[], None]:
         """Follow one key until the returned function is called, which may be called twice."""
-        channel = channel_of(key)
-        with self._lock:
-            self._keys[key] += 1
-            self._channels[channel] += 1
-            is_new = self._channels[channel] == 1
-        if is_new:
-            self.changed()
-        return Once(lambda: self._unfollow(key, channel))
+        return self._follow((key,), {channel_of(key)})
 
     def follow_all(self) -> Callable[[], None]:
         """Follow every key, as `follow` does one."""
+        return self._follow((), ALL_CHANNELS)
+
+    def _follow(self, keys: tuple[str, ...], channels: Set[str]) -> Callable[[], None]:
         with self._lock:
-            self._all += 1
-        self.changed()
-        return Once(self._unfollow_all)
+            is_new = not channels <= self._channels.keys()
+            self._keys.update(keys)
+            self._channels.update(channels)
+        if is_new:
+            self.changed()
+        return Once(lambda: self._unfollow(keys, channels))
 
     def wanted(self, listening: Iterable[str], now_s: float) -> frozenset[str]:
         """The channels to listen to next, given those listened to now: with followers, or with recent followers."""
         with self._lock:
-            used = ALL_CHANNELS if self._all else frozenset(self._channels)
+            used = frozenset(self._channels)
             unused = [channel for channel in listening if channel not in used]
             self._unused_since_s = {channel: self._unused_since_s.get(channel, now_s) for channel in unused}
             return used | {channel for channel, since_s in self._unused_since_s.items() if now_s - since_s < LINGER_S}
@@ -94,16 +92,13 @@ class FollowedKeys:
         with self._lock:
             return [key for key in self._keys if channel_of(key) in among]
 
-    def _unfollow(self, key: str, channel: str) -> None:
+    def _unfollow(self, keys: tuple[str, ...], channels: Set[str]) -> None:
         with self._lock:
-            for counter, name in ((self._keys, key), (self._channels, channel)):
-                counter[name] -= 1
-                if not counter[name]:
-                    del counter[name]
-
-    def _unfollow_all(self) -> None:
-        with self._lock:
-            self._all -= 1
+            for counter, names in ((self._keys, keys), (self._channels, channels)):
+                counter.subtract(names)
+                for name in names:
+                    if not counter[name]:
+                        del counter[name]
 
 
 PENDING_KEYS_MAX = 10_000  # keys that wait to be announced; further keys are dropped, which the interface allows

@@ -6,12 +6,12 @@ merged to a since at or beyond it, with no earlier time kept distinct: there eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from persist.core.batch import HollowBatch, Run
 from persist.core.erasure import Erasure, Wait
 from persist.core.frontier import Antichain
-from persist.core.state import Claim, State, kept_below
+from persist.core.state import Claim, LeasedReader, State, kept_below
 
 WAITS_SHOWN_MAX = 100  # of one erasure in one answer
 
@@ -94,11 +94,7 @@ def waits(state: State, at: int) -> tuple[Wait, ...]:
         waits += _readers(state, at)
         if not waits or (not state.history_hold.is_empty and state.history_hold < Antichain(at)):
             waits.append(Wait("history", "since", state.since.element))
-    waits += [
-        Wait("reader", reader.purpose or str(key), reader.since.element, reader.lapses_ms)
-        for key, reader in state.leased_readers.items()
-        if reader.point and reader.since.element is not None and reader.since.element < at
-    ]
+    waits += _leased(state, lambda reader: reader.point and reader.since < Antichain(at))
     waits += [Wait("tag", name, tag.time, tag.until_ms) for name, tag in state.tags.items() if tag.time < at]
     waits += [Wait("merge", claim.owner, None, claim.lapses_ms) for claim in _stale(state)]
     if not waits and not is_rewritten(state, at):
@@ -108,11 +104,7 @@ def waits(state: State, at: int) -> tuple[Wait, ...]:
 
 def states_held(state: State, rewritten: int) -> tuple[Wait, ...]:
     """Readers that hold States from before `rewritten`, so that their log entries and blobs stay."""
-    held = [
-        Wait("reader", reader.purpose or str(key), reader.since.element, reader.lapses_ms)
-        for key, reader in state.leased_readers.items()
-        if reader.seqno < rewritten
-    ]
+    held = _leased(state, lambda reader: reader.seqno < rewritten)
     return tuple(sorted(held, key=lambda wait: wait.name))[:WAITS_SHOWN_MAX]
 
 
@@ -124,17 +116,20 @@ def lent_before(state: State, erasure: Erasure) -> tuple[Wait, ...]:
 
 
 def _readers(state: State, at: int) -> list[Wait]:
-    waits = [
-        Wait("reader", reader.purpose or str(key), reader.since.element, reader.lapses_ms)
-        for key, reader in state.leased_readers.items()
-        if not reader.point and reader.since < Antichain(at)
-    ]
-    waits += [
+    cursors = [
         Wait("cursor", critical.purpose or str(name), critical.since.element)
         for name, critical in state.critical_readers.items()
         if critical.since < Antichain(at)
     ]
-    return waits
+    return _leased(state, lambda reader: not reader.point and reader.since < Antichain(at)) + cursors
+
+
+def _leased(state: State, holds: Callable[[LeasedReader], bool]) -> list[Wait]:
+    return [
+        Wait("reader", reader.purpose or str(key), reader.since.element, reader.lapses_ms)
+        for key, reader in state.leased_readers.items()
+        if holds(reader)
+    ]
 
 
 def _stale(state: State) -> Iterator[Claim]:

@@ -89,8 +89,8 @@ def _aged(state: State, before_ms: int | None, context: Context) -> State:
         return state
     hold = Antichain(TIME_MAX if upper.element is None else upper.element - 1)
     if hold <= state.history_hold:
-        return _with_since(state, context)  # a reader that held since back may have gone
-    return _with_since(replace(sealed, history_hold=hold), context)
+        return with_since(state, context)  # a reader that held since back may have gone
+    return with_since(replace(sealed, history_hold=hold), context)
 
 
 def forget_history(state: State, command: c.ForgetHistory, context: Context) -> tuple[State, c.HistoryMoved]:
@@ -117,17 +117,21 @@ def forgotten(state: State, before: Antichain, context: Context) -> State:
     if state.settings.keeps_history:
         if state.history_hold < before:
             state = replace(state, history_hold=before)
-        return _with_since(state, context)  # a reader that held more may have gone
-    return _with_since(state, context, before)
+        return with_since(state, context)  # a reader that held more may have gone
+    return with_since(state, context, before)
 
 
-def _with_since(state: State, context: Context, *more: Antichain) -> State:
-    """The State whose since follows the live holds. Only readers and a drop close the shard to reads."""
+def with_since(state: State, context: Context, *more: Antichain, may_close: bool = False) -> State:
+    """The State whose since follows the live holds, and `more`, now.
+
+    It is unchanged if it would close the shard to reads, unless it `may_close` it, and if it would drop the shard,
+    which only a drop may do.
+    """
     live = without_lapsed_readers(state, context.lease_now_ms)
     since = max(state.since, held_since(live, *more))
-    if since != state.since and not since.is_empty:
-        state = replace(live, since=since)
-    return state
+    if since == state.since or (since.is_empty and (not may_close or state.upper.is_empty)):
+        return state
+    return replace(live, since=since)
 
 
 def set_tag(state: State, command: c.SetTag, context: Context) -> tuple[State, c.TagsAre]:

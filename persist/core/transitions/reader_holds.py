@@ -10,9 +10,9 @@ from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
 from persist.core.shard_phases import only_drop
-from persist.core.state import ROLLUP_LEAST, CriticalReader, LeasedReader, State, held_since, is_kept
+from persist.core.state import ROLLUP_LEAST, CriticalReader, LeasedReader, State, is_kept
 from persist.core.transitions.context import RETRY_LATER_S, Context
-from persist.core.transitions.history_control import named
+from persist.core.transitions.history_control import named, with_since
 from persist.core.transitions.lease_expiry import check_lease, heartbeat_ms, is_fresh, without_lapsed_readers
 
 PURPOSE_CHARS_MAX = 256
@@ -79,7 +79,7 @@ def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -
     """Recompute since even if this hold is unchanged: other holds may have moved without moving since."""
     following, moved = _moved(state, command, context)
     if command.moves_since:
-        following = _with_since_recomputed(following, context)
+        following = with_since(following, context, may_close=True)
     return following, c.SinceDowngraded(moved, following.since)
 
 
@@ -134,7 +134,7 @@ def register_critical(
     reader = CriticalReader(since, opaque, purpose, registered)
     state = _with_critical(state, command.reader, reader)
     if command.since is not None:
-        state = _with_since_recomputed(state, context)
+        state = with_since(state, context, may_close=True)
     return state, _state_of(reader, state)
 
 
@@ -155,7 +155,7 @@ def compare_and_downgrade_since(
     _check_opaque(state, command.reader, known, command.expected_opaque)
     _check_movable(state, known.since, since, command.force)
     moved = replace(known, since=since, opaque=new_opaque)
-    state = _with_since_recomputed(_with_critical(state, command.reader, moved), context)
+    state = with_since(_with_critical(state, command.reader, moved), context, may_close=True)
     return state, _state_of(moved, state)
 
 
@@ -171,18 +171,6 @@ def expire_critical(state: State, command: c.ExpireCriticalReader, context: Cont
 
 def _state_of(reader: CriticalReader, state: State) -> c.CriticalReaderState:
     return c.CriticalReaderState(reader.since, reader.opaque, state.since, reader.registered)
-
-
-def _with_since_recomputed(state: State, context: Context) -> State:
-    """The State whose since follows the live holds now, since the next downgrade may be much later.
-
-    Since is unchanged if it would drop the shard, which only a drop may do.
-    """
-    live = without_lapsed_readers(state, context.lease_now_ms)
-    since: Antichain = max(state.since, held_since(live))
-    if since == state.since or (since.is_empty and state.upper.is_empty):
-        return state
-    return replace(live, since=since)
 
 
 def _with_room(state: State, command: c.RegisterReader, context: Context) -> State:
