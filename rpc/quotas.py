@@ -18,10 +18,9 @@ from persist.client.transport import AsCaller, Transport
 from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.batch import Part
+from persist.core.batch import Part, parts_of
 from persist.core.errors import Forbidden, Indeterminate, InvalidUsage, Overloaded, PersistError
 from persist.core.state import State
-from persist.core.transitions.writers import parts_of
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, single_series
 from persist.formats.http_messages import named_once
 from rpc.auth import ANONYMOUS, MAINTENANCE, Principal

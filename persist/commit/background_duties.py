@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from persist.commit.commit_plan import BatchMerge, BundleUp, FlushIndex, FlushRecent, RollUp
-from persist.core.batch import EMPTY_TRACE, HollowBatch
+from persist.core.batch import EMPTY_TRACE, HollowBatch, parts_of
 from persist.core.bundles import to_bundle
 from persist.core.ids import SeqNo
 from persist.core.merge_plan import (
@@ -238,7 +238,7 @@ class Upkeep:
         """The bundling of a batch that has too many parts, if no merge reads them."""
         for batch in self._crowded:
             if runs := to_bundle(batch, self._policy, state.shard_id):
-                inputs = frozenset(part.id for run in runs for part in run.parts)
+                inputs = frozenset(part.id for part in parts_of(runs))
                 if inputs.isdisjoint(claimed(state)) and inputs.isdisjoint(self.merging):
                     yield Duty("bundles", BundleUp(state, batch), inputs)
                     return

@@ -18,7 +18,7 @@ from persist.commit.state_loader import Versions
 from persist.core import commands as c
 from persist.core.attribute import AttributeKey
 from persist.core.audit_log import TokenOutcome
-from persist.core.batch import HollowBatch, Listing, Part, Run
+from persist.core.batch import HollowBatch, Listing, Part, Run, parts_of
 from persist.core.blob_keys import COMPACTOR, FLUSHER, bundle_key, is_of_maintenance
 from persist.core.bundles import Listed, bundle_of, packed, to_bundle
 from persist.core.clock_index import Mark
@@ -48,7 +48,7 @@ def write_bundles(
         return None
 
     def written(listed: Listed) -> Part:
-        is_merged = all(part.key is not None and is_of_maintenance(part.key) for run in listed for part in run.parts)
+        is_merged = all(part.key is not None and is_of_maintenance(part.key) for part in parts_of(listed))
         bundle_id = mint(PartId, ids)
         key = bundle_key(state.shard_id, COMPACTOR if is_merged else FLUSHER, bundle_id)
         data = encode_listing(Listing(listed), versions.format_version)
@@ -57,7 +57,7 @@ def write_bundles(
         return bundle_of(bundle_id, key, listed, len(data), zlib.crc32(data))
 
     runs = tuple(Run(tuple(map(written, group))) for group in packed(plain, policy.bundle_parts_max))
-    return c.BundleParts(tuple(part.id for run in plain for part in run.parts), runs)
+    return c.BundleParts(tuple(part.id for part in parts_of(plain)), runs)
 
 
 def keys_in(blob: Blob, key: str) -> list[str]:
@@ -80,7 +80,7 @@ def check_moved(command: c.BundleParts | c.ReplacePart, state: State, blob: Blob
         bundle = held.get(command.within or command.part)
         is_same = bundle is not None and bundle.bundle is not None and read_bundle(bundle, blob) == command.listed
     else:
-        named = [part for run in command.outputs for part in run.parts]
+        named = list(parts_of(command.outputs))
         if any(part.bundle is None or part.id in held for part in named):
             raise InvalidUsage(f"parts of shard {state.name!r} can only be bundled in new bundles")
         listed = [part for run in expand_bundles(command.outputs, blob) for part in run.parts]
@@ -138,7 +138,7 @@ class BlobWorker:
                     return None  # another process has merged them, and nothing is damaged
                 raise
             outputs = merge.outputs if merge is not None else ()
-            self._metrics.upkeep_bytes += sum(part.size for run in outputs for part in run.parts)
+            self._metrics.upkeep_bytes += sum(part.size for part in parts_of(outputs))
             return merge
         if isinstance(task, BundleUp):
             return write_bundles(self._versions, self._ids, self._policy, task.state, task.batch)

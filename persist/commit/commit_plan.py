@@ -14,7 +14,7 @@ from msgspec import Struct
 from persist.core import commands as c
 from persist.core import invariants, state_diff
 from persist.core.audit_log import NOBODY, Caller, CommandEntry
-from persist.core.batch import HollowBatch
+from persist.core.batch import HollowBatch, parts_of
 from persist.core.bundles import moves
 from persist.core.errors import Overloaded, PersistError
 from persist.core.frontier import MINIMUM
@@ -249,4 +249,4 @@ def _done(supply: Supply) -> c.Command:
 
 def _inline_bytes(command: c.Command) -> int:
     runs = getattr(command, "runs", ())
-    return sum(part.size for run in runs for part in run.parts if part.is_inline)
+    return sum(part.size for part in parts_of(runs) if part.is_inline)

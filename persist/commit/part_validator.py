@@ -13,7 +13,7 @@ from blob import Blob, BlobError
 from persist.commit.blob_tasks import check_moved
 from persist.commit.part_receipts import Receipts
 from persist.core import commands as c
-from persist.core.batch import Part, Run
+from persist.core.batch import Part, Run, parts_of
 from persist.core.blob_keys import belongs_to
 from persist.core.errors import Corruption, InvalidUsage, PersistError, SchemaMismatch
 from persist.core.record import replace
@@ -106,7 +106,7 @@ class Inspector:
         """The runs with receipts, after validating all their parts. Raises the error of an invalid one."""
         held = tuple(runs)
         try:
-            self._look([part for run in held for part in run.parts], state)
+            self._look(list(parts_of(held)), state)
         except BlobError as error:
             raise translate(error) from error
         return self._receipts.sign(state.shard_id, held)
@@ -160,7 +160,7 @@ def is_at_once(command: c.Command) -> bool:
     """Whether validating the command calls no store and is so fast that it may run on the event loop."""
     if isinstance(command, c.AddRollup) or schema_change_of(command) is not None:
         return False
-    parts = [part for run in _runs(command) for part in run.parts] + list(getattr(command, "done", ()))
+    parts = list(parts_of(_runs(command))) + list(getattr(command, "done", ()))
     return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX
 
 
@@ -190,7 +190,7 @@ def _check_schema(change: c.EvolveSchema | c.Recreate | c.SchemaChange, state: S
 
 def _check_names(verdict: Verdict, command: c.Command, state: State) -> Verdict:
     """The verdict on rows that were given by column name, and encoded by the schema that their parts name."""
-    named = {part.schema_id for run in _runs(command) for part in run.parts}
+    named = {part.schema_id for part in parts_of(_runs(command))}
     if not named:
         return verdict
     current, other = current_schema(state.schemas)[0], min(named)
@@ -205,7 +205,7 @@ def _check_names(verdict: Verdict, command: c.Command, state: State) -> Verdict:
 
 def _brought(command: c.Command, state: State) -> list[Part]:
     """The parts that the command names, without those that the claim of its merge holds: they are validated already."""
-    parts = [part for run in _runs(command) for part in run.parts]
+    parts = list(parts_of(_runs(command)))
     if isinstance(command, OF_MAINTENANCE):
         claim = state.claims.get(command.claim_key if isinstance(command, c.MergeResult) else command.key)
         held = {part.id: part for part in claim.done} if claim is not None else {}

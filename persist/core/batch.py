@@ -206,8 +206,12 @@ class HollowBatch(Record, frozen=True):
                 yield part.key
 
 
+def parts_of(runs: Iterable[Run]) -> Iterator[Part]:
+    return (part for run in runs for part in run.parts)
+
+
 def batch_of(desc: Description, runs: tuple[Run, ...]) -> HollowBatch:
-    return HollowBatch(desc, runs, sum(part.rows for run in runs for part in run.parts))
+    return HollowBatch(desc, runs, sum(part.rows for part in parts_of(runs)))
 
 
 def diff_sum_of(parts: Iterable[Part]) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from persist.core import commands as c
-from persist.core.batch import FORMAT_BUNDLE, Bundle, HollowBatch, Part, Run, diff_sum_of
+from persist.core.batch import FORMAT_BUNDLE, Bundle, HollowBatch, Part, Run, diff_sum_of, parts_of
 from persist.core.blob_keys import is_bundle_key
 from persist.core.ids import PartId, ShardId
 from persist.core.named_holds import is_foreign
@@ -45,7 +45,7 @@ NO_MOVES = Moves()
 
 def bundle_of(bundle_id: PartId, key: str, listed: Listed, size: int, checksum: int) -> Part:
     """The part that represents a bundle in the State: its blob has `size` bytes with this checksum."""
-    parts = [part for run in listed for part in run.parts]
+    parts = list(parts_of(listed))
     diff_sum = diff_sum_of(parts)
     uppers = [part.key_upper for part in parts if part.key_upper is not None]
     return Part(
@@ -129,12 +129,12 @@ def moves(old: State, new: State, group: Iterable[c.Command]) -> Moves:
     left: set[str] = set()
     for command in group:
         if isinstance(command, c.BundleParts):
-            if any(new.trace.holds(part.id) for run in command.outputs for part in run.parts):
+            if any(new.trace.holds(part.id) for part in parts_of(command.outputs)):
                 wanted = frozenset(command.inputs)
                 bundled.update(part.key for part in old.trace.parts() if part.id in wanted and part.key is not None)
         elif isinstance(command, c.ReplacePart) and _left(old, new, command.within or command.part):
             emptied.add(command.within or command.part)
-            listed = (part for run in command.listed for part in run.parts)
+            listed = parts_of(command.listed)
             left.update(part.key for part in listed if part.id == command.part and part.key is not None)
     if not bundled and not emptied:
         return NO_MOVES

@@ -11,7 +11,7 @@ from itertools import chain
 
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.core.audit_log import NOBODY, Caller, CommandEntry, Committed, TokenOutcome
-from persist.core.batch import EMPTY_TRACE, Part, Trace
+from persist.core.batch import EMPTY_TRACE, Part, Trace, parts_of
 from persist.core.clock_index import NEWBORN, UNSEALED, Seal
 from persist.core.erasure import Erasure
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
@@ -294,7 +294,7 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
     yield from state.long_diffs.values()
     for erasure in state.erasures.values():
         if erasure.pending is not None:
-            yield from (part.key for run in erasure.pending.runs for part in run.parts if part.key is not None)
+            yield from (part.key for part in parts_of(erasure.pending.runs) if part.key is not None)
     for loan in state.loans.values():
         yield loan.list_key
 

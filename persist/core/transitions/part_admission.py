@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from itertools import islice
 
-from persist.core.batch import Part, Run
+from persist.core.batch import Part, Run, parts_of
 from persist.core.blob_keys import belongs_to, is_key_of, is_of_maintenance, is_part_key, part_id_of
 from persist.core.errors import Expired, InvalidUsage, SchemaMismatch, UpperMismatch
 from persist.core.frontier import FAR_TIME, TIME_MAX, Antichain
@@ -31,7 +31,7 @@ DIFF_MAX = 2**32  # of a written multiplicity: two thousand million such updates
 
 def check_staged(state: State, runs: Iterable[Run], context: Context) -> None:
     """Raise an error unless all parts of a writer's command may be added. Their rows were validated before."""
-    parts = [part for run in runs for part in run.parts]
+    parts = list(parts_of(runs))
     if not parts:
         return
     for part in parts:

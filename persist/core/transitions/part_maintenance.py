@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from persist.core import commands as c
-from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
+from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of, parts_of
 from persist.core.blob_keys import belongs_to, is_rollup_key, rollup_seqno
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.frontier import Antichain, meet
@@ -94,7 +94,7 @@ def apply_merge(state: State, command: c.MergeResult, context: Context) -> tuple
         raise InvalidUsage("a merge without inputs changes nothing")
     stretch = state.trace.covering(inputs)
     if stretch is None or not _may_apply(state, command, context) or brings_back(state, command.outputs):
-        outputs = {part.id for run in command.outputs for part in run.parts}
+        outputs = {part.id for part in parts_of(command.outputs)}
         landed = bool(outputs) and state.trace.covering(frozenset(outputs)) is not None
         return state, c.MergeApplied(landed)
     _check_since(state, command.since)
@@ -102,7 +102,7 @@ def apply_merge(state: State, command: c.MergeResult, context: Context) -> tuple
     batches = state.trace.batches[first : first + count]
     merged = _merged(state, inputs, command, batches, context)
     taken = (part for batch in batches for part in batch.parts() if part.id in inputs)
-    state = recounted(state, taken, (part for run in command.outputs for part in run.parts))
+    state = recounted(state, taken, parts_of(command.outputs))
     trace = state.trace.splice(first, count, [merged])
     return replace(state, trace=trace, claims=_without(state, command.claim_key)), c.MergeApplied(True)
 
@@ -117,7 +117,7 @@ def _merged(
     state: State, inputs: frozenset[str], command: c.MergeResult, batches: Sequence[HollowBatch], context: Context
 ) -> HollowBatch:
     taken = [part for batch in batches for part in batch.parts() if part.id in inputs]
-    outputs = [part for run in command.outputs for part in run.parts]
+    outputs = list(parts_of(command.outputs))
     held = state.claims.get(command.claim_key) if command.claim_key else None
     check_merged(state, outputs, held.done if held is not None else (), context)
     if sum(part.rows for part in outputs) > sum(part.rows for part in taken):
@@ -139,7 +139,7 @@ def _merged(
 
 def _may_apply(state: State, command: c.MergeResult, context: Context) -> bool:
     """Whether the outputs certainly exist: the claim, if there is one, is still held, and none is too old."""
-    outputs = [part for run in command.outputs for part in run.parts]
+    outputs = list(parts_of(command.outputs))
     if not command.claim_key:
         return not _are_swept(state, None, outputs, context)
     held = state.claims.get(command.claim_key)
@@ -199,7 +199,7 @@ def bundle_parts(state: State, command: c.BundleParts, context: Context) -> tupl
 
     A bundle from before dropped rows were removed contains rows that its parts have lost since, so it is refused.
     """
-    inputs, bundles = frozenset(command.inputs), [part for run in command.outputs for part in run.parts]
+    inputs, bundles = frozenset(command.inputs), list(parts_of(command.outputs))
     stretch = state.trace.covering(inputs) if inputs else None
     if stretch is None or stretch[1] != 1:
         return state, c.Bundled(False)

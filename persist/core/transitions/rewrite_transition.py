@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from persist.core import commands as c
-from persist.core.batch import diff_sum_of
+from persist.core.batch import diff_sum_of, parts_of
 from persist.core.erasure import ERASURES_MAX, REASON_CHARS_MAX, Erasure, ErasureRequest
 from persist.core.erasure_progress import erased_at, pending_erasures, pending_runs
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, UpperMismatch
@@ -29,7 +29,6 @@ from persist.core.transitions.writers import (
     check_inline,
     check_no_times,
     let_go,
-    parts_of,
     push,
     stored,
     with_answer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from persist.core.batch import HollowBatch, Part, Run, batch_of, trace_of
+from persist.core.batch import HollowBatch, Part, Run, batch_of, parts_of, trace_of
 from persist.core.erasure_progress import pending_erasures, pending_runs
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.frontier import Antichain
@@ -64,7 +64,7 @@ def without_undue(state: State, runs: Iterable[Run]) -> State:
 
     The retracted rows may be from before its cut, and would get a negative multiplicity.
     """
-    return without_pending(state) if any(part.diff_min < 0 for run in runs for part in run.parts) else state
+    return without_pending(state) if any(part.diff_min < 0 for part in parts_of(runs)) else state
 
 
 def check_not_withdrawn(state: State, cut: int) -> None:
@@ -146,7 +146,7 @@ def _with_removed(state: State, more: int) -> State:
 
 def brings_back(state: State, outputs: tuple[Run, ...]) -> bool:
     """Whether the outputs of a merge contain rows that were removed by drops since it was begun."""
-    return state.floor > 0 and any(begins(part) < state.floor for run in outputs for part in run.parts)
+    return state.floor > 0 and any(begins(part) < state.floor for part in parts_of(outputs))
 
 
 def _above(batch: HollowBatch, floor: int) -> HollowBatch:

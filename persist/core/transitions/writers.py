@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from persist.core import commands as c
-from persist.core.batch import Description, Part, Run, Trace, batch_of
+from persist.core.batch import Description, Part, Run, Trace, batch_of, parts_of
 from persist.core.erasure import Erasure
 from persist.core.erasure_progress import pending_erasures, pending_runs
 from persist.core.errors import Expired, InvalidUsage, Overloaded, UpperMismatch
@@ -321,7 +321,3 @@ def _check_not_taken(state: State, lower: Antichain, upper: Antichain) -> None:
 
 def at_time(runs: Iterable[Run], time: int) -> tuple[Run, ...]:
     return tuple(Run(tuple(part.at(time) for part in run.parts)) for run in runs)
-
-
-def parts_of(runs: Iterable[Run]) -> Iterable[Part]:
-    return (part for run in runs for part in run.parts)
