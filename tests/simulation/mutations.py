@@ -44,7 +44,7 @@ from persist.core.ids import SeqNo, Token, mint
 from persist.core.record import replace
 from persist.core.shard_view import ViewRequest
 from persist.core.state import Claim, State, latest_time
-from persist.core.transitions import Context, part_maintenance, writers
+from persist.core.transitions import Context, history_control, part_maintenance, writers
 from persist.maintenance.collector import Collector, GcReport
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
@@ -202,7 +202,11 @@ def since_ignores_leased_readers() -> Broken:
         holds = [*(reader.since for reader in state.critical_readers.values()), *more]
         return meet(holds) if holds else state.since
 
-    return patch.object(persist.core.transitions.reader_holds, "held_since", held)
+    def moved(*given: Any, **named: Any) -> State:
+        with patch.object(history_control, "held_since", held):
+            return history_control.with_since(*given, **named)
+
+    return patch.object(persist.core.transitions.reader_holds, "with_since", moved)
 
 
 def listen_downgrades_before_reading() -> Broken:
@@ -261,7 +265,7 @@ def splits_overlap() -> Broken:
 
 def append_not_clipped() -> Broken:
     """What another replica has written already is written again."""
-    return patch.object(writers, "_clipped", lambda runs, lower: tuple(runs))
+    return patch.object(writers, "clipped", lambda runs, lower: tuple(runs))
 
 
 def insert_joins_what_was_seen() -> Broken:
