@@ -50,17 +50,13 @@ def open_consensus(url: str, *, reads_only: bool = False) -> Consensus:
     scheme = url.partition(":")[0].lower()
     if scheme == "mem":
         return _memory.open(url)
-    if scheme in ("sqlite", "postgresql", "postgres"):
-        return _open_sql(url, reads_only)
     if scheme == "etcd":
         etcd = optional("consensus.etcd", "etcd:", "persist-shards[etcd]", ConsensusMisconfigured)
         return cast(Consensus, etcd.EtcdConsensus.from_url(url))
-    raise ConsensusMisconfigured(
-        f"consensus location {without_secrets(url)!r} must start with mem: sqlite: postgresql: or etcd:"
-    )
-
-
-def _open_sql(url: str, reads_only: bool) -> Consensus:
+    if scheme not in ("sqlite", "postgresql", "postgres"):
+        raise ConsensusMisconfigured(
+            f"consensus location {without_secrets(url)!r} must start with mem: sqlite: postgresql: or etcd:"
+        )
     from consensus.sql import parsed_url
 
     parsed = parsed_url(url)

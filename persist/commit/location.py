@@ -72,7 +72,6 @@ class Publishing(Protocol):
         self, blob: Blob, identity: Identity, clock: Clock, ids: IdSource, *, threaded: bool = False
     ) -> Publishes:
         """A publisher of one process. `threaded`: it has a thread of its own; otherwise it runs when it is called."""
-        ...
 
 
 class Collecting(Protocol):
@@ -80,7 +79,6 @@ class Collecting(Protocol):
 
     def __call__(self, location: Location, /) -> Callable[[str], object]:
         """A function that collects a shard of the location by its name."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -540,15 +540,12 @@ class Committer(Protocol):
 
     def state(self) -> State:
         """The State as last seen; it includes every commit of this process."""
-        ...
 
     def refresh(self) -> State:
         """The current State, read from the log."""
-        ...
 
     def apply(self, command: c.Command) -> c.Result:
         """Commit one command. Unavailable: it did not happen. Indeterminate: it may have happened."""
-        ...
 
 
 CommitterOf = Callable[[str], Committer]

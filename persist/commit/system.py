@@ -25,15 +25,12 @@ _RANDOM_IDS = 128  # whose random bytes are requested at once: each request rele
 class Clock(Protocol):
     def now_ms(self) -> int:
         """Wall-clock time in milliseconds since 1970."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds from some fixed point; never goes back. It may stand still while the machine is suspended."""
-        ...
 
     def uptime(self) -> float:
         """As `monotonic`, but it also counts while the machine is suspended, if the system supports that."""
-        ...
 
     def sleep(self, seconds: float) -> None: ...
 
@@ -122,7 +119,6 @@ class Background(Protocol):
 
     def submit(self, work: Callable[[], None]) -> bool:
         """Run `work` later; False if it was dropped instead."""
-        ...
 
     def close(self) -> None: ...
 
@@ -167,11 +163,9 @@ class Publishes(Protocol):
 
     def add(self, name: str, entry: bytes) -> None:
         """Queue an entry that is durably in the log of the shard. Never blocks, and calls no store."""
-        ...
 
     def close(self) -> None:
         """Publish the queued entries, as far as the store accepts them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,8 +172,7 @@ class HollowBatch(Record, frozen=True):
     rows: int
 
     def parts(self) -> Iterator[Part]:
-        for run in self.runs:
-            yield from run.parts
+        return parts_of(self.runs)
 
     @property
     def part_count(self) -> int:

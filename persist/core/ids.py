@@ -27,7 +27,6 @@ class IdSource(Protocol):
 
     def uuid7(self) -> str:
         """32 hex digits of a new UUID version 7."""
-        ...
 
 
 ShardId = NewType("ShardId", str)
