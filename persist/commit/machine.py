@@ -378,21 +378,17 @@ class Machine(CachedState):
         assert commit.diff is not None
         ends = commit.following.is_closed
         try:
-            return self._noted(commit, self._log.write(commit.diff, deadline, ends=ends))
+            nbytes = self._log.write(commit.diff, deadline, ends=ends)
         except TooLarge:
             if len(commit.commands) > 1:
                 raise
-        key = diff_key(commit.following.shard_id, self._system.ids)  # a life that begins here may have a new id
-        commit = with_long_diff(commit, key)
-        assert commit.diff is not None
-        self._check_diff(commit, base)
-        return self._noted(commit, self._log.write(commit.diff, deadline, key, ends))
-
-    def _noted(self, commit: Commit, nbytes: int) -> Commit | None:
-        """The commit, whose log entry has `nbytes` bytes; None if it has none."""
+            key = diff_key(commit.following.shard_id, self._system.ids)  # a life that begins here may have a new id
+            commit = with_long_diff(commit, key)
+            assert commit.diff is not None
+            self._check_diff(commit, base)
+            nbytes = self._log.write(commit.diff, deadline, key, ends)
         if not nbytes:
             return None
-        assert commit.diff is not None
         self._upkeep.committed(commit.following.seqno, nbytes, len(commit.diff.gone))
         return commit
 
