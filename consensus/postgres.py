@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 from zlib import crc32
@@ -62,14 +62,8 @@ class FollowedKeys:
         self._unused_since_s: dict[str, float] = {}  # channels without followers, and when that was noticed
 
     def follow(self, key: str) -> Callable[[], None]:
-        """Follow one key until the returned function is called, which may be called twice."""
-        return self._follow((key,), {channel_of(key)})
-
-    def follow_all(self) -> Callable[[], None]:
-        """Follow every key, as `follow` does one."""
-        return self._follow((), ALL_CHANNELS)
-
-    def _follow(self, keys: tuple[str, ...], channels: Set[str]) -> Callable[[], None]:
+        """Follow a key, or every one (""), until the returned function is called, which may be called twice."""
+        keys, channels = ([key], {channel_of(key)}) if key else ([], ALL_CHANNELS)
         with self._lock:
             is_new = not channels <= self._channels.keys()
             self._keys.update(keys)
@@ -92,7 +86,7 @@ class FollowedKeys:
         with self._lock:
             return [key for key in self._keys if channel_of(key) in among]
 
-    def _unfollow(self, keys: tuple[str, ...], channels: Set[str]) -> None:
+    def _unfollow(self, keys: Iterable[str], channels: Iterable[str]) -> None:
         with self._lock:
             for counter, names in ((self._keys, keys), (self._channels, channels)):
                 counter.subtract(names)
@@ -331,9 +325,6 @@ class PostgresConsensus(SqlConsensus):
         super().close()
         self._announcer.close()
         self._watchdog.close()
-
-    def _follow_all(self) -> Callable[[], None]:
-        return self._followed.follow_all()
 
     def follow(self, key: str) -> Callable[[], None]:
         return self._followed.follow(key)

@@ -95,12 +95,10 @@ class Statements:
 
     def _compile(self, statement: Any) -> Compiled:
         compiled = statement.compile(dialect=self._dialect)
-        order = tuple(compiled.positiontup) if compiled.positional else None
-        fixed = {name: value for name, value in compiled.params.items() if value is not None}
-        return str(compiled), order, fixed
+        return str(compiled), {name: value for name, value in compiled.params.items() if value is not None}
 
 
-Compiled = tuple[str, "tuple[str, ...] | None", Mapping[str, Any]]
+Compiled = tuple[str, Mapping[str, Any]]  # the text, and the parameters with fixed values
 
 
 def _select_keys(limit: sa.BindParameter[int], with_ended: bool = True) -> Any:
@@ -121,12 +119,10 @@ def _select_keys(limit: sa.BindParameter[int], with_ended: bool = True) -> Any:
     return listed.where(head.scalar_subquery() != sa.literal(ENDED, sa.LargeBinary))
 
 
-def bind(compiled: Compiled, values: Mapping[str, Any]) -> tuple[str, Any]:
-    """The text and the parameters in the style of the driver: by position or by name."""
-    text, order, fixed = compiled
-    if order is None:
-        return text, {**fixed, **values}
-    return text, tuple(values[name] if name in values else fixed[name] for name in order)
+def bind(compiled: Compiled, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The text and the parameters by name."""
+    text, fixed = compiled
+    return text, {**fixed, **values}
 
 
 class SqlConsensus(Consensus):
@@ -199,7 +195,7 @@ class SqlConsensus(Consensus):
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         self._set_up()
-        unfollow = self._follow_all() if wanted is None else None
+        unfollow = self.follow("") if wanted is None else None  # every key
         unsubscribe = self._notifier.subscribe(callback, wanted)
 
         def stop() -> None:
@@ -208,10 +204,6 @@ class SqlConsensus(Consensus):
                 unfollow()
 
         return stop
-
-    @abstractmethod
-    def _follow_all(self) -> Callable[[], None]:
-        """Follow every key, as `follow` does one."""
 
     def close(self) -> None:
         self._notifier.close()

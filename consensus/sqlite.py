@@ -86,6 +86,7 @@ class SqliteConsensus(SqlConsensus):
         self._followed = threading.Event()  # set while a key is followed, and when polling ends
         engine = sa.create_engine(
             "sqlite://",
+            paramstyle="named",
             creator=lambda: self._open_file(busy_timeout_ms / 1000),
             poolclass=sa.pool.QueuePool,
             pool_size=POOL_SIZE,
@@ -222,9 +223,6 @@ class SqliteConsensus(SqlConsensus):
                 writer.close()
         self._turns.close()
         super().close()
-
-    def _follow_all(self) -> Callable[[], None]:
-        return self.follow("")
 
     def follow(self, key: str) -> Callable[[], None]:
         """Poll often until the returned function is called, which may be called twice."""
@@ -447,7 +445,9 @@ class ReadingSqlite(SqliteConsensus):
         if not os.path.exists(self._path):
             raise ConsensusMisconfigured(f"{self.url} does not exist")
         self._stamp()
-        SqlConsensus.__init__(self, sa.create_engine("sqlite://"), Notifier("consensus-sqlite-reading"))
+        SqlConsensus.__init__(
+            self, sa.create_engine("sqlite://", paramstyle="named"), Notifier("consensus-sqlite-reading")
+        )
         self._is_set_up = True
 
     def subscribe(self, callback: Any, wanted: Wanted | None = None) -> None:

@@ -43,7 +43,7 @@ def test_what_is_followed_tells_the_channels_and_one_that_was_left_lingers() -> 
     assert followed.wanted(listening, 2.0) == listening
     assert followed.wanted(listening, 1.9 + LINGER_S) == listening
     assert followed.wanted(listening, 2.0 + LINGER_S) == frozenset()
-    every = followed.follow_all()
+    every = followed.follow("")
     assert followed.wanted((), 0.0) == ALL_CHANNELS
     every()
     assert followed.wanted((), 0.0) == frozenset()
