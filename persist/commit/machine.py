@@ -376,7 +376,7 @@ class Machine(CachedState):
         names. Its length is known only once it is encoded.
         """
         assert commit.diff is not None
-        ends = commit.following.is_closed
+        ends, gone = commit.following.is_closed, len(commit.diff.gone)
         try:
             nbytes = self._log.write(commit.diff, deadline, ends=ends)
         except TooLarge:
@@ -384,12 +384,12 @@ class Machine(CachedState):
                 raise
             key = diff_key(commit.following.shard_id, self._system.ids)  # a life that begins here may have a new id
             commit = with_long_diff(commit, key)
-            assert commit.diff is not None
             self._check_diff(commit, base)
+            assert commit.diff is not None
             nbytes = self._log.write(commit.diff, deadline, key, ends)
         if not nbytes:
             return None
-        self._upkeep.committed(commit.following.seqno, nbytes, len(commit.diff.gone))
+        self._upkeep.committed(commit.following.seqno, nbytes, gone)
         return commit
 
     def _planned(
