@@ -23,7 +23,6 @@ from persist.core.transitions import (
     part_maintenance,
     reader_holds,
     removal_progress,
-    rewrite_transition,
     wall_clocks,
     writers,
 )
@@ -39,7 +38,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.CompareAndAppend: writers.compare_and_append,
     c.Append: writers.append,
     c.Insert: writers.insert,
-    c.Rewrite: rewrite_transition.rewrite,
+    c.Rewrite: writers.rewrite,
     c.NoteRewritten: removal_progress.note_rewritten,
     c.ProveErasure: removal_progress.prove,
     c.ReadErasures: removal_progress.read,
