@@ -28,7 +28,8 @@ from persist.core.batch import HollowBatch, Part, Run
 from persist.core.blob_keys import COMPACTOR
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable
 from persist.core.merge_plan import MergePolicy, plan
-from persist.core.state import State, kept_below
+from persist.core.readable_times import kept_below
+from persist.core.state import State
 from persist.formats.store_errors import translate
 
 log = logging.getLogger("persist.compactor")

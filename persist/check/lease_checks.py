@@ -25,7 +25,8 @@ from persist.core.blob_keys import belongs_to, born_ms, is_rollup_key, shard_of
 from persist.core.errors import PersistError, UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, critical_reader_id_of
-from persist.core.state import CriticalReader, LeasedReader, State, latest_time
+from persist.core.readable_times import latest_time
+from persist.core.state import CriticalReader, LeasedReader, State
 from persist.regions.remote_holds import PURPOSE as REGION
 
 # Holders of history, blobs and space: since when, and whether they are alive.

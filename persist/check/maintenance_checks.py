@@ -26,10 +26,11 @@ from persist.copies.shard_facts import Faults
 from persist.core import merge_plan
 from persist.core.blob_keys import belongs_to, born_ms, shard_of
 from persist.core.frontier import TIME_MAX, Antichain
+from persist.core.readable_times import held_since, latest_time
 from persist.core.record import replace
 from persist.core.retention_plan import Facts, facts_of, next_look_ms, plan, waiting, wanted_cuts
 from persist.core.shard_settings import RowPolicy
-from persist.core.state import Claim, Policy, State, held_since, latest_time
+from persist.core.state import Claim, Policy, State
 from persist.inspect.part_listing import parts_noting_faults
 
 NO_MAINTENANCE = "no maintenance is running, or it does not keep up"

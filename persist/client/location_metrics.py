@@ -8,7 +8,8 @@ from persist.commit.location import MACHINES_MAX, Location
 from persist.commit.machine import Machine
 from persist.commit.system import ThreadBackground
 from persist.core.frontier import Antichain
-from persist.core.state import State, held_since
+from persist.core.readable_times import held_since
+from persist.core.state import State
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, single_series
 from persist.telemetry.metrics import retried, stores
 

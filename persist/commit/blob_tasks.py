@@ -25,8 +25,9 @@ from persist.core.clock_index import Mark
 from persist.core.errors import Corruption, InvalidUsage, PersistError
 from persist.core.ids import IdSource, PartId, mint
 from persist.core.invariants import check_state
+from persist.core.readable_times import kept_below
 from persist.core.record import replace
-from persist.core.state import Policy, State, kept_below
+from persist.core.state import Policy, State
 from persist.core.transitions.context import Indexed, IndexPage
 from persist.formats.state_frames import encode_listing
 from persist.formats.store_errors import translated, translated_but_missing

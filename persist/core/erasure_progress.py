@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from persist.core.batch import HollowBatch, Run
 from persist.core.erasure import Erasure, Wait
 from persist.core.frontier import Antichain
-from persist.core.state import Claim, LeasedReader, State, kept_below
+from persist.core.readable_times import kept_below
+from persist.core.state import Claim, LeasedReader, State
 
 WAITS_SHOWN_MAX = 100  # of one erasure in one answer
 

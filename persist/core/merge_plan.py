@@ -34,7 +34,8 @@ from persist.core.batch import HollowBatch, Part, Trace, batch_of, diff_sum_of
 from persist.core.commands import MergeSpec
 from persist.core.erasure_progress import stretch, to_rewrite
 from persist.core.frontier import Antichain
-from persist.core.state import Policy, State, cut_times, kept_below, named_times
+from persist.core.readable_times import cut_times, kept_below, named_times
+from persist.core.state import Policy, State
 
 FAN_IN = 4
 

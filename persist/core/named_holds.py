@@ -10,12 +10,6 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import family_of
 from persist.core.record import Record
 
-# Tags: single times of a shard that stay readable although since has passed them.
-#
-# Merges move a time that since has passed to the least kept time at or beyond it, or to since. So what accumulates up
-# to a kept time stays what it was, and a tag costs what changed since then, not a copy. Pure.
-
-
 TAGS_MAX = 1_000  # of a shard
 KEEP_MS_MAX = 36_500 * 24 * 3600 * 1000  # 100 years
 _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}")

@@ -9,9 +9,10 @@ from persist.core.erasure_progress import erased_at, pending_erasures, pending_r
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId
 from persist.core.named_holds import Tag
+from persist.core.readable_times import visible_truncations
 from persist.core.record import Record
 from persist.core.shard_settings import ShardSettings
-from persist.core.state import LeasedReader, SchemaRecord, State, visible_truncations
+from persist.core.state import LeasedReader, SchemaRecord, State
 from persist.core.truncation import RowDrop, Truncations
 
 

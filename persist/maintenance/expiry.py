@@ -20,8 +20,9 @@ from persist.commit.system import Clock, StoreClock
 from persist.core import commands as c
 from persist.core.errors import PersistError
 from persist.core.ids import SeqNo
+from persist.core.readable_times import held_since, latest_time
 from persist.core.spill import ENTRIES, SpillFile
-from persist.core.state import Leased, Rollup, State, held_since, latest_time
+from persist.core.state import Leased, Rollup, State
 from persist.core.transitions import expire_lapsed
 from persist.core.transitions.lease_expiry import CLAIM_KEPT_LEASES
 from persist.core.transitions.row_drops import forgettable

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core.merge_plan import plan
-from persist.core.state import kept_below
+from persist.core.readable_times import kept_below
 from persist.parts import ALL_KEYS, PartReader, current_schema, valid_schemas
 from persist.parts.consolidate import Times
 from tests.property.test_changes import TINY

@@ -17,7 +17,7 @@ from persist.core.errors import UnknownShard
 from persist.core.frontier import meet
 from persist.core.ids import family_of
 from persist.core.merge_plan import MergePolicy
-from persist.core.state import latest_time
+from persist.core.readable_times import latest_time
 from persist.formats.state_frames import decode_lent
 from persist.maintenance.collector import Collector, GcSettings
 from tests.simulation.accountant import read_attributes

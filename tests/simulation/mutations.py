@@ -41,9 +41,10 @@ from persist.core.bundles import Moves
 from persist.core.errors import Conflict, Indeterminate, Unavailable
 from persist.core.frontier import Antichain, meet
 from persist.core.ids import SeqNo, Token, mint
+from persist.core.readable_times import latest_time
 from persist.core.record import replace
 from persist.core.shard_view import ViewRequest
-from persist.core.state import Claim, State, latest_time
+from persist.core.state import Claim, State
 from persist.core.transitions import Context, history_control, part_maintenance, writers
 from persist.maintenance.collector import Collector, GcReport
 from persist.parts import KeyRange, PartWriter

@@ -11,10 +11,11 @@ from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain
 from persist.core.named_holds import KEEP_MS_MAX, TAGS_MAX, Tag, check_tag_name
 from persist.core.persistent_map import with_changes
+from persist.core.readable_times import held_since, is_kept, latest_time
 from persist.core.record import replace
 from persist.core.shard_settings import DROP, ShardSettings
 from persist.core.spill import ENTRIES
-from persist.core.state import State, held_since, is_kept, latest_time
+from persist.core.state import State
 from persist.core.transitions.audit_recording import without_old_entries
 from persist.core.transitions.context import Context
 from persist.core.transitions.lease_expiry import without_lapsed_readers

@@ -14,8 +14,9 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.frontier import Antichain, meet
 from persist.core.ids import PartId, parse
 from persist.core.merge_plan import claimed
+from persist.core.readable_times import kept_below
 from persist.core.record import replace
-from persist.core.state import Claim, Rollup, State, kept_below
+from persist.core.state import Claim, Rollup, State
 from persist.core.transitions.audit_recording import cut
 from persist.core.transitions.context import Context
 from persist.core.transitions.lease_expiry import CLAIM_KEPT_LEASES, check_lease, heartbeat_ms

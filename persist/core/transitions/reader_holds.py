@@ -8,9 +8,10 @@ from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismat
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.persistent_map import with_changes
+from persist.core.readable_times import is_kept
 from persist.core.record import replace
 from persist.core.shard_phases import only_drop
-from persist.core.state import ROLLUP_LEAST, CriticalReader, LeasedReader, State, is_kept
+from persist.core.state import ROLLUP_LEAST, CriticalReader, LeasedReader, State
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.history_control import named, with_since
 from persist.core.transitions.lease_expiry import check_lease, heartbeat_ms, is_fresh, without_lapsed_readers

@@ -12,10 +12,11 @@ from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo
 from persist.core.named_holds import TAGS_MAX, Tag, check_tag_name
 from persist.core.persistent_map import with_changes
+from persist.core.readable_times import is_kept
 from persist.core.record import replace
 from persist.core.retention_plan import facts_of, outlived_rungs, rows_before, rows_there
 from persist.core.shard_settings import CUTS_MAX, KeptCut, Rung
-from persist.core.state import State, is_kept
+from persist.core.state import State
 from persist.core.transitions.context import Context
 from persist.core.transitions.row_drops import dropped_before
 from persist.core.transitions.wall_clocks import checked, upper_at

@@ -9,9 +9,10 @@ from persist.core.erasure_progress import pending_erasures, pending_runs
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.persistent_map import with_changes
+from persist.core.readable_times import cut_times, earliest_readable, is_kept
 from persist.core.record import replace
 from persist.core.shard_settings import KeptCut
-from persist.core.state import State, cut_times, earliest_readable, is_kept
+from persist.core.state import State
 from persist.core.truncation import (
     begins,
     check_droppable,

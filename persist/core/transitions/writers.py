@@ -12,8 +12,9 @@ from persist.core.errors import Conflict, Expired, InvalidUsage, NotReadable, Ov
 from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
 from persist.core.ids import Token, WriterId
 from persist.core.persistent_map import with_changes
+from persist.core.readable_times import earliest_readable, is_kept
 from persist.core.record import replace
-from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
+from persist.core.state import SERVICE_TIMES_MAX, State, WriterState
 from persist.core.transitions.attribute_updates import with_updates
 from persist.core.transitions.audit_recording import (
     answered,
