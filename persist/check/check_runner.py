@@ -11,14 +11,8 @@ from typing import Any, Literal
 from msgspec import ValidationError, convert
 
 from blob import Blob
-from persist.check import (
-    integrity_checks,
-    lease_checks,
-    location_checks,
-    maintenance_checks,
-)
+from persist.check import integrity_checks, lease_checks, location_checks, maintenance_checks
 from persist.check.findings import CheckedShard, CheckThresholds, Diagnosis, ranked
-from persist.check.lease_checks import ClockFacts
 from persist.check.location_checks import NO_EXTERNAL_STATE, ExternalState
 from persist.copies.blob_store_scan import find_lost_logs
 from persist.copies.shard_facts import Faults
@@ -89,7 +83,7 @@ class _ShardResult:
 
     name: str
     findings: list[Diagnosis]
-    clocks: ClockFacts
+    clocks: tuple[int, int, int]
     committed_ms: int
     first_ms: int
     beyond: int
@@ -136,7 +130,7 @@ def run_check(
     findings += location_checks.disk_full(location, limits)
     findings += location_checks.files_open(location)
     findings += location_checks.maintenance_away(location, max((result.committed_ms for result in results), default=0))
-    findings += lease_checks.clock_off(result.clocks for result in results)
+    findings += lease_checks.clock_off({result.name: result.clocks for result in results})
     findings += _external_findings(external, summary.id, results, now_ms, limits)
     return make_report(pattern, summary, len(results), findings, now_ms, sum(result.beyond for result in results))
 
@@ -145,11 +139,8 @@ def make_report(
     pattern: str | None, location: LocationSummary, shards: int, issues: list[Diagnosis], now_ms: int, left_out: int = 0
 ) -> Report:
     """Assemble a report, with its findings ranked."""
-    findings = ranked(iter(issues))
-    excess = max(0, len(findings) - FINDINGS_MAX)
-    return Report(
-        "check", VERSION, instant(now_ms), pattern, location, shards, findings[:FINDINGS_MAX], left_out + excess
-    )
+    findings, left_out = ranked(iter(issues)), left_out + max(0, len(issues) - FINDINGS_MAX)
+    return Report("check", VERSION, instant(now_ms), pattern, location, shards, findings[:FINDINGS_MAX], left_out)
 
 
 def _check_one(

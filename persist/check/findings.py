@@ -16,7 +16,7 @@ from persist.core.clock_index import Mark
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.frontier import Antichain
 from persist.core.shard_settings import history_ms
-from persist.core.state import Leased, State
+from persist.core.state import Leased
 from persist.inspect.documents import JsonRecord, instant
 from persist.inspect.readonly_location import ReadOnlyLocation
 
@@ -111,35 +111,15 @@ def ranked(findings: Iterator[Diagnosis]) -> list[Diagnosis]:
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-
-OFFSET_MS_MAX = 10_000  # clock difference that is tolerated
-LOG_ENTRIES_LONG = 2_000  # log entries that no reader holds, which a collection would delete
-LOG_ENTRIES_READ_MAX = 100_000  # that are read of one log
-ROLLUP_ENTRIES_MAX = 4_096  # state diffs after the newest rollup, all of which are read when a shard is opened
-BATCHES_MANY = 256  # with so many batches a due merge is late
-CLAIM_SILENT_LEASES = 10  # after so many leases without a heartbeat the worker is dead
-CLAIM_SILENT_MS = HOUR_MS
-HELD_ENTRIES_MANY = 1_000  # log entries that a reader holds, if it holds no part
-LAPSES_MANY = 5  # leases of one shard that lapsed within a day
-READERS_MANY = 1_000
-WRITERS_MANY = 1_000
-ORPHANS_MANY = 100  # blobs that no State names, older than a day
-ORPHAN_BYTES_MANY = 1024**3
-RACES_MANY = 20  # commits that lost a race
-RACES_PERCENT_MAX = 10  # of all attempts
-FAILURES_MANY = 5  # calls to a store that failed
-FAILURES_PERCENT_MAX = 1  # of all calls of that kind
 KEYS_SHOWN_MAX = 3  # blobs that one sentence lists
-_PERCENT = re.compile(r"[0-9]{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckThresholds:
-    """The thresholds that the caller may choose.
+    """`held_ms`: longer holds of history or blobs are reported. `behind_ms`: tolerated delay of maintenance.
 
-    `held_ms`: longer holds of history or blobs are reported. `behind_ms`: tolerated delay of maintenance. `backup_ms`:
-    tolerated age of the newest backup. `token_ms`: tokens that expire sooner are reported. `free_percent`: a disk with
-    less free space is nearly full; 0: never.
+    `backup_ms`: tolerated age of the newest backup. `token_ms`: tokens that expire sooner are reported. `free_percent`:
+    a disk with less free space is nearly full; 0: never.
     """
 
     held_ms: int = DAY_MS
@@ -185,7 +165,7 @@ def _age(what: str, text: str, default: int) -> int:
 def _percent(text: str, default: int) -> int:
     if not text:
         return default
-    if not _PERCENT.fullmatch(text) or int(text) > 100:
+    if not re.fullmatch("[0-9]{1,3}", text) or int(text) > 100:
         raise InvalidUsage(f"free is {text!r:.100}; it must be a percentage in [0, 100]")
     return int(text)
 
@@ -193,13 +173,9 @@ def _percent(text: str, default: int) -> int:
 # Ages, sizes and counts as text.
 
 
-_UNITS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second"))
-_SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
 def age(ms: int) -> str:
     """Such as `9 days`, `3 hours` or `1 minute`: in the largest unit that fits at least twice, or exactly once."""
-    for unit_ms, name in _UNITS:
+    for unit_ms, name in ((DAY_MS, "day"), (HOUR_MS, "hour"), (60_000, "minute"), (1_000, "second")):
         count = ms // unit_ms
         if count >= 2 or (count == 1 and ms % unit_ms == 0):
             return many(count, name)
@@ -215,10 +191,10 @@ def many(count: int, name: str) -> str:
 
 def size(count: int) -> str:
     """`2.1 MiB`."""
-    value, unit = float(count), 0
-    while value >= 1024 and unit < len(_SIZES) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{count} bytes" if not unit else f"{value:.1f} {_SIZES[unit]}"
+    value, units = count / 1024, ["KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{count} bytes" if count < 1024 else f"{value:.1f} {units[0]}"
 
 
 def at(ms: int | None) -> str:
@@ -266,7 +242,7 @@ class CheckedShard(ShardFacts):
 
     def complete_ms(self, time: int) -> int | None:
         """When the shard was first complete beyond a time, by a mark, or else by the log. None: unknown."""
-        mark = _mark_beyond(self.location, self.known(), time)
+        mark = self._mark_beyond(time)
         if mark is not None and mark.at_ms:
             return mark.at_ms
         if self.log.uppers and (self.log.first_seqno == 1 or self.log.uppers[0][1] <= time):
@@ -280,36 +256,30 @@ class CheckedShard(ShardFacts):
 
     def upper_by(self, at_ms: int) -> Antichain | None:
         """A lower bound of the upper by an instant, by marks and the log. None: unknown."""
-        by_log = [Antichain(upper) for commit_ms, upper in self.log.uppers if commit_ms <= at_ms]
-        by_mark = _mark_by(self.location, self.known(), at_ms)
-        return max([*by_log[-1:], *([] if by_mark is None else [by_mark.upper])], default=None)
+        uppers = [Antichain(upper) for commit_ms, upper in self.log.uppers if commit_ms <= at_ms]
+        recent = [mark for mark in self._recent_marks() if mark.at_ms <= at_ms]
+        by_mark = recent[-1] if recent else self._search_index(lambda index: index.newest_at(at_ms))
+        return max([*uppers[-1:], *([] if by_mark is None else [by_mark.upper])], default=None)
 
+    def _recent_marks(self) -> list[Mark]:
+        """The marks in the State, oldest first."""
+        state = self.known()
+        marks = [Mark(at_ms, upper) for at_ms, upper in sorted(state.marks.items())]
+        return marks if state.seal.last is None else [*marks, state.seal.last]
 
-def _mark_beyond(location: ReadOnlyLocation, state: State, time: int) -> Mark | None:
-    last = state.seal.last
-    marks = [Mark(at_ms, upper) for at_ms, upper in sorted(state.marks.items())]
-    marks += [last] if last is not None else []
-    first_after = next((mark for mark in marks if not mark.upper.less_equal(time)), None)
-    if first_after is None or first_after is not marks[0]:
-        return first_after
-    return _search_index(location, state, lambda index: index.first_beyond(time)) or first_after
+    def _mark_beyond(self, time: int) -> Mark | None:
+        marks = self._recent_marks()
+        first_after = next((mark for mark in marks if not mark.upper.less_equal(time)), None)
+        if first_after is None or first_after is not marks[0]:
+            return first_after
+        return self._search_index(lambda index: index.first_beyond(time)) or first_after
 
-
-def _mark_by(location: ReadOnlyLocation, state: State, at_ms: int) -> Mark | None:
-    last = state.seal.last
-    if last is not None and last.at_ms <= at_ms:
-        return last
-    recent = max((at for at in state.marks if at <= at_ms), default=None)
-    if recent is not None:
-        return Mark(recent, state.marks[recent])
-    return _search_index(location, state, lambda index: index.newest_at(at_ms))
-
-
-def _search_index(location: ReadOnlyLocation, state: State, search: Callable[[Marks], Mark | None]) -> Mark | None:
-    """Search the marks in the attribute index. None also if the index is damaged, or has changed."""
-    if not state.attribute_root.height:
-        return None
-    try:
-        return search(Marks(state, ChunkReader(location.blob, state.attribute_chunks, location.nodes)))
-    except (Corruption, StaleIndex):
-        return None
+    def _search_index(self, search: Callable[[Marks], Mark | None]) -> Mark | None:
+        """Search the marks in the attribute index. None also if the index is damaged, or has changed."""
+        state = self.known()
+        if not state.attribute_root.height:
+            return None
+        try:
+            return search(Marks(state, ChunkReader(self.location.blob, state.attribute_chunks, self.location.nodes)))
+        except (Corruption, StaleIndex):
+            return None

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
-from persist.check.findings import (
-    DAY_MS,
-    HELD_ENTRIES_MANY,
-    LAPSES_MANY,
-    OFFSET_MS_MAX,
-    READERS_MANY,
-    WRITERS_MANY,
-    CheckedShard,
-    Diagnosis,
-    age,
-    at,
-    diagnosis,
-    many,
-    size,
-)
+from persist.check.findings import DAY_MS, CheckedShard, Diagnosis, age, at, diagnosis, is_or_are, many, size
+from persist.commit.system import OFFSET_MS_MAX
 from persist.copies.shard_facts import newest
 from persist.core.blob_keys import belongs_to, born_ms, is_rollup_key, shard_of
 from persist.core.errors import PersistError, UnknownShard
@@ -34,18 +20,9 @@ from persist.regions.remote_holds import PURPOSE as REGION
 
 DATA_FRAMES = "spark "  # purpose of PySpark reads: the end of a DataFrame is unknown, so that their leases lapse
 READERS_SHOWN_MAX = 100  # of a shard, for one kind of finding
-
-
-@dataclass(frozen=True, slots=True)
-class _Holder:
-    """A holder of `since`. `liveness` describes whether it is alive."""
-
-    name: str
-    since: Antichain
-    began: str
-    liveness: str
-    remedy: str
-    command: str
+HELD_ENTRIES_MANY = 1_000  # log entries that a reader holds, if it holds no part
+LAPSES_MANY = 5  # leases of one shard that lapsed within a day
+HOLDERS_MANY = 1_000  # readers, or writers
 
 
 def since_held(shard: CheckedShard) -> Iterator[Diagnosis]:
@@ -55,9 +32,9 @@ def since_held(shard: CheckedShard) -> Iterator[Diagnosis]:
         return
     allowed = state.history_hold if state.settings.keeps_history else latest_time(state)
     kept_ms = (state.settings.history_ms or 0) if state.settings.keeps_history else 0
-    for holder in _holders(shard, state):
-        time = holder.since.element
-        if time is None or not holder.since < allowed or holder.since > state.since:
+    for name, since, cause, remedy, command in _holders(shard, state):
+        time = since.element
+        if time is None or not since < allowed or since > state.since:
             continue
         age_ms = shard.age_ms(time)
         if age_ms is None or age_ms < shard.limits.held_ms + kept_ms:
@@ -65,11 +42,11 @@ def since_held(shard: CheckedShard) -> Iterator[Diagnosis]:
         yield diagnosis(
             "since-held",
             shard.name,
-            f"{holder.name} holds all history from time {time} on, which is {age(age_ms)} old; without it history "
-            f"would begin at {allowed.element}",
-            cause=f"{holder.began}; {holder.liveness}",
-            remedy=holder.remedy,
-            command=holder.command,
+            f"{name} holds all history from time {time} on, which is {age(age_ms)} old; without it history would begin "
+            f"at {allowed.element}",
+            cause=cause,
+            remedy=remedy,
+            command=command,
         )
 
 
@@ -78,23 +55,18 @@ def _cursors(state: State) -> list[tuple[CriticalReaderId, CriticalReader]]:
     return sorted(state.critical_readers.items(), key=lambda item: (item[1].since.element or 0, item[0]))
 
 
-def _holders(shard: CheckedShard, state: State) -> Iterator[_Holder]:
-    """The holders with the oldest since, at most READERS_SHOWN_MAX of each kind."""
+def _holders(shard: CheckedShard, state: State) -> Iterator[tuple[str, Antichain, str, str, str]]:
+    """The holders with the oldest since, at most READERS_SHOWN_MAX of each kind: name, since, cause, remedy, command."""
     leased = [item for item in state.leased_readers.items() if not item[1].point and not item[1].since.is_empty]
     for reader, lease in sorted(leased, key=lambda item: (item[1].since.element or 0, item[0]))[:READERS_SHOWN_MAX]:
-        yield _Holder(
-            _reader_name(reader, lease),
-            lease.since,
-            f"it was opened {_opened(shard, reader)}",
-            *_liveness_and_advice(shard, lease),
-        )
+        yield _reader_name(reader, lease), lease.since, *_cause_and_advice(shard, reader, lease)
     for cursor, critical in _cursors(state)[:READERS_SHOWN_MAX]:
-        yield _Holder(
-            _cursor_name(state, cursor), critical.since, f"it was registered {_registered(int(critical.registered))}",
-            "a critical reader holds history until it is moved or expired, whether it is used or not",
-            "resume its reader, or expire it: shard.critical_reader(NAME).expire()",
-            f"persist inspect holds {shard.name}",
-        )  # fmt: skip
+        cause = (
+            f"it was registered {_registered(int(critical.registered))}; a critical reader holds history until it is "
+            "moved or expired, whether it is used or not"
+        )
+        remedy = "resume its reader, or expire it: shard.critical_reader(NAME).expire()"
+        yield _cursor_name(state, cursor), critical.since, cause, remedy, f"persist inspect holds {shard.name}"
 
 
 def _reader_name(reader: ReaderId, lease: LeasedReader) -> str:
@@ -127,16 +99,17 @@ def _registered(seqno: int) -> str:
     return f"after v{seqno}" if seqno else "before registrations were recorded"
 
 
-def _liveness_and_advice(shard: CheckedShard, lease: LeasedReader) -> tuple[str, str, str]:
-    """Whether the program of a reader is alive, a remedy, and a command."""
-    silent_ms, command = shard.silent_ms(lease), f"persist inspect holds {shard.name}"
+def _cause_and_advice(shard: CheckedShard, reader: ReaderId, lease: LeasedReader) -> tuple[str, str, str]:
+    """When a reader was opened and whether its program is alive, a remedy, and a command."""
+    silent_ms, lease_age = shard.silent_ms(lease), age(lease.lease_ms)
+    opened, command = f"it was opened {_opened(shard, reader)}", f"persist inspect holds {shard.name}"
     if silent_ms > lease.lease_ms:
-        liveness = f"it was not renewed for {age(silent_ms)}, its lease is {age(lease.lease_ms)}: its program is gone"
-        return liveness, "start maintenance, which expires leases that are not renewed", "persist maintain gc --once"
-    liveness = f"its program is alive: it renewed its lease of {age(lease.lease_ms)} within {age(max(silent_ms, 1000))}"
+        cause = f"{opened}; it was not renewed for {age(silent_ms)}, its lease is {lease_age}: its program is gone"
+        return cause, "start maintenance, which expires leases that are not renewed", "persist maintain gc --once"
+    cause = f"{opened}; its program is alive: it renewed its lease of {lease_age} within {age(max(silent_ms, 1000))}"
     if lease.purpose.startswith(REGION):
-        return liveness, "find out why that region is behind; its holds can be released", command
-    return liveness, "end that program, or let it continue to read; its lease then ends", command
+        return cause, "find out why that region is behind; its holds can be released", command
+    return cause, "end that program, or let it continue to read; its lease then ends", command
 
 
 def gc_held(shard: CheckedShard) -> Iterator[Diagnosis]:
@@ -152,13 +125,13 @@ def gc_held(shard: CheckedShard) -> Iterator[Diagnosis]:
         if all(map(is_rollup_key, left)) and entries < HELD_ENTRIES_MANY:
             continue  # a listener of an idle shard: only its own renewals are newer
         kept = sum(shard.listed[key].size for key in left)
-        liveness, remedy, command = _liveness_and_advice(shard, lease)
+        cause, remedy, command = _cause_and_advice(shard, reader, lease)
         yield diagnosis(
             "gc-held",
             shard.name,
             f"{_reader_name(reader, lease)} has read v{lease.seqno} for {age(shard.now_ms - began_ms)}: it retains "
             f"{many(len(left), 'blob')} of {size(kept)} and {many(entries, 'log entry')}",
-            cause=f"it was opened {_opened(shard, reader)}; {liveness}",
+            cause=cause,
             remedy=remedy,
             command=command,
         )
@@ -192,15 +165,12 @@ def cursor_still(shard: CheckedShard) -> Iterator[Diagnosis]:
 def many_holders(shard: CheckedShard) -> Iterator[Diagnosis]:
     """Very many readers or writers: each takes space in every State."""
     state = shard.known()
-    for finding_id, role, registered, threshold in (
-        ("readers-many", "reader", state.leased_readers, READERS_MANY),
-        ("writers-many", "writer", state.writers, WRITERS_MANY),
-    ):
-        if len(registered) >= threshold:
+    for role, count in (("reader", len(state.leased_readers)), ("writer", len(state.writers))):
+        if count >= HOLDERS_MANY:
             yield diagnosis(
-                finding_id,
+                f"{role}s-many",
                 shard.name,
-                f"the shard has {len(registered):,} registered {role}s, which makes every State larger",
+                f"the shard has {count:,} registered {role}s, which makes every State larger",
                 cause=f"a program opens {role}s without closing them: each remains until its lease ends",
                 remedy=f"keep one {role} open, or close each",
                 command=f"persist inspect holds {shard.name}",
@@ -238,8 +208,8 @@ def loan_stuck(shard: CheckedShard) -> Iterator[Diagnosis]:
         yield diagnosis(
             "loan-stuck",
             shard.name,
-            f"{many(loan.keys, 'blob')} {'is' if loan.keys == 1 else 'are'} lent to {lent_to!r} since "
-            f"{at(loan.begun_ms)}, and that shard needs none of them",
+            f"{many(loan.keys, 'blob')} {is_or_are(loan.keys)} lent to {lent_to!r} since {at(loan.begun_ms)}, and that "
+            "shard needs none of them",
             cause="the clone was never created, was dropped, or was merged, and maintenance has not ended the loan",
             remedy="start maintenance, which ends the loan",
             command="persist maintain gc --once",
@@ -259,55 +229,42 @@ def _has_borrowed(shard: CheckedShard, borrower: str, loan_id: object) -> bool:
 # Clocks of writers, of the blob store, and of this machine, as far as existing data shows. Nothing is probed.
 
 
-REMEDY = "set the clocks by NTP on all machines that write, and on that of the blob store"
+CLOCKS = (
+    "a writer's clock is {} ahead of the blob store's",
+    "the blob store's clock is {} ahead of this machine's",
+    "a commit is {} in the future, by this machine's clock",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class ClockFacts:
-    """What the data of one shard shows of clocks, each at least 0: how far its last commit is in the future, how much
-    later a blob was created than the store says it was written, and how far the store's time of a blob is ahead.
+def clocks_of(shard: CheckedShard, now_ms: int) -> tuple[int, int, int]:
+    """What a shard that was read before `now_ms` shows of each of CLOCKS, in ms.
+
+    That is how much later a blob was created than the store says it was written, how far the store's time of a blob is
+    ahead, and how far the last commit is in the future.
     """
-
-    shard: str
-    commit_ms: int
-    maker_ms: int
-    store_ms: int
-
-
-def clocks_of(shard: CheckedShard, now_ms: int) -> ClockFacts:
-    """Compare the times of a shard that was read before `now_ms`."""
     commit_ms = 0 if shard.state is None else shard.state.walltime_ms - now_ms
     maker_ms = store_ms = 0
     for key, stat in shard.listed.items():
         store_ms = max(store_ms, stat.modified_ms - now_ms)
         if belongs_to(key, shard_of(key)):
             maker_ms = max(maker_ms, born_ms(key) - stat.modified_ms)
-    return ClockFacts(shard.name, max(0, commit_ms), maker_ms, store_ms)
+    return maker_ms, store_ms, commit_ms
 
 
-def clock_off(clocks: Iterable[ClockFacts]) -> Iterator[Diagnosis]:
+def clock_off(clocks: Mapping[str, tuple[int, int, int]]) -> Iterator[Diagnosis]:
     """One finding for each pair of clocks that differ, about the shard with the largest difference.
 
     A writer's clock that is behind the store's is indistinguishable from a copy that was made later.
     """
-    wrong = [
-        shard_clocks
-        for shard_clocks in clocks
-        if max(shard_clocks.commit_ms, shard_clocks.maker_ms, shard_clocks.store_ms) > OFFSET_MS_MAX
-    ]
-    for attribute, name in (
-        ("maker_ms", "a writer's clock is {} ahead of the blob store's"),
-        ("store_ms", "the blob store's clock is {} ahead of this machine's"),
-        ("commit_ms", "a commit is {} in the future, by this machine's clock"),
-    ):
-        worst = max(wrong, key=lambda clocks: (getattr(clocks, attribute), clocks.shard), default=None)
-        if worst is None or getattr(worst, attribute) <= OFFSET_MS_MAX:
-            continue
-        yield diagnosis(
-            "clock-off",
-            worst.shard,
-            name.format(age(getattr(worst, attribute))),
-            cause="clocks of machines differ; until they agree no instants are settled, and nothing expires by age",
-            remedy=f"{REMEDY}; --repair-clock undoes what a clock that was far ahead has settled",
-            command=f"persist history {worst.shard}",
-        )
+    for number, text in enumerate(CLOCKS):
+        off_ms, worst = max(((of_shard[number], name) for name, of_shard in clocks.items()), default=(0, ""))
+        if off_ms > OFFSET_MS_MAX:
+            yield diagnosis(
+                "clock-off",
+                worst,
+                text.format(age(off_ms)),
+                cause="clocks of machines differ; until they agree no instants are settled, and nothing expires by age",
+                remedy="set the clocks by NTP on all machines that write, and on that of the blob store; "
+                "--repair-clock undoes what a clock that was far ahead has settled",
+                command=f"persist history {worst}",
+            )

@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from blob import BlobMisconfigured, open_blob
+from blob import open_blob
 from blob.errors import without_secrets
 from blob.private_files import is_open
 from persist.check.findings import (
-    FAILURES_MANY,
-    FAILURES_PERCENT_MAX,
     HOUR_MS,
-    RACES_MANY,
-    RACES_PERCENT_MAX,
     CheckThresholds,
     Diagnosis,
     age,
     at,
     diagnosis,
+    is_or_are,
     many,
     size,
     some,
@@ -32,9 +30,9 @@ from persist.commit.system import Clock, SystemIds
 from persist.copies.backup_store import BackupListing, BackupStore
 from persist.copies.blob_store_scan import last_heartbeat_ms
 from persist.copies.shard_facts import Fault
-from persist.core.errors import InvalidUsage, Unavailable
+from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
-from persist.inspect.readonly_location import ReadOnlyLocation, read_only
+from persist.inspect.readonly_location import ReadOnlyBlob, ReadOnlyLocation, open_existing
 from persist.telemetry.metrics import MachineMetrics
 
 SQLITE = "sqlite:///"
@@ -43,44 +41,29 @@ SQLITE = "sqlite:///"
 def mispaired(faults: list[Fault]) -> Iterator[Diagnosis]:
     """Turn the faults of `location_summary` into findings."""
     for fault in faults:
+        finding_id, command = "stores-mispaired", "persist backup recover --dry-run"
+        cause = "one of the two URLs is wrong, a store was restored without the other, or another home took over"
+        remedy = "give the two stores of one location; if the log is lost, restart it from the blob store"
         if fault.what.startswith("persist.json"):
-            yield diagnosis(
-                "marker-wrong",
-                None,
-                fault.what,
-                cause="the directory was copied without it, or another program wrote it",
-                remedy="copy persist.json from a backup of the directory, or from a location of the same version",
-            )
+            finding_id, command = "marker-wrong", ""
+            cause = "the directory was copied without it, or another program wrote it"
+            remedy = "copy persist.json from a backup of the directory, or from a location of the same version"
         elif "upgrade" in fault.what:
-            yield diagnosis(
-                "format-newer",
-                None,
-                fault.what,
-                cause="a newer persist has upgraded the format version of this location",
-                remedy="upgrade this program",
-            )
-        else:
-            yield diagnosis(
-                "stores-mispaired",
-                None,
-                fault.what,
-                cause="one of the two URLs is wrong, a store was restored without the other, or another home took over",
-                remedy="give the two stores of one location; if the log is lost, restart it from the blob store",
-                command="persist backup recover --dry-run",
-            )
+            finding_id, command = "format-newer", ""
+            cause = "a newer persist has upgraded the format version of this location"
+            remedy = "upgrade this program"
+        yield diagnosis(finding_id, None, fault.what, cause=cause, remedy=remedy, command=command or None)
 
 
 def maintenance_away(location: ReadOnlyLocation, newest_commit_ms: int) -> Iterator[Diagnosis]:
     """Maintenance writes a heartbeat each minute. Commits long after the last one had no maintenance."""
     beat_ms = last_heartbeat_ms(location.blob)
-    if beat_ms is None:
-        return
-    away_ms = newest_commit_ms - beat_ms
-    if away_ms > HOUR_MS:
+    if beat_ms is not None and newest_commit_ms - beat_ms > HOUR_MS:
+        away = age(newest_commit_ms - beat_ms)
         yield diagnosis(
             "maintenance-away",
             None,
-            f"the last heartbeat of maintenance was {at(beat_ms)}, and shards were written {age(away_ms)} after that",
+            f"the last heartbeat of maintenance was {at(beat_ms)}, and shards were written {away} after that",
             cause="no server with maintenance, and no persist maintain run, has run since",
             remedy="start a server, or persist maintain run; see its log if one is running",
             command="persist maintain run --once",
@@ -89,20 +72,18 @@ def maintenance_away(location: ReadOnlyLocation, newest_commit_ms: int) -> Itera
 
 def disk_full(location: ReadOnlyLocation, limits: CheckThresholds) -> Iterator[Diagnosis]:
     """The disks of stores on this machine. Other stores do not report their free space."""
-    stores = [("the blob store", location.blob.url), ("the consensus store", location.consensus.url)]
     devices: dict[int, tuple[str, Path]] = {}
-    for store, url in stores:
+    for store, url in (("the blob store", location.blob.url), ("the consensus store", location.consensus.url)):
         path = path_of(url)
-        if path is None or not path.exists():
-            continue
-        device = path.stat().st_dev
-        both = f"{devices[device][0]} and {store}" if device in devices else store
-        devices[device] = (both, path)
+        if path is not None and path.exists():
+            device = path.stat().st_dev
+            devices[device] = (f"{devices[device][0]} and {store}" if device in devices else store, path)
     for what, path in devices.values():
         usage = shutil.disk_usage(path)
         free, unit = usage.free * 100 / max(1, usage.total), size(usage.free)
-        inodes = _free_inodes_percent(path)
-        if inodes is not None and inodes < free:
+        statistics = os.statvfs(path)
+        inodes = statistics.f_favail * 100 / statistics.f_files if statistics.f_files else free
+        if inodes < free:
             free, unit = inodes, "of its inodes"
         if free < limits.free_percent:
             yield diagnosis(
@@ -133,13 +114,6 @@ def files_open(location: ReadOnlyLocation) -> Iterator[Diagnosis]:
         )
 
 
-def _free_inodes_percent(path: Path) -> float | None:
-    if not hasattr(os, "statvfs"):
-        return None
-    statistics = os.statvfs(path)
-    return statistics.f_favail * 100 / statistics.f_files if statistics.f_files else None
-
-
 def path_of(url: str) -> Path | None:
     """The path of a store on this machine. None: it is elsewhere."""
     if url.startswith("file:"):
@@ -151,6 +125,10 @@ def path_of(url: str) -> Path | None:
 
 
 FINE = ("ok", "lost", "BlobNotFound", "BlobExists")  # outcomes of calls that do not indicate a problem of the store
+RACES_MANY = 20  # commits that lost a race
+RACES_PERCENT_MAX = 10  # of all attempts
+FAILURES_MANY = 5  # calls to a store that failed
+FAILURES_PERCENT_MAX = 1  # of all calls of that kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,19 +178,10 @@ NO_EXTERNAL_STATE = ExternalState()
 
 def list_backups(url: str, clock: Clock) -> BackupFacts:
     """List the backups of a store. Writes nothing. Raises InvalidUsage: it has none; Unavailable."""
-    with translated():
-        try:
-            blob = open_blob(url, makes=False)
-        except BlobMisconfigured as error:
-            if str(error).endswith("does not exist"):
-                raise Unavailable(str(error)) from error
-            raise
-        try:
-            store = BackupStore(read_only(blob), clock, SystemIds())
-            store.open(None)
-            return BackupFacts(without_secrets(url), store.listed())
-        finally:
-            blob.close()
+    with translated(), closing(open_existing(lambda: open_blob(url, makes=False))) as blob:
+        store = BackupStore(ReadOnlyBlob(blob), clock, SystemIds())
+        store.open(None)
+        return BackupFacts(without_secrets(url), store.listed())
 
 
 def check_location(backups_seen: BackupFacts, location: str | None) -> None:
@@ -235,10 +204,10 @@ def backups(backups_seen: BackupFacts, now_ms: int, limits: CheckThresholds) -> 
             command=command,
         )
     newest = max(backups_seen.listed.backups, key=lambda backup: backup.shown_ms, default=None)
-    if newest is not None and now_ms - newest.shown_ms <= limits.backup_ms:
-        return
     what = f"there is no readable backup in {backups_seen.url}"
     if newest is not None:
+        if now_ms - newest.shown_ms <= limits.backup_ms:
+            return
         what = f"the newest backup, {newest.id}, is {age(now_ms - newest.shown_ms)} old"
     yield diagnosis(
         "backup-old",
@@ -261,7 +230,7 @@ def lacking(backups_seen: BackupFacts, shards: Sequence[tuple[str, int]]) -> Ite
         yield diagnosis(
             "backup-lacks",
             None,
-            f"{many(len(missing), 'shard')} {'is' if len(missing) == 1 else 'are'} in no backup: {some(missing)}",
+            f"{many(len(missing), 'shard')} {is_or_are(len(missing))} in no backup: {some(missing)}",
             cause="backups are made of some shards only",
             remedy="back up all shards, or name these too",
             command=f"persist backup create --to {backups_seen.url}",

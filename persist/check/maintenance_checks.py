@@ -5,23 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blob import BlobStat
-from persist.check.findings import (
-    BATCHES_MANY,
-    CLAIM_SILENT_LEASES,
-    CLAIM_SILENT_MS,
-    DAY_MS,
-    LOG_ENTRIES_LONG,
-    ORPHAN_BYTES_MANY,
-    ORPHANS_MANY,
-    ROLLUP_ENTRIES_MAX,
-    CheckedShard,
-    Diagnosis,
-    age,
-    at,
-    diagnosis,
-    many,
-    size,
-)
+from persist.check.findings import DAY_MS, HOUR_MS, CheckedShard, Diagnosis, age, at, diagnosis, is_or_are, many, size
 from persist.copies.shard_facts import Faults
 from persist.core import merge_plan
 from persist.core.blob_keys import belongs_to, born_ms, shard_of
@@ -30,11 +14,17 @@ from persist.core.readable_times import held_since, latest_time
 from persist.core.record import replace
 from persist.core.retention_plan import Facts, facts_of, next_look_ms, plan, waiting, wanted_cuts
 from persist.core.shard_settings import RowPolicy
-from persist.core.state import Claim, Policy, State
+from persist.core.state import Policy, State
 from persist.inspect.part_listing import parts_noting_faults
 
 NO_MAINTENANCE = "no maintenance is running, or it does not keep up"
 MAINTAIN = "persist maintain run --once"
+BATCHES_MANY = 256  # with so many batches a due merge is late
+CLAIM_SILENT_LEASES = 10  # after so many leases without a heartbeat, and an hour, the worker is dead
+ROLLUP_ENTRIES_MAX = 4_096  # state diffs after the newest rollup, all of which are read when a shard is opened
+LOG_ENTRIES_LONG = 2_000  # log entries that no reader holds, which a collection would delete
+ORPHANS_MANY = 100  # blobs that no State names, older than a day
+ORPHAN_BYTES_MANY = 1024**3
 
 
 def compaction_behind(shard: CheckedShard) -> Iterator[Diagnosis]:
@@ -51,7 +41,7 @@ def compaction_behind(shard: CheckedShard) -> Iterator[Diagnosis]:
     yield diagnosis(
         "compaction-behind",
         shard.name,
-        f"{many(len(due), 'merge')} of {rows:,} updates {'is' if len(due) == 1 else 'are'} due on a shard of "
+        f"{many(len(due), 'merge')} of {rows:,} updates {is_or_are(len(due))} due on a shard of "
         f"{many(batches, 'batch')}{since}: reads are slower, and the store is larger",
         cause=f"{NO_MAINTENANCE}; with {Policy().batches_max:,} batches writers are slowed down",
         remedy="start maintenance: a server with maintenance, or persist maintain run",
@@ -63,21 +53,18 @@ def claim_stuck(shard: CheckedShard) -> Iterator[Diagnosis]:
     """Claims of workers without a heartbeat for many leases, which no other worker has taken over."""
     for key, claim in sorted(shard.known().claims.items()):
         silent_ms = shard.silent_ms(claim)
-        if silent_ms < max(CLAIM_SILENT_MS, CLAIM_SILENT_LEASES * claim.lease_ms):
+        if silent_ms < max(HOUR_MS, CLAIM_SILENT_LEASES * claim.lease_ms):
             continue
+        written = size(sum(part.size for part in claim.done))
+        work = f"a merge of {many(len(claim.inputs), 'part')} ({written} written)" if claim.inputs else "its work"
         yield diagnosis(
             "claim-stuck",
             shard.name,
-            f"the worker {claim.owner} has not renewed its claim {key!r} on {_work(claim)} for {age(silent_ms)}",
+            f"the worker {claim.owner} has not renewed its claim {key!r} on {work} for {age(silent_ms)}",
             cause="the worker was killed, and no other worker handles the shard",
             remedy="start maintenance: another worker resumes the merge, or releases the claim",
             command=MAINTAIN,
         )
-
-
-def _work(claim: Claim) -> str:
-    written = sum(part.size for part in claim.done)
-    return f"a merge of {many(len(claim.inputs), 'part')} ({size(written)} written)" if claim.inputs else "its work"
 
 
 def rollup_old(shard: CheckedShard) -> Iterator[Diagnosis]:
@@ -130,10 +117,13 @@ def orphans_many(shard: CheckedShard) -> Iterator[Diagnosis]:
     total = sum(stat.size for stat in old_blobs)
     if len(old_blobs) < ORPHANS_MANY and total < ORPHAN_BYTES_MANY:  # including named ones: most shards end here
         return
-    named = _known(shard, state)
-    if named is None:
+    # What the State names, has lent, or has left to GC, including the blobs in bundles.
+    faults = Faults(shard.name)
+    known = set(state.blob_keys()).union(shard.keys_left(faults), *shard.lent(faults).values())
+    known |= {named.part.key for named in parts_noting_faults(shard, faults) if named.part.key is not None}
+    if faults:
         return
-    orphans = [stat for stat in old_blobs if stat.key not in named]
+    orphans = [stat for stat in old_blobs if stat.key not in known]
     total = sum(stat.size for stat in orphans)
     if len(orphans) < ORPHANS_MANY and total < ORPHAN_BYTES_MANY:
         return
@@ -153,14 +143,6 @@ def _is_old(shard: CheckedShard, stat: BlobStat) -> bool:
     return shard.now_ms - max(born_ms(stat.key), stat.modified_ms) >= DAY_MS
 
 
-def _known(shard: CheckedShard, state: State) -> set[str] | None:
-    """The blobs that the State names, has lent, or has left to GC, including those in bundles. None: unknown."""
-    faults = Faults(shard.name)
-    keys = set(state.blob_keys()).union(shard.keys_left(faults), *shard.lent(faults).values())
-    keys |= {named.part.key for named in parts_noting_faults(shard, faults) if named.part.key is not None}
-    return None if faults else keys
-
-
 # Data that should have been deleted: history by age, rows by policies, erased rows.
 
 
@@ -173,25 +155,20 @@ def history_behind(shard: CheckedShard) -> Iterator[Diagnosis]:
     if not state.settings.version or state.since.element is None:
         return
     kept_ms = state.settings.history_ms
-    if kept_ms is None:
-        return
-    wanted = _wanted_since(shard, state, kept_ms)
+    wanted = None if kept_ms is None else _wanted_since(shard, state, kept_ms)
     if wanted is None or not state.since < wanted:
         return
+    kept = age(kept_ms) if kept_ms else "only as long as readers need it"
     age_ms = shard.age_ms(state.since.element)
     age_text = "is of unknown age" if age_ms is None else f"is {age(age_ms)} old"
     yield diagnosis(
         "retention-behind",
         shard.name,
-        f"history should be kept for {_kept(kept_ms)}, and the oldest readable time, {state.since.element}, {age_text}",
+        f"history should be kept for {kept}, and the oldest readable time, {state.since.element}, {age_text}",
         cause=MAINTENANCE_OR_CLOCKS,
         remedy="start maintenance: since advances within minutes",
         command="persist maintain gc --once",
     )
-
-
-def _kept(kept_ms: int) -> str:
-    return age(kept_ms) if kept_ms else "only as long as readers need it"
 
 
 def _wanted_since(shard: CheckedShard, state: State, kept_ms: int) -> Antichain | None:

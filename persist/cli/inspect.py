@@ -182,7 +182,7 @@ def _show(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> int:
 
 def _show_log(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> int:
     """Print the entries, and with --follow new ones, up to the last one that is requested."""
-    last = span_of(query).last
+    _, last = span_of(query)
     damaged = False
     while True:
         result = ask(query)

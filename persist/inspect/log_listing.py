@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from persist.copies.shard_facts import FaultKind, Faults, LoggedDiff, first_live, head_of, walk_log
 from persist.core.batch import HollowBatch
 from persist.core.errors import InvalidUsage, NotReadable
-from persist.core.state_diff import MAPPINGS, SCALARS, StateDiff
+from persist.core.state_diff import MAPPINGS, SCALARS
 from persist.inspect.documents import VERSION, Document, Frontier, JsonRecord, instant
 from persist.inspect.readonly_location import ReadOnlyLocation
 
@@ -55,20 +54,9 @@ class LogEntry(JsonRecord, frozen=True, kw_only=True):
     finding: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class LogSpan:
-    """The requested entries: `[first, last]`, both inclusive. None: from the beginning, or to the end."""
-
-    first: int | None = None
-    last: int | None = None
-
-    def check(self) -> None:
-        """Raises InvalidUsage if a bound is out of range, or the span is empty."""
-        for name, value in (("from", self.first), ("to", self.last)):
-            if value is not None and not 0 < value < 2**63:
-                raise InvalidUsage(f"{name} is {value}; versions are in [1, {2**63 - 1}]")
-        if self.first is not None and self.last is not None and self.first > self.last:
-            raise InvalidUsage(f"from is {self.first} and to is {self.last}: from must not be later")
+Span = tuple[
+    int | None, int | None
+]  # `[first, last]` of a log, both inclusive. None: from the beginning, or to the end
 
 
 def version_at(location: ReadOnlyLocation, name: str, at_ms: int) -> int:
@@ -87,25 +75,26 @@ def version_at(location: ReadOnlyLocation, name: str, at_ms: int) -> int:
     return seqno
 
 
-def log_document(location: ReadOnlyLocation, name: str, span: LogSpan, *, waits: bool = False) -> Document:
+def log_document(location: ReadOnlyLocation, name: str, span: Span, *, waits: bool) -> Document:
     """The entries of the log, a line each. `waits`: the span may begin after the log.
 
     Raises UnknownShard, InvalidUsage (the span begins after the log), NotReadable (it ends before the log).
     """
-    span.check()
+    first, last = span
     head = head_of(location, name)
-    if span.first is not None and span.first > head and not waits:
-        raise InvalidUsage(f"shard {name!r} has no v{span.first} yet: its log ends at v{head}")
-    if span.last is not None and span.last < (first := first_live(location, name)):
-        raise NotReadable(f"v{span.last} of shard {name!r} was deleted from its log, which begins at v{first}")
+    if first is not None and first > head and not waits:
+        raise InvalidUsage(f"shard {name!r} has no v{first} yet: its log ends at v{head}")
+    if last is not None and last < (live := first_live(location, name)):
+        raise NotReadable(f"v{last} of shard {name!r} was deleted from its log, which begins at v{live}")
     findings = Faults(name)
 
     def rows() -> Iterator[LogEntry]:
         before: int | None = None
-        for logged in walk_log(location, name, span.first or 1, span.last):
-            gap = before is not None and logged.seqno != before + 1
-            problem = f"entries v{(before or 0) + 1} to v{logged.seqno - 1} are missing" if gap else None
-            entry = _entry(name, logged, problem)
+        for logged in walk_log(location, name, first or 1, last):
+            gap = ""
+            if before is not None and logged.seqno != before + 1:
+                gap = f"entries v{before + 1} to v{logged.seqno - 1} are missing"
+            entry = _entry(name, logged, gap)
             before = logged.seqno
             if entry.finding is not None:
                 findings.note(FaultKind.LOG, entry.finding)
@@ -114,7 +103,7 @@ def log_document(location: ReadOnlyLocation, name: str, span: LogSpan, *, waits:
     return Document("log", findings, name, head, rows=rows(), lines=True)
 
 
-def _entry(name: str, logged: LoggedDiff, gap: str | None) -> LogEntry:
+def _entry(name: str, logged: LoggedDiff, gap: str) -> LogEntry:
     finding = "; ".join(filter(None, (gap, logged.wrong))) or None
     change = logged.change
     if change is None:
@@ -122,16 +111,17 @@ def _entry(name: str, logged: LoggedDiff, gap: str | None) -> LogEntry:
         empty |= dict.fromkeys(("timestamp", "commit_id", "first", "rollup", "elsewhere"))
         return LogEntry(shard=name, seqno=logged.seqno, bytes=logged.size, replaces=0, gone=0, finding=finding, **empty)
     trace = change.trace
-    brought = [] if trace is None else [logged_batch(batch) for batch in trace.batches]
+    brought = [] if trace is None else [_batch(batch) for batch in trace.batches]
     replaces = 0 if trace is None else trace.count
+    record = None if change.entries is None else change.entries.set.get(change.seqno)
     return LogEntry(
         shard=name,
         seqno=logged.seqno,
         timestamp=instant(change.walltime_ms),
         bytes=logged.size,
         commit_id=change.commit_id or None,
-        kinds=kinds_of(change),
-        operations=operations_of(change),
+        kinds=[field for field in ("trace", *SCALARS, *MAPPINGS) if getattr(change, field) is not None],
+        operations=[] if record is None else [entry.operation for entry in record.entries],
         added=[] if replaces else brought,
         first=trace.first if trace is not None and replaces else None,
         replaces=replaces,
@@ -143,26 +133,6 @@ def _entry(name: str, logged: LoggedDiff, gap: str | None) -> LogEntry:
     )
 
 
-def kinds_of(change: StateDiff) -> list[str]:
-    """The fields of the State that a diff changes."""
-    return [name for name in ("trace", *SCALARS, *MAPPINGS) if getattr(change, name) is not None]
-
-
-def operations_of(change: StateDiff) -> list[str]:
-    """The operations of this commit, according to the commit history."""
-    record = None if change.entries is None else change.entries.set.get(change.seqno)
-    return [] if record is None else [entry.operation for entry in record.entries]
-
-
-def logged_batch(batch: HollowBatch) -> LoggedBatch:
-    desc = batch.desc
-    frontiers = (desc.lower.to_json(), desc.upper.to_json(), desc.since.to_json())
+def _batch(batch: HollowBatch) -> LoggedBatch:
+    frontiers = (frontier.to_json() for frontier in (batch.desc.lower, batch.desc.upper, batch.desc.since))
     return LoggedBatch(*frontiers, batch.part_count, batch.rows, batch.size)
-
-
-def seqno_of(text: object) -> int:
-    """Parse a version, `v12` or `12`. Raises InvalidUsage."""
-    digits = text.removeprefix("v") if isinstance(text, str) else ""
-    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
-        raise InvalidUsage(f"{text!r:.60} is not a version; give a number such as 12, or v12")
-    return int(digits)

@@ -177,7 +177,8 @@ def part_document(location: ReadOnlyLocation, key: str, keys: KeyFormat, rows: i
         raise InvalidUsage(f"{key!r:.120} is not the key of a part; `persist inspect parts NAME` lists them")
     if is_bundle_key(key):
         raise InvalidUsage(f"{key} is a bundle, a list of parts: `persist inspect parts NAME` lists them")
-    name = _shard_of(location, key)
+    family = family_of(shard_of(key))
+    name = next((name for name in location.names() if family_of(shard_id_of(name)) == family), None)
     faults = Faults(name)
     with translated():
         stat = location.blob.stat(key)
@@ -201,12 +202,6 @@ def part_document(location: ReadOnlyLocation, key: str, keys: KeyFormat, rows: i
         part, state = located
         return Document("part", faults, name, int(state.seqno), _summary(key, 0, None, part))
     return _named_document(location, located, stat.size, faults, keys, rows)
-
-
-def _shard_of(location: ReadOnlyLocation, key: str) -> str | None:
-    """The name of the shard, in any incarnation, that a well-formed blob key belongs to. None: no log has it."""
-    family = family_of(shard_of(key))
-    return next((name for name in location.names() if family_of(shard_id_of(name)) == family), None)
 
 
 def _find_named(facts: ShardFacts, key: str, faults: Faults) -> tuple[Part, State] | None:
@@ -310,19 +305,13 @@ def _scalar_json(scalar: Any) -> Any:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return [_scalar_json(item) for item in scalar.values]
     try:
-        return _json_value(scalar.as_py())
+        value = scalar.as_py()
     except (OverflowError, ValueError):
         return f"@{scalar.value}"
-
-
-def _json_value(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
     if isinstance(value, bytes):
         return value.hex()
-    return str(value)
+    is_json = isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_json else str(value)
 
 
 class _Ranged(PartFiles):

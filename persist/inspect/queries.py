@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from persist.inspect.attribute_listing import attributes_document
 from persist.inspect.content_digest import digest_document
 from persist.inspect.documents import Document, KeyFormat
 from persist.inspect.holds import holds_document
-from persist.inspect.log_listing import LogSpan, log_document, seqno_of, version_at
+from persist.inspect.log_listing import Span, log_document, version_at
 from persist.inspect.part_listing import SHOWN_MAX, part_document, parts_document
 from persist.inspect.readonly_location import ReadOnlyLocation
 from persist.inspect.state_dump import state_document
@@ -59,7 +60,7 @@ def answer(location: ReadOnlyLocation, query: Query) -> Document:
 
 
 def _state(location: ReadOnlyLocation, query: Query) -> Document:
-    at, since = (seqno_of(text) if text else None for text in (query.at, query.first))
+    at, since = _seqno(query.at), _seqno(query.first)
     if query.timestamp:
         if at is not None:
             raise InvalidUsage("give a version or a timestamp, not both")
@@ -67,19 +68,28 @@ def _state(location: ReadOnlyLocation, query: Query) -> Document:
     return state_document(location, query.name, at, since, KeyFormat(query.keys), whole=query.whole)
 
 
-def span_of(query: Query) -> LogSpan:
+def span_of(query: Query) -> Span:
     """The requested versions of the log. Raises InvalidUsage."""
-    span = LogSpan(*(seqno_of(text) if text else None for text in (query.first, query.last)))
-    span.check()
-    return span
+    first, last = _seqno(query.first), _seqno(query.last)
+    for name, value in (("from", first), ("to", last)):
+        if value is not None and not 0 < value < 2**63:
+            raise InvalidUsage(f"{name} is {value}; versions are in [1, {2**63 - 1}]")
+    if first is not None and last is not None and first > last:
+        raise InvalidUsage(f"from is {first} and to is {last}: from must not be later")
+    return first, last
+
+
+def _seqno(text: str) -> int | None:
+    """Parse a version, `v12` or `12`; "": None. Raises InvalidUsage."""
+    if not re.fullmatch("(v?[0-9]{1,19})?", text):
+        raise InvalidUsage(f"{text!r:.60} is not a version; give a number such as 12, or v12")
+    return int(text.removeprefix("v")) if text else None
 
 
 def _time(text: str) -> int | None:
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+    if not re.fullmatch("[0-9]{0,19}", text):
         raise InvalidUsage(f"as-of is {text!r:.60}; it must be a time, such as 416")
-    return int(text)
+    return int(text) if text else None
 
 
 ANSWERS: Mapping[str, Callable[[ReadOnlyLocation, Query], Document]] = {

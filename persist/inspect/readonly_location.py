@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from fnmatch import translate
 from functools import partial
 from pathlib import Path
@@ -46,20 +47,16 @@ T = TypeVar("T")
 
 
 class ReadOnlyBlob(ForwardingBlob):
-    """A blob store that refuses all writes. `refusal` makes the error, for a description of the operation."""
-
-    def __init__(self, inner: Blob, refusal: Callable[[str], Exception]) -> None:
-        super().__init__(inner)
-        self._refusal = refusal
+    """A blob store that refuses all writes."""
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        raise self._refusal("writing a blob")
+        self._refuse("writing a blob")
 
     def delete(self, keys: Sequence[str]) -> None:
-        raise self._refusal("deleting blobs")
+        self._refuse("deleting blobs")
 
     def abandon(self, unfinished: Sequence[Unfinished]) -> None:
-        raise self._refusal("deleting blobs")
+        self._refuse("deleting blobs")
 
     def check(self) -> None:
         """Check that it can be listed. No probe is written."""
@@ -68,10 +65,8 @@ class ReadOnlyBlob(ForwardingBlob):
     def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
         return None
 
-
-def read_only(blob: Blob) -> ReadOnlyBlob:
-    """Wrap a blob store so that writes raise BlobNotWritable."""
-    return ReadOnlyBlob(blob, lambda what: BlobNotWritable(f"{blob.url} was opened read-only: no {what}"))
+    def _refuse(self, what: str) -> NoReturn:
+        raise BlobNotWritable(f"{self.url} was opened read-only: no {what}")
 
 
 class ReadOnlyConsensus(ForwardingConsensus):
@@ -141,7 +136,7 @@ class ReadOnlyLocation:
         owns: bool = True,
         prefixes: Sequence[str] = (),
     ) -> None:
-        self.blob = read_only(blob)
+        self.blob = ReadOnlyBlob(blob)
         self.consensus = ReadOnlyConsensus(consensus)
         self.clock = clock or SystemClock()
         self.build = build
@@ -156,14 +151,11 @@ class ReadOnlyLocation:
     def names(self, prefix: str = "", *, with_dropped: bool = True) -> Iterator[str]:
         """Names of shards with this prefix, ascending. Raises Unavailable, Corruption (the store itself is damaged)."""
         with translated():
-            yield from all_names(partial(self._page, with_dropped), prefix)
+            yield from all_names(partial(self.consensus.keys, with_ended=with_dropped), prefix)
 
     def shown_name(self, name: str) -> str:
         """The name of a shard that another one refers to, or its id if the name is not visible."""
         return name if not self.prefixes or name.startswith(self.prefixes) else str(shard_id_of(name))
-
-    def _page(self, with_dropped: bool, prefix: str, after: str, limit: int) -> list[str]:
-        return self.consensus.keys(prefix, after, limit, with_dropped)
 
     def close(self) -> None:
         if self._owns:
@@ -174,9 +166,9 @@ class ReadOnlyLocation:
 def open_readonly_stores(blob_url: str, consensus_url: str) -> ReadOnlyLocation:
     """Open two stores read-only. Raises InvalidUsage: a URL is wrong; Unavailable: a store does not exist."""
     with ExitStack() as stack, translated():
-        blob = _open(blob_url, lambda: open_blob(blob_url, makes=False))
+        blob = open_existing(lambda: open_blob(blob_url, makes=False))
         stack.callback(blob.close)
-        consensus = _open(consensus_url, lambda: open_consensus(consensus_url, reads_only=True))
+        consensus = open_existing(lambda: open_consensus(consensus_url, reads_only=True))
         stack.callback(consensus.close)
         stack.pop_all()
     return ReadOnlyLocation(blob, consensus)
@@ -188,7 +180,7 @@ def open_readonly_directory(path: Path) -> ReadOnlyLocation:
     if not path.is_dir():
         raise InvalidUsage(f"{path} does not exist; give --dir, or --blob and --consensus")
     marker, blob, log = path / MARKER, path / "blob", path / "consensus.db"
-    if not any(map(_is_there, (marker, blob, log))):
+    if not any(map(os.path.exists, (marker, blob, log))):
         raise InvalidUsage(f"{path} is not a persist location: it has neither {MARKER}, nor blobs, nor a log")
     location = open_readonly_stores(f"file://{at}/blob", f"sqlite:///{at}/consensus.db")
     if (problem := _marker_problem(marker)) is not None:
@@ -207,7 +199,7 @@ def readonly_view(location: Location, prefixes: Sequence[str] = ()) -> ReadOnlyL
     return ReadOnlyLocation(location.blob, location.consensus, clock=clock, build=build, owns=False, prefixes=prefixes)
 
 
-def _open(url: str, opens: Callable[[], T]) -> T:
+def open_existing(opens: Callable[[], T]) -> T:
     """Open a store. Raises Unavailable if its directory or file does not exist, and as `opens`."""
     try:
         return opens()
@@ -215,12 +207,6 @@ def _open(url: str, opens: Callable[[], T]) -> T:
         if str(error).endswith("does not exist"):
             raise Unavailable(str(error)) from error
         raise
-
-
-def _is_there(path: Path) -> bool:
-    with suppress(OSError):
-        return path.exists()
-    return False
 
 
 def _marker_problem(marker: Path) -> str | None:

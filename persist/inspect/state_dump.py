@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from persist.copies.shard_facts import at_version, newest
@@ -36,12 +36,8 @@ class StateChange(JsonRecord, frozen=True):
     words: str
 
 
-def state_changes(old: State, new: State) -> list[StateChange]:
-    """Describe the changes from one State to a later one."""
-    return [StateChange(field, text) for field, text in _changes(old, new)]
-
-
 def _changes(old: State, new: State) -> Iterator[tuple[str, str]]:
+    """Describe the changes from one State to a later one: each field, and a description of its change."""
     if phase_of(old) != phase_of(new):
         yield "phase", f"the shard was {phase_of(old).value} and is {phase_of(new).value}"
     if old.shard_id != new.shard_id:
@@ -69,116 +65,89 @@ def _trace(old: State, new: State) -> Iterator[tuple[str, str]]:
     if change is None:
         return
     before = old.trace.batches[change.first : change.first + change.count]
-    known = {(batch.desc.lower, batch.desc.upper): batch for batch in before}
-    if not before:
-        yield "trace", f"{_count(len(change.batches), 'batch')} added: {_batches(change.batches)}"
-        return
-    end = before[-1].desc.upper
-    merged = [batch for batch in change.batches if batch.desc.lower < end]  # the last one may extend beyond it
-    added = [batch for batch in change.batches if not batch.desc.lower < end]
-    same = [batch for batch in merged if known.get((batch.desc.lower, batch.desc.upper)) is not None]
-    verb = "were rewritten" if len(same) == len(merged) == len(before) else "became"
-    sums = f"{_sum(before)} {verb}: {_sum(merged)}"
-    yield "trace", f"the batches {_span(before)} {sums}{_worker_suffix(merged)}"
+    added: Sequence[HollowBatch] = change.batches
+    if before:
+        first, end = before[0].desc.lower, before[-1].desc.upper
+        merged = [batch for batch in change.batches if batch.desc.lower < end]  # the last one may extend beyond it
+        added = [batch for batch in change.batches if not batch.desc.lower < end]
+        known = {(batch.desc.lower, batch.desc.upper) for batch in before}
+        is_same = len(merged) == len(before) and all((b.desc.lower, b.desc.upper) in known for b in merged)
+        keys = [key for batch in merged for key in batch.blob_keys()]
+        suffix = ", by a worker" if keys and all(f"/{COMPACTOR}/" in key for key in keys) else ""
+        sums = f"{_sum(before)} {'were rewritten' if is_same else 'became'}: {_sum(merged)}"
+        yield "trace", f"the batches [{_end(first)}, {_end(end)}) {sums}{suffix}"
     if added:
-        yield "trace", f"{_count(len(added), 'batch')} added: {_batches(tuple(added))}"
+        named = _named([f"[{_end(b.desc.lower)}, {_end(b.desc.upper)}) {_sum([b])}" for b in added])
+        yield "trace", f"{_count(len(added), 'batch')} added: {named}"
 
 
-def _worker_suffix(batches: list[HollowBatch]) -> str:
-    keys = [key for batch in batches for key in batch.blob_keys()]
-    return ", by a worker" if keys and all(f"/{COMPACTOR}/" in key for key in keys) else ""
-
-
-def _sum(batches: Any) -> str:
+def _sum(batches: Sequence[HollowBatch]) -> str:
     parts, rows, size = (sum(getattr(b, name) for b in batches) for name in ("part_count", "rows", "size"))
     counts = (_count(len(batches), "batch"), _count(parts, "part"), _count(rows, "update"), _count(size, "byte"))
     return f"({', '.join(counts)})"
 
 
-def _batches(batches: tuple[HollowBatch, ...]) -> str:
-    return _named([f"[{_end(b.desc.lower)}, {_end(b.desc.upper)}) {_sum([b])}" for b in batches])
-
-
-def _span(batches: Any) -> str:
-    return f"[{_end(batches[0].desc.lower)}, {_end(batches[-1].desc.upper)})"
-
-
-_NAMES = {
-    "schemas": "schema",
-    "writers": "writer",
-    "leased_readers": "reader",
-    "critical_readers": "cursor",
-    "rollups": "rollup",
-    "claims": "claim",
-    "attributes": "recent attribute",
-    "attribute_chunks": "chunk of the attribute index",
-    "left": "staged part that left",
-    "outcomes": "outcome of a token",
-    "spilled": "kind of spill file",
-    "long_diffs": "blob of a long state diff",
-    "marks": "mark",
-    "tags": "tag",
-    "cuts": "cut",
-    "erasures": "erasure",
-    "loans": "loan",
-    "borrowed": "loan from another shard",
-    "schema_times": "first time of a schema",
+# The mappings of a State: what an item is called, and its text (None: items are only counted).
+_ITEMS: dict[str, tuple[str, Callable[[Any, Any], str] | None]] = {
+    "schemas": ("schema", lambda key, value: str(key)),
+    "writers": ("writer", None),
+    "leased_readers": ("reader", lambda key, record: f"{record.purpose or key} at {_time(record.since)}"),
+    "critical_readers": ("cursor", lambda key, record: f"{record.purpose or key} at {_time(record.since)}"),
+    "rollups": ("rollup", lambda key, record: f"v{key}"),
+    "claims": ("claim", lambda key, record: f"{key} of {record.owner}"),
+    "attributes": ("recent attribute", None),
+    "attribute_chunks": ("chunk of the attribute index", None),
+    "left": ("staged part that left", None),
+    "outcomes": ("outcome of a token", None),
+    "spilled": ("kind of spill file", lambda key, files: f"{key} in {_count(len(files), 'file')}"),
+    "long_diffs": ("blob of a long state diff", lambda key, record: f"v{key}"),
+    "marks": ("mark", lambda key, record: f"{instant(key) or 'the beginning'} at {_time(record)}"),
+    "tags": ("tag", lambda key, record: f"{key} at {record.time}"),
+    "cuts": ("cut", lambda key, record: f"{_instant(key)} at {record.upper}"),
+    "erasures": ("erasure", lambda key, record: f"{key} ({record.phase})"),
+    "loans": ("loan", lambda key, record: f"to {record.borrower}"),
+    "borrowed": ("loan from another shard", lambda key, record: f"of {record}"),
+    "schema_times": (
+        "first time of a schema",
+        lambda key, time: f"{key} from {time} on" if time <= TIME_MAX else f"{key} after all times",
+    ),
 }
 
 
 def _mapping(name: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Iterator[str]:
-    noun, show = _NAMES[name], _FORMATS.get(name, lambda key, value: str(key))
-    added = [show(key, after[key]) for key in after if key not in before]
-    removed = [show(key, before[key]) for key in before if key not in after]
-    changed = [show(key, after[key]) for key in after if key in before and before[key] != after[key]]
-    for keys, verb in ((added, "added"), (removed, "removed"), (changed, "changed")):
-        if keys:
-            named = f": {_named(keys)}" if name in _FORMATS else ""
-            yield f"{_count(len(keys), noun)} {verb}{named}"
-
-
-_FORMATS: dict[str, Callable[[Any, Any], str]] = {
-    "schemas": lambda key, value: str(key),
-    "leased_readers": lambda key, record: f"{record.purpose or key} at {_time(record.since)}",
-    "critical_readers": lambda key, record: f"{record.purpose or key} at {_time(record.since)}",
-    "rollups": lambda key, record: f"v{key}",
-    "claims": lambda key, record: f"{key} of {record.owner}",
-    "spilled": lambda key, files: f"{key} in {_count(len(files), 'file')}",
-    "long_diffs": lambda key, record: f"v{key}",
-    "tags": lambda key, record: f"{key} at {record.time}",
-    "marks": lambda key, record: f"{instant(key) or 'the beginning'} at {_time(record)}",
-    "cuts": lambda key, record: f"{_instant(key)} at {record.upper}",
-    "erasures": lambda key, record: f"{key} ({record.phase})",
-    "loans": lambda key, record: f"to {record.borrower}",
-    "borrowed": lambda key, record: f"of {record}",
-    "schema_times": lambda key, time: f"{key} from {time} on" if time <= TIME_MAX else f"{key} after all times",
-}
+    noun, show = _ITEMS[name]
+    added = [(key, after[key]) for key in after if key not in before]
+    removed = [(key, before[key]) for key in before if key not in after]
+    changed = [(key, after[key]) for key in after if key in before and before[key] != after[key]]
+    for items, verb in ((added, "added"), (removed, "removed"), (changed, "changed")):
+        if items:
+            named = "" if show is None else f": {_named([show(*item) for item in items])}"
+            yield f"{_count(len(items), noun)} {verb}{named}"
 
 
 def _scalar(name: str, before: Any, after: Any) -> str:
+    words = name.replace("_", " ")
     if isinstance(before, Antichain) and isinstance(after, Antichain):
-        return f"{_words(name)} moved from {_time(before)} to {_time(after)}"
+        return f"{words} moved from {_time(before)} to {_time(after)}"
     if isinstance(after, ShardSettings):
-        return f"the settings changed: history was {_history(before)} and is {_history(after)}"
+        return (
+            f"the settings changed: history was {_history(before) or 'not set'} and is {_history(after) or 'not set'}"
+        )
     if type(before) is int and type(after) is int:
         if name.endswith("_ms"):
-            return f"{_words(name.removesuffix('_ms'))} was {_instant(before)} and is {_instant(after)}"
-        return f"{_words(name)} went from {before} to {after}"
+            return f"{words.removesuffix(' ms')} was {_instant(before)} and is {_instant(after)}"
+        return f"{words} went from {before} to {after}"
     if isinstance(before, tuple) and isinstance(after, tuple) and len(before) != len(after):
-        return f"{_words(name)} were {len(before)} and are {len(after)}"
-    return f"{_words(name)} changed"
+        return f"{words} were {len(before)} and are {len(after)}"
+    return f"{words} changed"
 
 
-def _history(settings: ShardSettings) -> str:
-    return history_text(settings.history_ms) if settings.version else "not set"
+def _history(settings: ShardSettings) -> str | None:
+    return history_text(settings.history_ms) if settings.version else None
 
 
 def _instant(at_ms: int) -> str:
     return instant(at_ms) or "not set"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _time(frontier: Antichain) -> str:
@@ -261,8 +230,10 @@ class StateSummary(JsonRecord, frozen=True):
     features: list[str]
 
 
-def summary_of(state: State) -> StateSummary:
-    batches, settings = state.trace.batches, state.settings
+def _summary(state: State) -> StateSummary:
+    batches, schemas = state.trace.batches, valid_schemas(state.schemas)
+    schema = newest_schema(schemas)[1] if schemas else None
+    columns = [] if schema is None else [ColumnSummary(f.name, str(f.type), f.name in schema.key) for f in schema.arrow]
     return StateSummary(
         shard_id=str(state.shard_id),
         incarnation=state.incarnation,
@@ -271,8 +242,8 @@ def summary_of(state: State) -> StateSummary:
         commit_id=state.commit_id or None,
         since=state.since.to_json(),
         upper=state.upper.to_json(),
-        history=history_text(settings.history_ms) if settings.version else None,
-        columns=_columns(state),
+        history=_history(state.settings),
+        columns=columns,
         **{name: len(getattr(state, name)) for name in _COUNTED},
         batches=len(batches),
         runs=sum(batch.run_count for batch in batches),
@@ -288,14 +259,6 @@ def summary_of(state: State) -> StateSummary:
         + sum(file.count for file in state.files_of(ENTRIES)),
         features=list(state.features),
     )
-
-
-def _columns(state: State) -> list[ColumnSummary]:
-    sound = valid_schemas(state.schemas)
-    if not sound:
-        return []
-    _, schema = newest_schema(sound)
-    return [ColumnSummary(column.name, str(column.type), column.name in schema.key) for column in schema.arrow]
 
 
 def state_document(
@@ -314,12 +277,13 @@ def state_document(
             raise InvalidUsage(f"v{since} is later than v{state.seqno}; give the earlier version as --from")
         before = at_version(location, name, since)
         facts.faults.take(before.faults)
-        rows = state_changes(redacted(location, before.known()), redacted(location, state))
-    tree = (lambda: encode_state(redacted(location, state), keys)) if whole else None
-    return Document("state", facts.faults, name, int(state.seqno), summary_of(state), rows, tree)
+        changes = _changes(_redacted(location, before.known()), _redacted(location, state))
+        rows = [StateChange(field, words) for field, words in changes]
+    tree = (lambda: encode_state(_redacted(location, state), keys)) if whole else None
+    return Document("state", facts.faults, name, int(state.seqno), _summary(state), rows, tree)
 
 
-def redacted(location: ReadOnlyLocation, state: State) -> State:
+def _redacted(location: ReadOnlyLocation, state: State) -> State:
     """The State with only visible names of other shards."""
     if not location.prefixes:
         return state
@@ -348,14 +312,13 @@ def encode_state(value: Any, keys: KeyFormat) -> Iterator[str]:
 
 
 def _small(value: Any, keys: KeyFormat) -> Any:
-    return to_json_value(value, lambda name, item: _field(name, item, keys))
+    def field(name: str, item: Any) -> Any:
+        if name in KEYS:
+            return keys(item)
+        if name in SECRETS:
+            return KeyFormat().value(item) if item else ""
+        if name == "data":  # the rows of an inline part
+            return None if item is None else {"bytes": len(item)}
+        return _small(item, keys)
 
-
-def _field(name: str, value: Any, keys: KeyFormat) -> Any:
-    if name in KEYS:
-        return keys(value)
-    if name in SECRETS:
-        return KeyFormat().value(value) if value else ""
-    if name == "data":  # the rows of an inline part
-        return None if value is None else {"bytes": len(value)}
-    return _small(value, keys)
+    return to_json_value(value, field)

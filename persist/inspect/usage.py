@@ -16,7 +16,7 @@ The kind of a blob of a shard is the first of these that applies:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import groupby
 
 from blob import BlobStat
@@ -138,13 +138,13 @@ def usage_document(location: ReadOnlyLocation, pattern: str | None) -> Document:
     others: Rooms = defaultdict(lambda: NOTHING)
     is_whole = pattern is None and not location.prefixes
     if is_whole:
-        for family, stats in groupby(_listed(location, ""), _family):
-            if family in names:
-                name = names[family]
-                usages[family] = _shard_usage(location, name, stats, faults)
-            else:
-                for stat in stats:
-                    others["of_no_shard" if family else _kind(stat.key)] += Room(1, stat.size)
+        with translated():
+            for family, stats in groupby(location.blob.list(""), _family):
+                if family in names:
+                    usages[family] = _shard_usage(location, names[family], stats, faults)
+                else:
+                    for stat in stats:
+                        others["of_no_shard" if family else _kind(stat.key)] += Room(1, stat.size)
     for family, name in names.items():
         if family not in usages:
             usages[family] = _shard_usage(location, name, None, faults)
@@ -171,11 +171,6 @@ def _location_usage(
         log_entries=sum(usage.log_entries for usage in rows),
         log_bytes=sum(usage.log_bytes for usage in rows),
     )
-
-
-def _listed(location: ReadOnlyLocation, prefix: str) -> Iterator[BlobStat]:
-    with translated():
-        yield from location.blob.list(prefix)
 
 
 def _family(stat: BlobStat) -> str:

@@ -17,8 +17,9 @@ import pyarrow as pa
 import persist
 from compactor.on_demand import maintain
 from persist.check.check_runner import Report, run_check
-from persist.check.findings import ROLLUP_ENTRIES_MAX, CheckThresholds
+from persist.check.findings import CheckThresholds
 from persist.check.location_checks import ExternalState, list_backups, server_facts
+from persist.check.maintenance_checks import ROLLUP_ENTRIES_MAX
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
