@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
+from blob import Blob
 from persist.core.batch import Part, Run
 from persist.core.blob_keys import COMPACTOR
 from persist.core.ids import IdSource, ShardId
@@ -107,20 +108,10 @@ class Engine(Protocol):
         ...
 
 
-class Blobs(Protocol):
-    """The operations of a blob store that a merge needs."""
-
-    def get_range(self, key: str, start: int, length: int) -> bytes: ...
-
-    def stat(self, key: str) -> Any: ...
-
-    def put(self, key: str, data: bytes) -> None: ...
-
-
 class LocalEngine:
     """Merges in this process, `threads` key ranges in parallel."""
 
-    def __init__(self, blob: Blobs, ids: IdSource, settings: EngineSettings) -> None:
+    def __init__(self, blob: Blob, ids: IdSource, settings: EngineSettings) -> None:
         self._blob = blob
         self._ids = ids
         self._settings = settings
@@ -129,18 +120,14 @@ class LocalEngine:
         threads = self._settings.threads
         job = replace(job, runs=tuple(expand_bundles(job.runs, self._blob)))  # once for all ranges
         merger = RangeMerger(job, self._blob, self._ids, self._settings, shares=1, reads_ahead=threads > 1)
-        ranges = merger.ranges(self._range_bytes(job))
+        # Encoded bytes of one key range: few enough to occupy every thread, enough for parts of full size.
+        thread_bytes = max(job.size // threads, self._settings.part_bytes_target // 8)
+        ranges = merger.ranges(max(1, min(self._settings.chunk_bytes, thread_bytes)))
         if threads > 1 and len(ranges) > 1:
             yield from self._merge_in_threads(job, ranges, keep)
             return
         for key_range in ranges:
             yield merger.merge(key_range, keep)
-
-    def _range_bytes(self, job: MergeJob) -> int:
-        """Encoded bytes of one key range: few enough to occupy every thread, enough for parts of full size."""
-        settings = self._settings
-        thread_share = job.size // settings.threads
-        return max(1, min(settings.chunk_bytes, max(thread_share, settings.part_bytes_target // 8)))
 
     def _merge_in_threads(self, job: MergeJob, ranges: Sequence[KeyRange], keep: Keep) -> Iterator[MergedChunk]:
         threads, local = self._settings.threads, threading.local()
@@ -178,7 +165,7 @@ class RangeMerger:
     def __init__(
         self,
         job: MergeJob,
-        blob: Blobs,
+        blob: Blob,
         ids: IdSource,
         settings: EngineSettings,
         *,
@@ -204,8 +191,7 @@ class RangeMerger:
         count = min(RANGES_MAX, max(1, -(-job.size // range_bytes)))
         planned = plan_splits(job.runs, count, self._sink.schema, self._reader) if count > 1 else [ALL_KEYS]
         # Empty splits (equal boundaries) are omitted; the next range begins where the previous one ended.
-        clipped = (split.meet(rest) for split in planned)
-        return [key_range for key_range in clipped if not key_range.is_empty]
+        return [clipped for split in planned if not (clipped := split.meet(rest)).is_empty]
 
     def merge(self, key_range: KeyRange, keep: Keep) -> MergedChunk:
         """Merge one key range completely. Violations of unique keys are counted and do not stop it."""

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from blob import Blob, BlobStat
-from persist.copies.throttled_blob import Throttle
+from blob import Blob
+from persist.commit.system import Clock
+from persist.copies.throttled_blob import PacedBlob
 from persist.core.state import State
 
 SHARDS_MAX = 10_000  # shards with figures; the least recently merged are dropped first
@@ -120,23 +121,14 @@ class MaintenanceMetrics:
         return figures
 
 
-class MeteredBlobs:
-    """The three operations of a blob store that merges need, counted and throttled."""
+class MeteredBlob(PacedBlob):
+    """The blob store of merges: reads and writes are counted, and limited to `rate` bytes a second together."""
 
-    def __init__(self, inner: Blob, metrics: MaintenanceMetrics, throttle: Throttle) -> None:
-        self._inner = inner
+    def __init__(self, inner: Blob, metrics: MaintenanceMetrics, rate: int | None, clock: Clock) -> None:
+        super().__init__(inner, rate, clock, count=lambda size: metrics.add(bytes_read=size))
         self._metrics = metrics
-        self._throttle = throttle
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._throttle.spend(length)
-        self._metrics.add(bytes_read=length)
-        return self._inner.get_range(key, start, length)
-
-    def stat(self, key: str) -> BlobStat | None:
-        return self._inner.stat(key)
-
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes | memoryview) -> None:
         self._throttle.spend(len(data))
-        self._inner.put(key, data)
+        super().put(key, data)
         self._metrics.add(bytes_written=len(data))

@@ -9,9 +9,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
-from socket import AF_INET6, socket
+from http.server import BaseHTTPRequestHandler
+from socket import AF_INET6
+from socketserver import ThreadingTCPServer
 from typing import Any
 
 import persist
@@ -42,10 +42,11 @@ class Monitor:
             timeout = REQUEST_S
             metrics_text = staticmethod(text)
 
-        slots = threading.BoundedSemaphore(REQUESTS_MAX)
+        slots, is_v6 = threading.BoundedSemaphore(REQUESTS_MAX), ":" in host
 
-        class Server(ThreadingHTTPServer):
-            address_family = AF_INET6 if _is_v6(host) else ThreadingHTTPServer.address_family
+        class Server(ThreadingTCPServer):
+            address_family = AF_INET6 if is_v6 else ThreadingTCPServer.address_family
+            allow_reuse_address = daemon_threads = True
 
             def process_request(self, request: Any, client_address: Any) -> None:
                 if slots.acquire(blocking=False):
@@ -62,20 +63,14 @@ class Monitor:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 log.info("a monitor disconnected")
 
-            def server_bind(self) -> None:  # without the reverse DNS lookup of the base class
-                self.socket.bind(self.server_address)
-                self.server_address = self.socket.getsockname()
-                self.server_name, self.server_port = host, self.server_address[1]
-
         try:
             self._server = Server((host, port), Handler)
         except (OSError, OverflowError) as error:
             raise InvalidUsage(
                 f"metrics cannot be served at {host}:{port}: {error}; set another --metrics-port"
             ) from error
-        listener: socket = self._server.socket
-        url_host = f"[{host}]" if _is_v6(host) else host
-        self.url = f"http://{url_host}:{listener.getsockname()[1]}"
+        url_host = f"[{host}]" if is_v6 else host
+        self.url = f"http://{url_host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="persist-monitor", daemon=True)
         self._thread.start()
 
@@ -118,13 +113,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-
-
-def _is_v6(host: str) -> bool:
-    try:
-        return ip_address(host).version == 6
-    except ValueError:
-        return False
 
 
 def of_maintenance(

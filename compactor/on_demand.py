@@ -61,7 +61,7 @@ def _vacuum(location: Location, name: str) -> dict[str, Any]:
 
     _live_state(location, name)
     metrics = MaintenanceMetrics()
-    collector = Collector(location, metrics=metrics)
+    collector = Collector(location, count=metrics.add)
     is_done = any(collector.run(name).done for _ in range(EPOCHS_PER_CALL))
     return {
         "blobs": metrics.counters.gc_blobs_deleted,

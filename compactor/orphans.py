@@ -40,7 +40,6 @@ log = logging.getLogger("persist.orphans")
 HOUR_MS = 3600 * 1000
 AGE_MS_DEFAULT = 24 * HOUR_MS
 AGE_MS_MIN = STAGED_MS_MAX + HOUR_MS  # how long a blob may wait for its commit, and a margin for clock skew
-SCAN_LIMIT = 1_000
 LIST_PAGE = 10_000  # blobs listed before the State is read again
 BUNDLES_CACHED_MAX = 512  # bundles that are read once per sweep; further ones are read for each page
 REPORT_KEYS_MAX = 100  # keys in a report
@@ -139,7 +138,8 @@ class Sweeper:
             self._location.identity.confirm()
             with translated():
                 self._location.blob.abandon(old)
-            self._count_deleted(report, len(old))
+            report.deleted += len(old)
+            self._metrics.add(orphans_deleted=len(old))
             log.info("unfinished", extra={"shard": name, "deleted": len(old)})
 
     def _sweep_page(self, name: str, page: list[BlobStat], age: _Age, report: SweepReport) -> None:
@@ -159,34 +159,32 @@ class Sweeper:
     def _find_orphans(self, state: State, page: list[BlobStat], age: _Age, report: SweepReport) -> list[BlobStat]:
         """The listed blobs that no live version names, and that no writer can still commit."""
         live = self._live_keys(state)
-        lent = self._lent_keys(state, [stat.key for stat in page if stat.key not in live])
+        own = [stat.key for stat in page if stat.key not in live and belongs_to(stat.key, shard_of(stat.key))]
+        not_lent = set(self._loans.not_held(self._location.machine(state.name), state, own))
+        live.update(key for key in own if key not in not_lent)
         orphans = []
         for stat in page:
-            if stat.key in live or stat.key in lent:
+            if stat.key in live:
                 report.named_bytes += stat.size
-            elif not belongs_to(stat.key, shard_of(stat.key)):
+            elif stat.key not in not_lent:
                 continue  # not a blob of a shard
-            elif age.is_young(stat) or _writer_of(stat.key) in state.writers:
+            elif age.is_young(stat) or ((writer := _WRITER.match(stat.key)) and writer[1] in state.writers):
                 report.young += 1
             else:
                 orphans.append(stat)
         return orphans
-
-    def _lent_keys(self, state: State, keys: list[str]) -> set[str]:
-        """The keys among `keys` that are lent."""
-        if not state.loans:
-            return set()
-        own = [key for key in keys if belongs_to(key, shard_of(key))]
-        return set(own).difference(self._loans.not_held(self._location.machine(state.name), state, own))
 
     def sweep_unborn(self) -> SweepReport:
         """Sweep first rollups without a log: of shards whose creation did not complete.
 
         InvalidUsage: the two stores do not belong together, so shards of another location would look like these.
         """
-        report, age = SweepReport(), self._age()
+        report, age, suspects = SweepReport(), self._age(), list[BlobStat]()
         with translated():
-            suspects = [stat for stat in self._location.blob.list("s") if _is_old_first_rollup(stat, age, report)]
+            for stat in self._location.blob.list("s"):
+                report.listed += 1
+                if _FIRST_ROLLUP.match(stat.key) and not age.is_young(stat):
+                    suspects.append(stat)
         families = {family_of(shard_id_of(name)) for name in self._location.all_names()}
         self._delete("", [stat for stat in suspects if family_of(shard_of(stat.key)) not in families], report)
         return report
@@ -194,11 +192,8 @@ class Sweeper:
     def _live_keys(self, state: State) -> set[str]:
         """Every blob that a live version names: in the State, removed by the live log, or listed by such a bundle."""
         live = set(state.blob_keys())
-        following = SeqNo(1)
-        while page := self._location.versions.diffs(state.name, following, SCAN_LIMIT):
-            for change in page:
-                live.update(self._location.versions.whole(state.name, change).gone)
-            following = SeqNo(page[-1].seqno + 1)
+        for change in self._location.versions.whole_diffs(state.name, SeqNo(0)):
+            live.update(change.gone)
         for bundle in sorted(key for key in live if is_bundle_key(key) and not is_foreign(key, state.shard_id)):
             live.update(self._parts_of(state, bundle))
         return live
@@ -236,7 +231,8 @@ class Sweeper:
             self._location.identity.confirm()
             with translated():
                 self._location.blob.delete(keys)
-            self._count_deleted(report, len(keys))
+            report.deleted += len(keys)
+            self._metrics.add(orphans_deleted=len(keys))
         log.info("orphans", extra={"shard": name, "deleted": report.deleted, "bytes": nbytes})
 
     def _count_orphans(self, report: SweepReport, keys: list[str], nbytes: int) -> None:
@@ -244,18 +240,3 @@ class Sweeper:
         report.orphan_bytes += nbytes
         report.keys += keys[: REPORT_KEYS_MAX - len(report.keys)]
         self._metrics.add(orphans_found=len(keys), orphan_bytes=nbytes)
-
-    def _count_deleted(self, report: SweepReport, count: int) -> None:
-        report.deleted += count
-        self._metrics.add(orphans_deleted=count)
-
-
-def _is_old_first_rollup(stat: BlobStat, age: _Age, report: SweepReport) -> bool:
-    """Whether a blob could be the only one of a shard whose creation did not complete."""
-    report.listed += 1
-    return _FIRST_ROLLUP.match(stat.key) is not None and not age.is_young(stat)
-
-
-def _writer_of(key: str) -> str | None:
-    match = _WRITER.match(key)
-    return match.group(1) if match else None

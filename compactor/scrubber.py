@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from blob import Blob
-from blob.metrics import ForwardingBlob
 from compactor.loop import BackgroundThread
 from compactor.metering import MaintenanceMetrics
 from persist.commit.location import Location
@@ -66,7 +64,9 @@ class Scrubber(BackgroundThread):
         self._metrics = metrics
         self._names = names
         self._due_s = location.clock.monotonic() + first_after_s
-        self._blob = PacedBlob(_CountedBlob(location.blob, metrics), rate, location.clock, self._stop)
+        self._blob = PacedBlob(
+            location.blob, rate, location.clock, self._stop, lambda size: metrics.add(verify_bytes=size)
+        )
 
     def stop(self, timeout_s: float | None = STOP_S) -> None:
         super().stop(timeout_s)
@@ -110,21 +110,3 @@ class Scrubber(BackgroundThread):
                 log.warning("a shard could not be verified", extra=extra)
             return False
         return True
-
-
-class _CountedBlob(ForwardingBlob):
-    """Counts the bytes that are read."""
-
-    def __init__(self, inner: Blob, metrics: MaintenanceMetrics) -> None:
-        super().__init__(inner)
-        self._metrics = metrics
-
-    def get(self, key: str) -> bytes:
-        data = super().get(key)
-        self._metrics.add(verify_bytes=len(data))
-        return data
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        data = super().get_range(key, start, length)
-        self._metrics.add(verify_bytes=len(data))
-        return data

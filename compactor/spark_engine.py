@@ -57,13 +57,9 @@ def _merge_one(shared: Any, numbered: tuple[int, KeyRange]) -> tuple[int, Merged
     try:
         shares = settings.threads
         merger = RangeMerger(job, blob, SystemIds(), settings, shares=shares, reads_ahead=shares > 1)
-        return number, merger.merge(key_range, _keep_nothing)
+        return number, merger.merge(key_range, lambda: None)  # the driver renews the claim
     finally:
         blob.close()
-
-
-def _keep_nothing() -> None:
-    """Executors do not renew the claim; the driver does."""
 
 
 def _run_in_thread(work: Callable[[], Any], keep: Keep) -> Any:
@@ -80,8 +76,8 @@ def _run_in_thread(work: Callable[[], Any], keep: Keep) -> Any:
     return keep_until_done(future, keep)
 
 
-def local_session(name: str = "persist maintain run") -> Any:
+def local_session() -> Any:
     """The active Spark session, or a new one configured by the Spark environment."""
     from pyspark.sql import SparkSession
 
-    return SparkSession.builder.appName(name).getOrCreate()
+    return SparkSession.builder.appName("persist maintain run").getOrCreate()

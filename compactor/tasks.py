@@ -10,7 +10,7 @@ from compactor.loop import BackgroundThread, Ending, Task, never, soonest
 from compactor.metering import MaintenanceMetrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, idle_for_ms
-from persist.client.row_retention import RetentionKeeper, RetentionRun
+from persist.client.row_retention import RetentionKeeper
 from persist.client.transport import Transport
 from persist.commit.location import Location
 from persist.commit.machine import Committer, CommitterOf
@@ -34,6 +34,7 @@ erasure_log = logging.getLogger("persist.erasures")
 BUSY_AGAIN_S = 1.0
 ROUND_POLL_S = 5.0
 SHARDS_MAX = 100_000  # shards for which a task remembers its last run; then it forgets all of them
+EPOCHS_PER_VISIT_MAX = 3
 EPOCHS_MAX = 4  # rollups and collections per visit of a shard with an erasure
 LOOK_AGAIN_S = 5.0
 SWEEP_AGAIN_S = 3_600.0
@@ -71,8 +72,7 @@ def history_task(location: Location, committer_of: CommitterOf) -> Task:
             due[name] = now_s + wait_s
         tags_s = tags_in_s(state, location.clock)
         return soonest(
-            wait_s if wait_s > 0 and is_aging(state) else None,
-            None if tags_s is None else max(BUSY_AGAIN_S, tags_s),
+            wait_s if wait_s > 0 and is_aging(state) else None, None if tags_s is None else max(BUSY_AGAIN_S, tags_s)
         )
 
     return forget
@@ -90,30 +90,19 @@ def retention_task(location: Location, transport: Transport, metrics: Maintenanc
             metrics.add(retention_failed=1)
             raise
         if run is not None:
-            _count_retention(metrics, run)
+            runs = removed = 0
+            if run.truncated is not None:
+                runs, removed = int(run.truncated.changed or run.truncated.pending), run.truncated.removed or 0
+            if run.by_column is not None:
+                runs, removed = runs + run.by_column.changed, removed + run.by_column.removed
+            metrics.add(retention_cuts=run.cuts, retention_runs=runs, retention_rows=removed)
+            metrics.add(retention_overran=bool(run.passed))
         return delay_s
 
     return retain
 
 
-def _count_retention(metrics: MaintenanceMetrics, run: RetentionRun) -> None:
-    runs = int(run.truncated is not None and (run.truncated.changed or run.truncated.pending))
-    removed = (run.truncated.removed or 0) if run.truncated is not None else 0
-    if run.by_column is not None:
-        runs, removed = runs + run.by_column.changed, removed + run.by_column.removed
-    metrics.add(
-        retention_cuts=run.cuts, retention_runs=runs, retention_rows=removed, retention_overran=bool(run.passed)
-    )
-
-
-def gc_task(
-    location: Location,
-    collector: Collector,
-    *,
-    epochs_max: int = 3,
-    every_s: float = 5.0,
-    ending: Ending = never,
-) -> Task:
+def gc_task(location: Location, collector: Collector, *, every_s: float = 5.0, ending: Ending = never) -> Task:
     """Collect garbage until nothing is due, for each shard at most every `every_s` seconds."""
     last: dict[str, float] = {}
 
@@ -126,24 +115,25 @@ def gc_task(
             last.clear()
         last[name] = now_s
         try:
-            for _ in range(epochs_max):
+            for _ in range(EPOCHS_PER_VISIT_MAX):
                 if collector.run(name).done or ending():
                     break
         except PersistError:
-            collector.metrics.add(gc_failed=1)
+            collector.count(gc_failed=1)
             raise
-        return _gc_again_s(location, location.machine(name).state())
+        state = location.machine(name).state()
+        now_ms = location.machine(name).lease_now_ms(state)
+        # Until the first lease lapses, which may hold garbage.
+        ends = [reader.heartbeat_ms + reader.lease_ms for reader in state.leased_readers.values()]
+        ends += [claim.heartbeat_ms + CLAIM_KEPT_LEASES * claim.lease_ms for claim in state.claims.values()]
+        return max(BUSY_AGAIN_S, (min(ends) - now_ms + 1) / 1000) if ends else None
 
     return collect
 
 
 def publish_task(location: Location, published: Published) -> Task:
     """Publish log entries that the committing processes did not publish."""
-
-    def publish(name: str) -> float | None:
-        return published.visit(name, location.machine(name).refresh())
-
-    return publish
+    return lambda name: published.visit(name, location.machine(name).refresh())
 
 
 def names_dropped(location: Location) -> dict[str, bool]:
@@ -180,14 +170,6 @@ def _merge_again_s(location: Location, worker: Worker, state: State) -> float | 
     idle_in_ms = worker.settings.idle_ms - idle_for_ms(location, state)
     if idle_in_ms > 0 and not state.tombstone:
         waits.append(idle_in_ms)
-    return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None
-
-
-def _gc_again_s(location: Location, state: State) -> float | None:
-    """Seconds until the first lease lapses, which may hold garbage."""
-    now_ms = location.machine(state.name).lease_now_ms(state)
-    waits = [reader.heartbeat_ms + reader.lease_ms - now_ms + 1 for reader in state.leased_readers.values()]
-    waits += [claim.heartbeat_ms + CLAIM_KEPT_LEASES * claim.lease_ms - now_ms + 1 for claim in state.claims.values()]
     return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None
 
 
@@ -234,19 +216,16 @@ class Eraser:
         if state.since < erased_until:
             machine.apply(c.ForgetHistory(erased_until))
         for key, erasure in pending.items():
-            if not erasure.rewritten and not self._ending():
-                self._record_rewrite(machine, key, erasure)
+            if erasure.rewritten or self._ending() or not is_rewritten(machine.refresh(), erasure.at):
+                continue
+            # No part of the State contains the rows: record that, and which blobs contained them.
+            machine.apply(c.NoteRewritten(key, scan_shard(self._location, machine, erasure.at).doomed))
         return soonest(
             *(
                 LOOK_AGAIN_S if self._ending() else self._prove(machine, key, erasure)
                 for key, erasure in under_way(machine.refresh()).items()
             )
         )
-
-    def _record_rewrite(self, machine: Committer, key: str, erasure: Erasure) -> None:
-        """Once no part of the State contains the rows, record that, and which blobs contained them."""
-        if is_rewritten(machine.refresh(), erasure.at):
-            machine.apply(c.NoteRewritten(key, scan_shard(self._location, machine, erasure.at).doomed))
 
     def _prove(self, machine: Committer, key: str, erasure: Erasure) -> float | None:
         """Delete the remaining copies of the rows, and commit the proof once there are none.
@@ -259,7 +238,9 @@ class Eraser:
         for _ in range(EPOCHS_MAX):
             if self._ending() or not self._may_collect(machine, erasure, scan):
                 break
-            self._roll_up(machine)
+            state = machine.refresh()
+            if state.seqno > max(state.rollups):
+                rolled_up(self._location.versions, state, machine.apply)
             self._collector.run(machine.name)
             scan = self._scan(machine, erasure)
         due_s = (erasure.rewritten_ms - self._location.clock.now_ms()) / 1000 + self._published_within_s
@@ -296,8 +277,3 @@ class Eraser:
         state = machine.refresh()
         is_older = scan.older_count > scan.waiting_count or not scan.rewritten or scan.horizon < erasure.rewritten
         return is_older and not states_held(state, erasure.rewritten)
-
-    def _roll_up(self, machine: Committer) -> None:
-        state = machine.refresh()
-        if state.seqno > max(state.rollups):
-            rolled_up(self._location.versions, state, machine.apply)

@@ -8,23 +8,21 @@ anything: parts that it wrote in vain are garbage for GC (if the State ever name
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from blob import BlobError, BlobNotFound
 from compactor.engine import Engine, EngineSettings, LocalEngine, MergeJob
 from compactor.loop import Ending, never
-from compactor.metering import MaintenanceMetrics, MeteredBlobs
+from compactor.metering import MaintenanceMetrics, MeteredBlob
 from persist.client.idempotency import send
 from persist.client.transport import Transport
 from persist.commit.location import Location
 from persist.commit.machine import Committer, CommitterOf
-from persist.copies.throttled_blob import Throttle
 from persist.core import commands as c
-from persist.core.batch import HollowBatch, Part, Run
+from persist.core.batch import Part, Run
 from persist.core.blob_keys import COMPACTOR
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable
 from persist.core.merge_plan import MergePolicy, plan
@@ -39,10 +37,8 @@ MERGES_PER_RUN_MAX = 1_000  # of one shard, before another shard is visited
 SERVER_RETRY_S = 2.0  # how long commits through a server are retried
 
 
-class ProgressReport(Protocol):
-    """Called with the progress of a merge: `done` of `total` input bytes (estimated by key ranges)."""
-
-    def __call__(self, shard: str, done: int, total: int, /) -> None: ...
+# Called with the progress of a merge: the shard, and the bytes of inputs so far (estimated by key ranges) and in total.
+ProgressReport = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +55,7 @@ def local_engine(
     location: Location, settings: EngineSettings, metrics: MaintenanceMetrics, rate: int | None = None
 ) -> Engine:
     """Merges in this process. Workers that share it share `rate`, its limit in bytes per second."""
-    blobs = MeteredBlobs(location.blob, metrics, Throttle(rate, location.clock))
-    return LocalEngine(blobs, location.ids, settings)
+    return LocalEngine(MeteredBlob(location.blob, metrics, rate, location.clock), location.ids, settings)
 
 
 class MergeOutcome(Enum):
@@ -99,12 +94,7 @@ class Worker:
         return self._due(self._committer_of(name).refresh(), idle)
 
     def run(
-        self,
-        name: str,
-        *,
-        idle: bool | None = None,
-        merges_max: int = MERGES_PER_RUN_MAX,
-        ending: Ending = never,
+        self, name: str, *, idle: bool | None = None, merges_max: int = MERGES_PER_RUN_MAX, ending: Ending = never
     ) -> int:
         """Merge until nothing is due. Returns the number of applied merges. Raises the errors of the stores."""
         applied = tried = 0
@@ -139,7 +129,11 @@ class Worker:
         try:
             outcome = self._merge(machine, spec, claim, claimed)
         except (ClaimLost, BlobNotFound) as error:
-            outcome = self._check_inputs(machine, claim, error)
+            state = machine.refresh()
+            if isinstance(error, BlobNotFound) and state.trace.covering(frozenset(spec.inputs)) is not None:
+                self.metrics.add(merges_failed=1)
+                raise Corruption(f"shard {name!r} names a part that is missing: {error}") from error
+            outcome = MergeOutcome.REFUSED
         except BlobError as error:
             self.metrics.add(merges_failed=1)
             raise translate(error) from error
@@ -166,15 +160,17 @@ class Worker:
         return plan(state, self.settings.policy, now_ms=now_ms, idle=idle)
 
     def _merge(self, machine: Committer, spec: c.MergeSpec, claim: _Claim, claimed: c.Claimed) -> MergeOutcome:
-        state = machine.state()
-        covering = state.trace.covering(frozenset(spec.inputs))
+        state, inputs = machine.state(), frozenset(spec.inputs)
+        covering = state.trace.covering(inputs)
         since = claimed.since if claimed.done else spec.since
         if not claimed.granted or covering is None or since.element is None:
             return MergeOutcome.REFUSED
         if claimed.done:
             self.metrics.add(merges_resumed=1)
         first, count = covering
-        runs = _runs_of(state.trace.batches[first : first + count], spec.inputs)
+        all_runs = [run for batch in state.trace.batches[first : first + count] for run in batch.runs]
+        wanted = [Run(tuple(part for part in run.parts if part.id in inputs)) for run in all_runs]
+        runs = tuple(run for run in wanted if run.parts)
         kept = kept_below(state, since)  # fixed for the merge: no kept time is ever added before since
         job = MergeJob(
             machine.name, state.shard_id, runs, state.schemas, since.element, claimed.resume_key, kept, state.drops
@@ -195,28 +191,15 @@ class Worker:
         result = machine.apply(c.MergeResult(spec.inputs, outputs, since, claim.key, self.owner))
         assert isinstance(result, c.MergeApplied)
         self._report(machine.name, job, None)
-        if crowded:
-            self._report_crowded(machine.name, crowded)
+        if crowded:  # logged is their number, not the keys: logs are kept, and rows may have to be erased
+            self.metrics.add(crowded_keys=crowded)
+            message = "unique keys have more than one row; persist schema constraints --look lists them"
+            log.error(message, extra={"shard": machine.name, "keys": crowded})
         if result.applied:
-            ingested = sum(part.size for run in runs for part in run.parts if _is_new(part))
-            self.metrics.count_merge(machine.name, ingested, written)
+            parts = (part for run in runs for part in run.parts)
+            of_writers = (part for part in parts if part.key is None or f"/{COMPACTOR}/" not in part.key)
+            self.metrics.count_merge(machine.name, sum(part.size for part in of_writers), written)
         return MergeOutcome.APPLIED if result.applied else MergeOutcome.REFUSED
-
-    def _report_crowded(self, name: str, keys: int) -> None:
-        """Log the number of keys, not the keys: logs are kept, and rows may have to be erased."""
-        self.metrics.add(crowded_keys=keys)
-        log.error(
-            "unique keys have more than one row; persist schema constraints --look lists them",
-            extra={"shard": name, "keys": keys},
-        )
-
-    def _check_inputs(self, machine: Committer, claim: _Claim, error: Exception) -> MergeOutcome:
-        """After the loss of an input or the claim. Raises Corruption if a missing input is still named."""
-        state = machine.refresh()
-        if isinstance(error, BlobNotFound) and state.trace.covering(frozenset(claim.spec.inputs)) is not None:
-            self.metrics.add(merges_failed=1)
-            raise Corruption(f"shard {machine.name!r} names a part that is missing: {error}") from error
-        return MergeOutcome.REFUSED
 
     def _report(self, shard: str, job: MergeJob, resume_key: bytes | None) -> None:
         if self._progress is None:
@@ -276,21 +259,10 @@ class _Claim:
         self._machine.apply(c.ReleaseClaim(self.key, self._owner))
 
 
-def _runs_of(batches: Sequence[HollowBatch], inputs: Sequence[str]) -> tuple[Run, ...]:
-    wanted = frozenset(inputs)
-    runs = [Run(tuple(part for part in run.parts if part.id in wanted)) for batch in batches for run in batch.runs]
-    return tuple(run for run in runs if run.parts)
-
-
 def idle_for_ms(location: Location, state: State) -> int:
     """Milliseconds without commits, by the walltime of the State or, if that is ahead of this clock, by observation."""
     watched_ms = int(location.machine(state.name).unmoved_s(state) * 1000)
     return max(location.clock.now_ms() - state.walltime_ms, watched_ms)
-
-
-def _is_new(part: Part) -> bool:
-    """Whether the part was written by a writer, not by a merge."""
-    return part.key is None or f"/{COMPACTOR}/" not in part.key
 
 
 def through_server(location: Location, transport: Transport) -> CommitterOf:

@@ -23,15 +23,7 @@ from compactor.metering import MaintenanceMetrics
 from compactor.monitor import Monitor, of_maintenance
 from compactor.orphans import Sweeper, SweepReport, SweepSettings
 from compactor.scrubber import SAMPLES, Scrubber, check_sample, samples_per_day
-from compactor.tasks import (
-    Eraser,
-    PublicationRounds,
-    gc_task,
-    history_task,
-    merge_task,
-    publish_task,
-    retention_task,
-)
+from compactor.tasks import Eraser, PublicationRounds, gc_task, history_task, merge_task, publish_task, retention_task
 from compactor.worker import Worker, WorkerSettings, local_engine, through_server
 from persist.cli import connection_args
 from persist.cli.connection_args import add_subcommand, read_age_ms, read_size
@@ -156,9 +148,7 @@ def _run(arguments: argparse.Namespace) -> int:
     settings = WorkerSettings(
         policy=MergePolicy().beside_writers(),
         engine=EngineSettings(
-            memory_bytes=memory // arguments.concurrency,
-            part_bytes_target=part_size,
-            threads=arguments.threads,
+            memory_bytes=memory // arguments.concurrency, part_bytes_target=part_size, threads=arguments.threads
         ),
     )
     with ExitStack() as opened:
@@ -181,14 +171,10 @@ def _run(arguments: argparse.Namespace) -> int:
         keeping = retention_task(location, transport or EmbeddedTransport(location), metrics)
         tasks = [merging, history_task(location, committer_of), keeping]
         if arguments.gc:
-            collector = Collector(location, metrics=metrics, committer_of=committer_of)
+            collector = Collector(location, count=metrics.add, committer_of=committer_of)
             within_s = 0.0 if publish is None else publish.within_s
             eraser = Eraser(
-                location,
-                collector,
-                published_within_s=within_s,
-                committer_of=committer_of,
-                ending=stop.is_set,
+                location, collector, published_within_s=within_s, committer_of=committer_of, ending=stop.is_set
             )
             tasks += [eraser.run, gc_task(location, collector, ending=stop.is_set)]
         rounds: PublicationRounds | None = None
@@ -275,7 +261,7 @@ def _gc(arguments: argparse.Namespace) -> int:
     with closing(_open_location(arguments)) as location:
         _check_stores(location)
         metrics = MaintenanceMetrics()
-        collector = Collector(location, GcSettings(delete_threads=arguments.delete_threads), metrics=metrics)
+        collector = Collector(location, GcSettings(delete_threads=arguments.delete_threads), count=metrics.add)
         loop = Loop(
             location, gc_task(location, collector), patterns=_patterns(arguments), concurrency=arguments.concurrency
         )

@@ -56,7 +56,7 @@ def _cursors(state: State) -> list[tuple[CriticalReaderId, CriticalReader]]:
 
 
 def _holders(shard: CheckedShard, state: State) -> Iterator[tuple[str, Antichain, str, str, str]]:
-    """The holders with the oldest since, at most READERS_SHOWN_MAX of each kind: name, since, cause, remedy, command."""
+    """The holders with the oldest since, at most READERS_SHOWN_MAX of each kind; what a finding says."""
     leased = [item for item in state.leased_readers.items() if not item[1].point and not item[1].since.is_empty]
     for reader, lease in sorted(leased, key=lambda item: (item[1].since.element or 0, item[0]))[:READERS_SHOWN_MAX]:
         yield _reader_name(reader, lease), lease.since, *_cause_and_advice(shard, reader, lease)

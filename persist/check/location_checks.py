@@ -13,18 +13,7 @@ from urllib.parse import unquote, urlsplit
 from blob import open_blob
 from blob.errors import without_secrets
 from blob.private_files import is_open
-from persist.check.findings import (
-    HOUR_MS,
-    CheckThresholds,
-    Diagnosis,
-    age,
-    at,
-    diagnosis,
-    is_or_are,
-    many,
-    size,
-    some,
-)
+from persist.check.findings import HOUR_MS, CheckThresholds, Diagnosis, age, at, diagnosis, is_or_are, many, size, some
 from persist.commit.location import Location
 from persist.commit.system import Clock, SystemIds
 from persist.copies.backup_store import BackupListing, BackupStore

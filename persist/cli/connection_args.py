@@ -118,9 +118,7 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `add_arguments`, --url and --ca-file, for a command that also works through a server."""
     add_arguments(parser)
     parser.add_argument(
-        "--url",
-        metavar="URL",
-        help=f"a server, instead of the stores (or {URL}); its token is read from {TOKEN}",
+        "--url", metavar="URL", help=f"a server, instead of the stores (or {URL}); its token is read from {TOKEN}"
     )
     parser.add_argument("--ca-file", metavar="FILE", help="PEM file of trusted CAs, for --url https://…")
 

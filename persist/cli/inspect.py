@@ -12,13 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from persist.cli import inspect_client
-from persist.cli.connection_args import (
-    add_client_arguments,
-    token_of_environment,
-    trust_in,
-    url_of,
-    where_of,
-)
+from persist.cli.connection_args import add_client_arguments, token_of_environment, trust_in, url_of, where_of
 from persist.cli.terminal import complain, plain, texts_of
 from persist.core.errors import (
     Corruption,

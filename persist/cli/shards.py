@@ -138,11 +138,7 @@ def details(state: State) -> dict[str, Any]:
         ],
         "rollups": [{"seqno": int(seqno), "bytes": rollup.size} for seqno, rollup in sorted(state.rollups.items())],
         "claims": [
-            {
-                "key": key,
-                "owner": claim.owner,
-                "lapses_in_s": round((claim.lapses_ms - state.lease_now_ms) / 1000, 1),
-            }
+            {"key": key, "owner": claim.owner, "lapses_in_s": round((claim.lapses_ms - state.lease_now_ms) / 1000, 1)}
             for key, claim in sorted(state.claims.items())
         ],
         **_newest(state.trace.batches),
@@ -209,12 +205,7 @@ def run_create(arguments: argparse.Namespace) -> int:
             client.shard(arguments.name)
             is_there = True
         shard = client.create_shard(
-            arguments.name,
-            schema.arrow,
-            schema.key,
-            history=arguments.history,
-            unique=arguments.unique,
-            checks=checks,
+            arguments.name, schema.arrow, schema.key, history=arguments.history, unique=arguments.unique, checks=checks
         )
         created = shard.schema
     columns = {field.name: str(field.type) for field in created.arrow}

@@ -344,10 +344,7 @@ def open_backup(store: BackupStore, backup: Backup, names: Sequence[str]) -> Ite
     """
     shown = _OverlayBlob(store.blob)
     location = Location(
-        shown,
-        MemoryConsensus("backup"),
-        settings=LocationSettings(compares_clock=False),
-        clock=store.clock,
+        shown, MemoryConsensus("backup"), settings=LocationSettings(compares_clock=False), clock=store.clock
     )
     try:
         location.identity.check()  # binds the two stores while both are empty

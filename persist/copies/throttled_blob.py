@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from blob import Blob
 from blob.metrics import ForwardingBlob
@@ -56,24 +57,35 @@ class Throttle:
 class PacedBlob(ForwardingBlob):
     """A blob store whose reads, by all threads together, are limited to `rate` bytes a second (None: unlimited).
 
-    Writes are not limited. After `stop` is set, reads fail, and waits end.
+    Writes are not limited. After `stop` is set, reads fail, and waits end. `count` is called with the bytes of a read.
     """
 
-    def __init__(self, inner: Blob, rate: int | None, clock: Clock, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        inner: Blob,
+        rate: int | None,
+        clock: Clock,
+        stop: threading.Event | None = None,
+        count: Callable[[int], object] = lambda size: None,
+    ) -> None:
         super().__init__(inner)
         self._throttle = Throttle(rate, clock, stop)
         self._stop = stop
+        self._count = count
 
     def get(self, key: str) -> bytes:
         self._check()
         data = super().get(key)
+        self._count(len(data))
         self._throttle.spend(len(data))
         return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         self._throttle.spend(length)
         self._check()
-        return super().get_range(key, start, length)
+        data = super().get_range(key, start, length)
+        self._count(len(data))
+        return data
 
     def _check(self) -> None:
         if self._stop is not None and self._stop.is_set():

@@ -54,9 +54,7 @@ class LogEntry(JsonRecord, frozen=True, kw_only=True):
     finding: str | None
 
 
-Span = tuple[
-    int | None, int | None
-]  # `[first, last]` of a log, both inclusive. None: from the beginning, or to the end
+Span = tuple[int | None, int | None]  # `[first, last]` of a log, both inclusive. None: from the start, or to the end
 
 
 def version_at(location: ReadOnlyLocation, name: str, at_ms: int) -> int:

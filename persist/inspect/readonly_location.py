@@ -47,16 +47,20 @@ T = TypeVar("T")
 
 
 class ReadOnlyBlob(ForwardingBlob):
-    """A blob store that refuses all writes."""
+    """A blob store that refuses all writes. `refusal` makes the error, for a description of the operation."""
+
+    def __init__(self, inner: Blob, refusal: Callable[[str], Exception] | None = None) -> None:
+        super().__init__(inner)
+        self._refusal = refusal or (lambda what: BlobNotWritable(f"{inner.url} was opened read-only: no {what}"))
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        self._refuse("writing a blob")
+        raise self._refusal("writing a blob")
 
     def delete(self, keys: Sequence[str]) -> None:
-        self._refuse("deleting blobs")
+        raise self._refusal("deleting blobs")
 
     def abandon(self, unfinished: Sequence[Unfinished]) -> None:
-        self._refuse("deleting blobs")
+        raise self._refusal("deleting blobs")
 
     def check(self) -> None:
         """Check that it can be listed. No probe is written."""
@@ -64,9 +68,6 @@ class ReadOnlyBlob(ForwardingBlob):
 
     def presign_put(self, key: str, expires_s: int) -> SignedPut | None:
         return None
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise BlobNotWritable(f"{self.url} was opened read-only: no {what}")
 
 
 class ReadOnlyConsensus(ForwardingConsensus):

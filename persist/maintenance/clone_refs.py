@@ -130,7 +130,7 @@ class Cloning:
         self._lists = LoanLists(location.blob)
 
     def clone(self, source: str, name: str, keep_policies: bool = False, caller: Caller = NOBODY) -> State:
-        """Create the shard `name` with the current contents of `source`, and return its State.
+        """Create the shard `name` with the current contents of `source`; returns its State.
 
         Raises InvalidUsage, UnknownShard (there is no such source), Conflict (the name is taken; nothing was changed),
         Overloaded (too many clones), Indeterminate (it may have happened: check whether the clone exists).
@@ -299,7 +299,6 @@ def _taken(name: str) -> Conflict:
 
 log = logging.getLogger("persist.loans")
 
-SCAN_LIMIT = 1_000
 SHRINK_PART = 2  # a list is shrunk if at most 1 / SHRINK_PART of it is needed
 OLD_LOANS_MAX = 100  # old loans whose clones one run checks
 REMEMBERED_MAX = 100_000  # loans with a clone, and clones that were checked
@@ -358,14 +357,10 @@ class Lending:
         leave it meanwhile are included.
         """
         needed = {key for key in state.blob_keys() if is_foreign(key, state.shard_id)}
-        first, following = SeqNo(0), SeqNo(1)
-        while page := self._location.versions.diffs(name, following, SCAN_LIMIT):
-            first = first or page[0].seqno
-            for change in page:
-                if change.seqno > first:
-                    gone = self._location.versions.whole(name, change).gone
-                    needed.update(key for key in gone if is_foreign(key, state.shard_id))
-            following = SeqNo(page[-1].seqno + 1)
+        oldest = self._location.versions.diffs(name, SeqNo(1), 1)
+        first = oldest[0].seqno if oldest else SeqNo(0)
+        for change in self._location.versions.whole_diffs(name, first):
+            needed.update(key for key in change.gone if is_foreign(key, state.shard_id))
         return first, needed
 
     def _shrink_or_end(self, owner: str, loan_id: LoanId, newest: LoanId, needed: set[str]) -> bool:

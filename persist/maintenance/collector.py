@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 from blob import BlobNotFound
 from persist.commit.blob_tasks import keys_in
@@ -62,11 +61,6 @@ class GcSettings:
     makes_rollups: bool = True
     untaken_ms: int = STAGED_MS_MAX + HOUR_MS
 
-    @property
-    def finalise_steps_max(self) -> int:
-        """Commits of one run that finalise a dropped shard."""
-        return max(1, self.entries_max // ENTRIES_PER_STEP)
-
 
 COLLECTS = GcSettings(entries_max=1_000, delete_threads=1, makes_rollups=False)
 
@@ -80,34 +74,22 @@ class GcReport:
     done: bool = True
 
 
-class Counts(Protocol):
-    """Counters of a collector."""
-
-    def add(self, **counts: int) -> None:
-        """Increment counters: `add(gc_runs=1)`."""
-        ...
-
-
-class Uncounted:
-    """Counts nothing."""
-
-    def add(self, **counts: int) -> None:
-        return
-
-
 class Collector:
-    """Collects shards of a location. There is no state between runs; any number may run at the same time."""
+    """Collects shards of a location. There is no state between runs; any number may run at the same time.
+
+    `count` increments counters: `count(gc_runs=1)`.
+    """
 
     def __init__(
         self,
         location: Location,
         settings: GcSettings | None = None,
         *,
-        metrics: Counts | None = None,
+        count: Callable[..., None] = lambda **counts: None,
         committer_of: CommitterOf | None = None,
     ) -> None:
         self.settings = settings or GcSettings()
-        self.metrics = metrics or Uncounted()
+        self.count = count
         self._location = location
         self._committer_of = committer_of or location.machine
         self._versions = location.versions
@@ -139,7 +121,7 @@ class Collector:
             log.warning("gc continues without writing", extra={"shard": name, "why": str(error)})
         report = self._epoch(machine, state, first, self._horizon(state, first))
         self._lending.run(machine)
-        self.metrics.add(gc_runs=1)
+        self.count(gc_runs=1)
         return report
 
     # --- one epoch
@@ -154,7 +136,7 @@ class Collector:
             machine.refresh()  # raises HistoryLost if the log was replaced
             with translated():
                 truncated = self._location.consensus.truncate(machine.name, int(horizon))
-            self.metrics.add(gc_entries_truncated=truncated)
+            self.count(gc_entries_truncated=truncated)
         removes = min([*state.rollups, *state.long_diffs], default=horizon) < horizon
         if removes:
             machine.apply(c.RemoveRollups(horizon))
@@ -296,26 +278,18 @@ class Collector:
 
     def _delete(self, keys: Iterator[str]) -> int:
         """Delete blobs, several batches in parallel, and return their number when all are deleted."""
-        size, threads = DELETE_BATCH, self.settings.delete_threads
-        deleted = 0
-        if threads == 1:
-            while batch := list(islice(keys, size)):
-                deleted += self._delete_batch(batch)
-            return deleted
-        first = list(islice(keys, size))
-        if len(first) < size:
-            return self._delete_batch(first) if first else 0
+        threads, deleted = self.settings.delete_threads, 0
+        batches = iter(lambda: list(islice(keys, DELETE_BATCH)), [])
         with ThreadPoolExecutor(threads, thread_name_prefix="persist-gc") as pool:
-            deleted += self._delete_batch(first)
-            while batches := [b for _ in range(threads) if (b := list(islice(keys, size)))]:
-                deleted += sum(pool.map(self._delete_batch, batches))
+            while wave := list(islice(batches, threads)):  # a single batch needs no thread
+                deleted += sum((map if len(wave) == 1 else pool.map)(self._delete_batch, wave))
         return deleted
 
     def _delete_batch(self, keys: Sequence[str]) -> int:
         self._location.identity.confirm()
         with translated():
             self._location.blob.delete(keys)
-        self.metrics.add(gc_blobs_deleted=len(keys))
+        self.count(gc_blobs_deleted=len(keys))
         return len(keys)
 
     # --- rollups
@@ -336,7 +310,7 @@ class Collector:
 
     def _roll_up(self, machine: Committer, state: State) -> State:
         if rolled_up(self._versions, state, machine.apply):
-            self.metrics.add(gc_rollups_made=1)
+            self.count(gc_rollups_made=1)
         return machine.state()
 
     # --- the end of a shard
@@ -345,14 +319,14 @@ class Collector:
         """The State after a bounded number of finalising steps, or of the next incarnation if that has begun."""
         # Probes the store's clock now: with an older time, tokens minted since then would seem to be from the future.
         finalise = c.Finalise(shard=state.shard_id, store_ms=probed(self._location.blob, self._location.ids))
-        for _ in range(self.settings.finalise_steps_max):
+        for _ in range(max(1, self.settings.entries_max // ENTRIES_PER_STEP)):
             try:
                 result = machine.apply(finalise)
             except UnknownShard:
                 return machine.refresh()
             assert isinstance(result, c.Finalised)
             if result.done:
-                self.metrics.add(shards_finalised=1)
+                self.count(shards_finalised=1)
                 break
         return machine.state()
 
@@ -377,7 +351,7 @@ class Collector:
                 unneeded = self._unneeded((stat.key for stat in listing), state)
                 deleted = self._delete(self._lists.not_held(machine, state, unneeded))
                 truncated = self._location.consensus.truncate(machine.name, int(rollup))
-            self.metrics.add(gc_entries_truncated=truncated)
+            self.count(gc_entries_truncated=truncated)
         if len(state.rollups) > 1 or min(state.long_diffs, default=rollup) < rollup:
             machine.apply(c.RemoveRollups(rollup))
             if not machine.refresh().tombstone:

@@ -25,7 +25,6 @@ from persist.core.erasure import Scanned
 from persist.core.erasure_progress import is_rewritten
 from persist.core.errors import Corruption, Unavailable
 from persist.core.ids import SeqNo, family_of
-from persist.core.state import State
 from persist.formats.state_frames import decode_diff, decode_journal
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.maintenance.journal_writer import Publisher, PublishSettings
@@ -95,7 +94,8 @@ def scan_shard(place: Location, machine: Committer, at: int, rewritten_ms: int |
     named = {*before.blob_keys(), *state.blob_keys()}
     named.update(_parts_of(place, filter(is_bundle_key, named)))
     later.update(_parts_of(place, filter(is_bundle_key, later)))
-    oldest = _oldest(place, state, first)
+    rollup = state.rollups.get(first)  # None: the log was truncated meanwhile
+    oldest = None if rollup is None else place.versions.read_rollup(rollup.key)
     rewritten = oldest is not None and is_rewritten(oldest, at)
     if not rewritten:  # every stored State, and every blob that left one, may contain such rows
         at_first |= later
@@ -150,12 +150,6 @@ def _read_log(place: Location, name: str) -> tuple[SeqNo, int, set[str], set[str
     if not count:
         raise Corruption(f"the log of shard {name!r} has vanished from the consensus store")
     return first, count, at_first, later
-
-
-def _oldest(place: Location, state: State, first: SeqNo) -> State | None:
-    """The oldest State that can be loaded. None: the log was truncated meanwhile."""
-    rollup = state.rollups.get(first)
-    return None if rollup is None else place.versions.read_rollup(rollup.key)
 
 
 def _may_show_before(place: Location, key: str, first: SeqNo, at: int) -> bool:

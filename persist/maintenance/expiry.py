@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from persist.commit.location import Location
 from persist.commit.machine import Committer
@@ -21,7 +22,7 @@ from persist.core import commands as c
 from persist.core.errors import PersistError
 from persist.core.ids import SeqNo
 from persist.core.readable_times import held_since, latest_time
-from persist.core.spill import ENTRIES, SpillFile
+from persist.core.spill import ENTRIES
 from persist.core.state import Leased, Rollup, State
 from persist.core.transitions import expire_lapsed
 from persist.core.transitions.lease_expiry import CLAIM_KEPT_LEASES
@@ -67,7 +68,8 @@ class Silence:
                 silent = {}  # the clocks are compared again later
         if not lapsed and not silent:
             return state
-        machine.apply(c.ForgetLapsed(_to_lapsed(silent)))
+        by_kind: dict[str, Any] = {kind: {key: silent[of, key] for of, key in silent if of == kind} for kind in _KINDS}
+        machine.apply(c.ForgetLapsed(c.LapsedLeases(**by_kind)))
         return machine.state()
 
     def _silent_while_watched(self, state: State) -> Iterator[tuple[_Key, Leased]]:
@@ -141,13 +143,6 @@ def _leases(state: State) -> Iterator[tuple[_Key, Leased]]:
             yield (kind, key), lease
 
 
-def _to_lapsed(leases: dict[_Key, Leased]) -> c.LapsedLeases:
-    by_kind: dict[str, dict[str, Leased]] = {kind: {} for kind in _KINDS}
-    for (kind, key), lease in leases.items():
-        by_kind[kind][key] = lease
-    return c.LapsedLeases(**by_kind)  # type: ignore[arg-type]
-
-
 def step_s(state: State) -> float:
     """The least interval, in seconds, at which the shard's own hold on since moves."""
     history_ms = state.settings.history_ms or 0
@@ -170,11 +165,6 @@ def _moves(state: State) -> bool:
     return state.history_hold < latest or state.since < held_since(state)
 
 
-def _may_go(file: SpillFile, before_ms: int) -> bool:
-    """Whether a file of the commit history is old enough, or its age was not yet determined by a checked clock."""
-    return not file.until_ms or file.is_outlived(before_ms)
-
-
 def forget_outlived(machine: Committer, clock: Clock, *, ages: bool = True) -> bool:
     """Forget expired history (only if `ages`), expired tags, and rows deleted by truncations.
 
@@ -183,8 +173,9 @@ def forget_outlived(machine: Committer, clock: Clock, *, ages: bool = True) -> b
     """
     state = machine.state()
     before_ms = max(0, clock.now_ms() - (state.settings.history_ms or 0))
-    files = state.files_of(ENTRIES)
-    is_due = ages and is_aging(state) and (_moves(state) or any(_may_go(file, before_ms) for file in files))
+    # A file of the commit history is old enough, or its age was not yet determined by a checked clock.
+    has_old = any(not file.until_ms or file.is_outlived(before_ms) for file in state.files_of(ENTRIES))
+    is_due = ages and is_aging(state) and (_moves(state) or has_old)
     tags_s = tags_in_s(state, clock)
     if is_due or (tags_s is not None and tags_s <= 0) or forgettable(state):
         machine.apply(c.ForgetOutlived(before_ms if is_due else None))

@@ -224,8 +224,8 @@ class Published:
         with self._lock:
             progress = self._of(name)
             progress.covered = max(progress.covered, covered)
-            remaining = {seqno: commit for seqno, commit in progress.published.items() if seqno > progress.covered}
-            progress.published = remaining
+            published = progress.published
+            progress.published = {seqno: published[seqno] for seqno in published if seqno > progress.covered}
 
     def _is_covered(self, name: str, seqno: SeqNo) -> bool:
         progress = self._progress.get(name)
@@ -239,16 +239,18 @@ class Published:
         `names`: every shard and whether it was dropped, for the catalogue.
         """
         with self._lock:
-            now_s = self._location.clock.monotonic()
-            if self._round_s is not None and now_s - self._round_s < self.settings.beat_s:
+            if not self.is_time():
                 return False
-            self._round_s = now_s
+            self._round_s = now_s = self._location.clock.monotonic()
             self._location.identity.confirm()
             self._write_beat()
             if names is not None:
                 self._write_catalogue(names)
             self._read_journals()
-            unsettled = self._unsettled(now_s)
+            # Shards that have entries in an old journal and no known rollup, because they were not visited recently.
+            old = [each for each in self._journals.values() if now_s - each.written_s >= self.settings.keep_s]
+            names_in_old = sorted({name for journal in old for name in journal.commits})
+            unsettled = [name for name in names_in_old if self._of(name).covered == NOTHING][:UNSETTLED_MAX]
         for name in unsettled:
             with suppress(UnknownShard, Corruption):  # a lost shard does not delay the others
                 self._check_rollup(name, self._location.machine(name).refresh())
@@ -267,8 +269,8 @@ class Published:
             with suppress(BlobExists):
                 blob.put(beat_key(self._location.clock.now_ms()), b"")
             beats = [stat.key for stat in blob.list(BEATS) if is_beat_key(stat.key)]
-            if len(beats) > BEATS_KEPT:
-                blob.delete(beats[:-BEATS_KEPT])
+            if old := beats[:-BEATS_KEPT]:
+                blob.delete(old)
 
     def _write_catalogue(self, names: dict[str, bool]) -> None:
         """Write a catalogue if it differs from the last one."""
@@ -283,15 +285,8 @@ class Published:
             number = catalogue_number(keys[-1]) + 1 if keys else 1
             with suppress(BlobExists):  # another maintenance process was faster
                 blob.put(catalogue_key(number), encode_catalogue(shards))
-                old = keys[: 1 - CATALOGUES_KEPT]
-                if old:
+                if old := keys[: 1 - CATALOGUES_KEPT]:
                     blob.delete(old)
-
-    def _unsettled(self, now_s: float) -> list[str]:
-        """Shards that have entries in an old journal and no known rollup, because they were not visited recently."""
-        old = (journal for journal in self._journals.values() if now_s - journal.written_s >= self.settings.keep_s)
-        names = {name for journal in old for name in journal.commits}
-        return [name for name in sorted(names) if self._of(name).covered == NOTHING][:UNSETTLED_MAX]
 
     def _clean_up(self, now_s: float) -> None:
         """Delete journals that rollups cover, and rewrite those that they cover in part."""

@@ -315,7 +315,7 @@ def series_of(location: Location, loop: Loop, metrics: MaintenanceMetrics) -> Ca
 
 def test_collections_that_fail_and_a_loop_that_cannot_list_the_shards(tmp_path: Path) -> None:
     def collecting(location: Location, metrics: MaintenanceMetrics, _: FaultPlan) -> Loop:
-        return Loop(location, gc_task(location, Collector(location, metrics=metrics), every_s=0.0))
+        return Loop(location, gc_task(location, Collector(location, count=metrics.add), every_s=0.0))
 
     before, after = _maintained(collecting, 10)
     check(tmp_path, before, after, "PersistGcFailing", "PersistMaintenanceFailing")

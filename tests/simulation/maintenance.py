@@ -71,12 +71,13 @@ def collector(host: Host) -> None:
     """A garbage collector."""
     for name in (MAIN, COPIES):
         host.open(name)
-    gc = Collector(host.location, GC, metrics=MaintenanceMetrics())
+    metrics = MaintenanceMetrics()
+    gc = Collector(host.location, GC, count=metrics.add)
     while not host.run.over:
         with maintaining(host):
             gc.run(some_shard(host))
         host.sleep(0.8)
-    counted(host, gc.metrics)
+    counted(host, metrics)
 
 
 def sweeper(host: Host) -> None:
