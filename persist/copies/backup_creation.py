@@ -152,20 +152,22 @@ class _BackupRun:
         self.transport = EmbeddedTransport(self.location)
         self.blob = PacedBlob(self.location.blob, self.request.rate, self.location.clock)
         # Two pools: shards that wait for their blobs must not occupy the threads of these blobs.
-        self.of_shards, self.of_blobs = (
-            ThreadPoolExecutor(self.request.at_once, thread_name_prefix=f"persist-backup-{what}")
-            for what in ("shards", "blobs")
-        )
+        self.of_shards = ThreadPoolExecutor(self.request.at_once, thread_name_prefix="persist-backup-shards")
+        self.of_blobs = ThreadPoolExecutor(self.request.at_once, thread_name_prefix="persist-backup-blobs")
 
     def make(self, location_id: str, epoch: int) -> Backup:
-        names = self._names()
+        names = sorted(set(self.request.names))
+        if not names:
+            known = self.location.all_names(self.request.prefix, with_dropped=False)
+            names = list(islice(known, SHARDS_MAX + 1))
+        if len(names) > SHARDS_MAX:
+            raise InvalidUsage(f"a backup has at most {SHARDS_MAX} shards; make several, with longer prefixes")
         taken_ms = self.location.clock.now_ms()
         backup_id = f"{datetime.fromtimestamp(taken_ms / 1000, UTC):%Y%m%dT%H%M%SZ}-{self.location.ids.uuid7()[-8:]}"
         self.earlier = next(reversed(self.store.listed().backups), None)
         try:
             with self._renewing_holds():
-                for _ in self.of_shards.map(self._hold, names):
-                    pass
+                list(self.of_shards.map(self._hold, names))
                 holds = [self.holds[name] for name in names if name in self.holds]
                 self.counter = ProgressCounter(len(holds), self.report)
                 at_ms = self._instant(holds) if self.request.consistent == TIMESTAMP else None
@@ -183,15 +185,6 @@ class _BackupRun:
         backup = Backup(backup_id, location_id, epoch, version, taken_ms, at_ms, tuple(shards))
         self.store.put_backup(backup)
         return backup
-
-    def _names(self) -> list[str]:
-        if self.request.names:
-            return sorted(set(self.request.names))
-        known = self.location.all_names(self.request.prefix, with_dropped=False)
-        names = list(islice(known, SHARDS_MAX + 1))
-        if len(names) > SHARDS_MAX:
-            raise InvalidUsage(f"a backup has at most {SHARDS_MAX} shards; make several, with longer prefixes")
-        return names
 
     def _hold(self, name: str) -> None:
         """Take a hold on the shard, unless it was dropped since it was listed."""
@@ -224,23 +217,20 @@ class _BackupRun:
         try:
             shard_backup = self._send_shard(backup_id, self._state(hold, at_ms))
         except (BlobNotFound, PersistError) as error:
-            if self._is_dropped(hold):
+            now = self.location.versions.load(hold.name)
+            is_dropped = now is None or now.is_closed or now.incarnation != hold.incarnation
+            if is_dropped and not self.request.names:
                 return None
             if isinstance(error, BlobNotFound):
                 hold.lease.check()  # raises Expired if it has lapsed
-                raise Corruption(
-                    f"a blob that shard {hold.name!r} names is missing ({error}); see `persist check`"
-                ) from error
+                what = f"a blob that shard {hold.name!r} names is missing ({error})"
+                raise Corruption(f"{what}; see `persist check`") from error
             raise
         hold.lease.close()
         with self.lock:
             del self.holds[hold.name]
         self.counter.add(shards_done=1)
         return shard_backup
-
-    def _is_dropped(self, hold: _Hold) -> bool:
-        state = self.location.versions.load(hold.name)
-        return not self.request.names and (state is None or state.is_closed or state.incarnation != hold.incarnation)
 
     def _state(self, hold: _Hold, at_ms: int | None) -> State:
         name, upper = hold.name, hold.upper
@@ -267,7 +257,8 @@ class _BackupRun:
         expected |= {key: size_and_crc(data) for key, data in bundles.items()}
         shard = str(state.shard_id)
         stored = self.store.held(f"{shard}/") if expected else {}
-        known = self._known_sums(state.name)
+        earlier = None if self.earlier is None else self.earlier.shard(state.name)
+        known = {} if earlier is None else self.store.sums(earlier)
         to_send = [key for key in expected if key not in stored or (key not in known and UNKNOWN in expected[key])]
         sums: Sums = {key: known.get(key, expected[key]) for key in expected}
         sent = 0
@@ -288,11 +279,6 @@ class _BackupRun:
         return ShardBackup(
             state.name, shard, int(carried.seqno), since, upper, state_file, list_file, len(sums), total, sent
         )
-
-    def _known_sums(self, name: str) -> Sums:
-        """The blobs of the shard in the previous backup."""
-        shard = None if self.earlier is None else self.earlier.shard(name)
-        return {} if shard is None else self.store.sums(shard)
 
     def _send(
         self, source: str, key: str, data: bytes | None, expected: tuple[int, int], is_stored: bool

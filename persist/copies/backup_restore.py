@@ -134,10 +134,7 @@ def select_backup(store: BackupStore, at: datetime | None, backup_id: str | None
         backup = listed.latest
     else:
         at_ms = instant_ms("at", at)
-        backup = next(
-            (candidate for candidate in listed.backups if candidate.at_ms is not None and candidate.at_ms >= at_ms),
-            None,
-        )
+        backup = next((each for each in listed.backups if each.at_ms is not None and each.at_ms >= at_ms), None)
     if backup is None:
         when = "" if at is None else f" that shows {datetime_text(at)} or a later wall clock"
         raise InvalidUsage(f"{store.blob.url} has no backup{when}; `persist backup list` shows them")
@@ -264,23 +261,18 @@ class _Restore:
             version = self._location.versions.format_version
             renaming = Renaming(self._request.as_name, version, lambda key: self._read(key, *sums[key]))
             state = renaming.state(state)
-        sent = copy_blobs(self._location, self._read, sums, renaming, pool, self._put)
+        count = self.counter.add
+        sent = copy_blobs(self._location, self._read, sums, renaming, pool, lambda size: count(blobs=1, sent=size))
         if self._request.ahead:
             self.counter.add(shards_done=1)
             return ShardRestored(state.name, None, sent, False, (), False)
         begin_shard(self._location, state)
-        is_restored = self._restore_to(state, self._at)
-        self.counter.add(shards_done=1)
-        return ShardRestored.of(self._location, state, sent, has_policy=has_policy, left=not is_restored)
-
-    def _restore_to(self, state: State, at: datetime | None) -> bool:
-        """Restore the shard to that wall clock (None: it shows it already). False: it was written to since."""
         shard_handle = Client(EmbeddedTransport(self._location)).shard(state.name)
-        if shard_handle.upper() != state.upper:
-            return False
-        if at is not None:
-            shard_handle.restore(at)
-        return True
+        was_written_to = shard_handle.upper() != state.upper  # since an earlier run restored it
+        if self._at is not None and not was_written_to:
+            shard_handle.restore(self._at)
+        self.counter.add(shards_done=1)
+        return ShardRestored.of(self._location, state, sent, has_policy=has_policy, left=was_written_to)
 
     def _state(self, shard: ShardBackup) -> State:
         data = self._store.get(shard.state)
@@ -296,9 +288,6 @@ class _Restore:
         if size_and_crc(data) != (size, crc):
             raise Corruption(f"{BLOBS}{key} in {self._store.blob.url} is damaged: its checksum differs")
         return data
-
-    def _put(self, size: int) -> None:
-        self.counter.add(blobs=1, sent=size)
 
 
 class _OverlayBlob(MemoryBlob):
@@ -374,8 +363,7 @@ def verify_backup(store: BackupStore, backup: Backup, depth: Depth) -> Iterator[
         try:
             sums = store.sums(shard)
             with open_backup(store, backup, [shard.name]) as location:
-                for result in verify_shards(location, [shard.name], depth):
-                    faults.extend(result.faults)
+                faults = [fault for result in verify_shards(location, [shard.name], depth) for fault in result.faults]
             known = {fault.key for fault in faults}
             if depth.deep:
                 faults.extend(fault for fault in _byte_faults(store, shard, sums, depth) if fault.key not in known)

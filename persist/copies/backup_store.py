@@ -103,10 +103,6 @@ class Backup(Struct, frozen=True):
         """The backup of the shard with this name, if there is one."""
         return next((shard for shard in self.shards if shard.name == name), None)
 
-    def to_json(self) -> dict[str, Any]:
-        """The manifest, without its checksum."""
-        return {"v": VERSION, **to_builtins(self)}
-
 
 @dataclass(frozen=True, slots=True)
 class UnreadableBackup:
@@ -230,7 +226,7 @@ class BackupStore:
 
     def put_backup(self, backup: Backup) -> None:
         """Write the manifest, which completes the backup."""
-        body = backup.to_json()
+        body = {"v": VERSION, **to_builtins(backup)}
         self.put(_manifest_key(backup.id), _text({**body, "crc": zlib.crc32(_text(body))}))
 
     def put(self, key: str, data: bytes) -> StoredFile:
@@ -374,18 +370,16 @@ def _backup(manifest: Mapping[str, Any], key: str) -> Backup:
         raise Corruption(f"{key} is damaged: its checksum differs")
     try:
         backup = convert(body, Backup)
-        if _manifest_key(backup.id) != key or not all(_is_own(shard, backup.id) for shard in backup.shards):
-            raise InvalidUsage("it names files that are not its own")
+        for shard in backup.shards:  # a pruning deletes what a manifest names
+            own_files = state_key(backup.id, shard.shard_id), list_key(backup.id, shard.shard_id)
+            is_of_name = family_of(shard.shard_id) == family_of(shard_id_of(check_shard_name(shard.name)))
+            if not is_of_name or (shard.state.key, shard.list.key) != own_files:
+                raise InvalidUsage("it names files that are not its own")
+        if _manifest_key(backup.id) != key:
+            raise InvalidUsage("it has the id of another one")
         return backup
     except (ValidationError, InvalidUsage) as error:
         raise Corruption(f"{key} is damaged: {error}") from error
-
-
-def _is_own(shard: ShardBackup, backup_id: str) -> bool:
-    """Whether these are the files of this shard in this backup: a pruning deletes what a manifest names."""
-    keys = state_key(backup_id, shard.shard_id), list_key(backup_id, shard.shard_id)
-    is_of_name = family_of(shard.shard_id) == family_of(shard_id_of(check_shard_name(shard.name)))
-    return is_of_name and (shard.state.key, shard.list.key) == keys
 
 
 def _text(body: object) -> bytes:
@@ -425,12 +419,9 @@ class KeepRule:
         if self.last is None and self.within_ms is None:
             return list(backups)
         newest = {backup.id for backup in backups[-max(1, self.last or 0) :]}
-        within_ms = self.within_ms
-        return [
-            backup
-            for backup in backups
-            if backup.id in newest or (within_ms is not None and now_ms - backup.taken_ms < within_ms)
-        ]
+        if self.within_ms is not None:
+            newest |= {backup.id for backup in backups if now_ms - backup.taken_ms < self.within_ms}
+        return [backup for backup in backups if backup.id in newest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +450,14 @@ def prune(store: BackupStore, rule: KeepRule, *, dry_run: bool = False) -> Prune
 def _pruned(store: BackupStore, rule: KeepRule, run: StoreRun | None) -> Pruned:
     """Prune; without a run nothing is deleted."""
     listed = store.listed()
-    damaged = _check_unreadable(listed.unread, rule)
+    for unread in listed.unread:  # damaged ones are deleted below, with all leftover files
+        if isinstance(unread.error, UpgradeNeeded):
+            raise unread.error
+        if not rule.damaged:
+            raise Corruption(
+                f"{unread.error.message}: nothing is deleted, since the blobs that it names are unknown. `persist "
+                "backup prune --damaged` deletes such backups"
+            )
     kept = rule.of(listed.backups, store.clock.now_ms())
     expired = [backup for backup in listed.backups if backup not in kept]
     named: set[str] = set()
@@ -468,10 +466,9 @@ def _pruned(store: BackupStore, rule: KeepRule, run: StoreRun | None) -> Pruned:
             named.update(store.sums(shard))
             if run is not None:
                 run.beat()
-    if run is not None:
-        for backup in expired:  # manifests first: files without one belong to no backup, and are deleted below
-            for key in own_keys(backup):
-                store.delete([key])
+    for backup in expired if run is not None else ():
+        for key in own_keys(backup):  # manifests first: files without one belong to no backup, and are deleted below
+            store.delete([key])
     blobs = size = 0
     unnamed_blobs = (stat for stat in store.blob.list(BLOBS) if stat.key.removeprefix(BLOBS) not in named)
     own = {key for backup in kept for key in own_keys(backup)}
@@ -485,17 +482,4 @@ def _pruned(store: BackupStore, rule: KeepRule, run: StoreRun | None) -> Pruned:
         while run is not None and (window := list(islice(leftover_files, DELETED_AT_ONCE))):
             run.beat()
             store.blob.delete([stat.key for stat in window])
-    return Pruned((*damaged, *(backup.id for backup in expired)), blobs, size)
-
-
-def _check_unreadable(unreadable: Sequence[UnreadableBackup], rule: KeepRule) -> list[str]:
-    """The ids of damaged backups, which are deleted with all leftover files. Raises Corruption, UpgradeNeeded."""
-    for backup in unreadable:
-        if isinstance(backup.error, UpgradeNeeded):
-            raise backup.error
-        if not rule.damaged:
-            raise Corruption(
-                f"{backup.error.message}: nothing is deleted, since the blobs that it names are unknown. `persist "
-                "backup prune --damaged` deletes such backups"
-            )
-    return [backup.id for backup in unreadable]
+    return Pruned(tuple(backup.id for backup in (*listed.unread, *expired)), blobs, size)

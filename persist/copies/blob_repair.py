@@ -68,7 +68,7 @@ class _Repairer:
         self._name = name
         self._store = store
         self._dry_run = dry_run
-        self._lists: Iterator[Sums] | None = None
+        self._lists = self._sums_of_backups()
         self._sums: Sums = {}
 
     def repair(self, fault: Fault) -> RepairedBlob:
@@ -91,13 +91,15 @@ class _Repairer:
         if fault.named is not None and is_there:
             return self._replace(fault, fault.named, data)
         if not self._dry_run:
-            self._put_back(fault.key, data, is_there)
+            self._location.identity.confirm()
+            with translated():
+                if is_there:  # what is there is damaged
+                    self._location.blob.delete([fault.key])
+                self._location.blob.put(fault.key, data)
         return RepairedBlob(fault, PUT)
 
     def _sum(self, key: str) -> tuple[int, int]:
         """Size and CRC-32 of a blob, by the lists of the newest backups. Raises BlobNotFound: no backup has it."""
-        if self._lists is None:
-            self._lists = self._sums_of_backups()
         while key not in self._sums:
             listed = next(self._lists, None)
             if listed is None:
@@ -121,14 +123,6 @@ class _Repairer:
         if (len(data), zlib.crc32(data)) != (size, crc):
             raise Corruption(f"{BLOBS}{key} in {self._store.blob.url} is damaged as well: its checksum differs")
         return data
-
-    def _put_back(self, key: str, data: bytes, is_there: bool) -> None:
-        """Put a blob under its own key. What is there is damaged, and is deleted."""
-        self._location.identity.confirm()
-        with translated():
-            if is_there:
-                self._location.blob.delete([key])
-            self._location.blob.put(key, data)
 
     def _replace(self, fault: Fault, named: NamedPart, data: bytes) -> RepairedBlob:
         """Put a part under a new key, and commit that key."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from blob import Blob
-from consensus import Consensus, Entry
+from consensus import Consensus
 from persist.commit.location import all_names
 from persist.commit.state_loader import FIRST
 from persist.copies.shard_facts import Readable, all_parts, entries_of, needed_blobs
@@ -27,7 +27,7 @@ from persist.core.blob_keys import (
     rollup_seqno,
     shard_of,
 )
-from persist.core.errors import Corruption, PersistError
+from persist.core.errors import Corruption
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.state import State, blank_state
 from persist.core.state_diff import StateDiff
@@ -94,7 +94,8 @@ class Evidence:
     def following(self, state: State) -> StateDiff | None:
         """The change that was committed on this State."""
         for change in self.changes.get(SeqNo(state.seqno + 1), {}).values():
-            if change.parent_id == state.commit_id and not _begins(change):
+            # The first entry of a log follows no State: the rollup that it names has its State.
+            if change.parent_id == state.commit_id and change.rollup_seqno != change.seqno:
                 return change
         return None
 
@@ -106,11 +107,6 @@ class Evidence:
         if any(change.parent_id == state.commit_id for change in following):
             return True
         return any(change.rollup_key == key for changes in self.changes.values() for change in changes.values())
-
-
-def _begins(change: StateDiff) -> bool:
-    """Whether it is the first entry of a log, whose State is in the rollup that it names."""
-    return change.rollup_seqno == change.seqno
 
 
 class BlobStoreScan:
@@ -131,7 +127,10 @@ class BlobStoreScan:
         self._blob = blob
         self._build = build
         self._older = older
-        self.sizes = _listed(blob) if sizes is None else sizes
+        if sizes is None:
+            with translated():
+                sizes = {stat.key: stat.size for stat in blob.list("")}
+        self.sizes = sizes
         self.problems: list[str] = []  # that concern no particular shard
         self.epoch = 0  # the latest published one
         self.format_version = 0  # the highest of all States and log entries that were read
@@ -170,7 +169,10 @@ class BlobStoreScan:
         for name in names:
             evidence = evidence_of(family_of(shard_id_of(name)))
             evidence.name = name
-            for entry in _log(older, name):
+            with translated():
+                head = older.head(name)
+            last = 0 if head is None else head.seqno
+            for entry in entries_of(older, name, max(1, last - VERSIONS_MAX + 1), last):
                 try:
                     evidence.add(decode_diff(entry.data, self._build))
                 except Corruption as error:
@@ -178,7 +180,7 @@ class BlobStoreScan:
 
     def _read_journal(self, key: str, evidence_of: Callable[[str], Evidence]) -> None:
         try:
-            data = self._get(key)
+            data = read_or_none(self._blob, key)
             journal = None if data is None else decode_journal(data, self._build)
         except Corruption as error:
             self.problems.append(f"{key}: {error.message}")
@@ -197,7 +199,7 @@ class BlobStoreScan:
     def _catalogue(self) -> dict[str, str]:
         for number, key in enumerate(sorted(filter(is_catalogue_key, self.sizes), key=catalogue_number, reverse=True)):
             try:
-                data = self._get(key)
+                data = read_or_none(self._blob, key)
                 if data is not None:
                     catalogue = decode_catalogue(data)
                     self._has_newest_catalogue = number == 0
@@ -242,7 +244,7 @@ class BlobStoreScan:
         """States from which the published changes continue, newest first; and whether each is from a rollup."""
         for key, seqno in sorted(evidence.rollups.items(), key=lambda item: (item[1], item[0]), reverse=True):
             try:
-                data = self._get(key)
+                data = read_or_none(self._blob, key)
                 state = None if data is None else decode_state(data, self._build)
                 self.format_version = max(self.format_version, 0 if data is None else format_of(data))
             except Corruption as error:
@@ -276,9 +278,7 @@ class BlobStoreScan:
                     problems.append(f"v{change.seqno} was published, but the blob of its long state diff is missing")
                     return
                 state = state_diff.apply(full_change, state)
-            except PersistError as error:
-                if not isinstance(error, Corruption):
-                    raise
+            except Corruption as error:
                 problems.append(f"v{change.seqno}: {error.message}")
                 return
             yield state
@@ -287,7 +287,7 @@ class BlobStoreScan:
         """The full state diff; None: its blob is missing."""
         if change.elsewhere is None:
             return change
-        data = self._get(change.elsewhere.key)
+        data = read_or_none(self._blob, change.elsewhere.key)
         if data is None:
             return None
         long_diff = decode_diff(data, self._build)
@@ -302,28 +302,10 @@ class BlobStoreScan:
         """
         missing_keys: list[str] = []
         for named in all_parts(state, self._blob):
-            part = named.part
-            if part.key is None:
-                continue
-            size = part.blob_size
-            if self.sizes.get(part.key) != size or named.error is not None:
-                missing_keys.append(part.key)
+            key = named.part.key
+            if key is not None and (self.sizes.get(key) != named.part.blob_size or named.error is not None):
+                missing_keys.append(key)
         return missing_keys + [key for key, size in needed_blobs(state).items() if self.sizes.get(key) != size]
-
-    def _get(self, key: str) -> bytes | None:
-        return read_or_none(self._blob, key)
-
-
-def _listed(blob: Blob) -> dict[str, int]:
-    with translated():
-        return {stat.key: stat.size for stat in blob.list("")}
-
-
-def _log(older: Consensus, name: str) -> Iterator[Entry]:
-    """The newest entries of a log, ascending."""
-    with translated():
-        head = older.head(name)
-    return iter(()) if head is None else entries_of(older, name, max(1, head.seqno - VERSIONS_MAX + 1), head.seqno)
 
 
 def last_heartbeat_ms(blob: Blob) -> int | None:

@@ -32,7 +32,6 @@ from persist.copies.blob_store_scan import BlobStoreScan, ScannedShard, last_hea
 from persist.copies.shard_facts import first_names
 from persist.copies.state_rewrite import relend, to_carried
 from persist.core.batch import Description, Run, batch_of, trace_of
-from persist.core.erasure import Erasure
 from persist.core.errors import Conflict, Corruption, InvalidUsage
 from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
 from persist.core.ids import LocationBinding, SeqNo
@@ -215,7 +214,13 @@ def run_recovery(location: Location, request: RecoveryRequest) -> Recovered:
             head = location.consensus.head(state.name)
         if head is None and not versions.begin(state):
             raise Conflict(f"another recovery is recovering shard {state.name!r} as well; check, then retry")
-    _bind(location, binding)
+    data = encode_binding(binding)
+    with translated():
+        location.consensus.compare_and_set(LOG_KEY, 1, data)
+        entry = location.consensus.head(LOG_KEY)
+    if entry is None or entry.data != data:
+        raise Conflict(f"{location.consensus.url} was bound by another process meanwhile; check, then retry")
+    location.identity.check()
     publish_heads(location, list(states))
     return recovered
 
@@ -269,7 +274,7 @@ def _check_older(blob: Blob, older: Consensus, build: Build) -> None:
     with translated():
         entry = older.head(LOG_KEY)
         binding = None if entry is None else decode_binding(entry.data, build)
-        if entry is None or binding is None or _read_epoch(blob, binding) != entry.data:
+        if entry is None or binding is None or read_or_none(blob, epoch_key(binding.epoch)) != entry.data:
             raise InvalidUsage(f"{older.url} is not a copy of a consensus store of {blob.url}; omit it or give another")
 
 
@@ -319,18 +324,13 @@ def _resumed(state: State, known: SeqNo, gap: int, pair: str) -> State:
     empty = batch_of(Description(Antichain(upper), Antichain(resumes), MINIMUM), ())
     # An append there is not by a replica whose rows the shard has: it must not be acknowledged and dropped.
     service_times = with_times(resumed.service_times, upper, resumes)
-    pending_erasures = {name: _with_effective_time(erasure, resumes) for name, erasure in erasures.items()}
-    return replace(
-        resumed, trace=trace_of((*resumed.trace.batches, empty)), service_times=service_times, erasures=pending_erasures
-    )
-
-
-def _with_effective_time(erasure: Erasure, time: int) -> Erasure:
-    """Make a pending erasure effective at this time."""
-    if erasure.pending is None:
-        return erasure
-    runs = (tuple(part.at(time) for part in run.parts) for run in erasure.pending.runs)
-    return replace(erasure, at=time, pending=replace(erasure.pending, runs=tuple(map(Run, runs))))
+    pending_erasures = dict(erasures)
+    for name, erasure in erasures.items():
+        if erasure.pending is not None:  # it becomes effective at the time from which the shard continues
+            runs = tuple(Run(tuple(part.at(resumes) for part in run.parts)) for run in erasure.pending.runs)
+            pending_erasures[name] = replace(erasure, at=resumes, pending=replace(erasure.pending, runs=runs))
+    trace = trace_of((*resumed.trace.batches, empty))
+    return replace(resumed, trace=trace, service_times=service_times, erasures=pending_erasures)
 
 
 def _check_whole(recovered: Recovered) -> None:
@@ -351,7 +351,7 @@ def mark_recovery(location: Location, epoch: int) -> LocationBinding:
     """
     blob, consensus = location.blob, location.consensus
     mark, _ = _check_target(blob, consensus, location.settings.build)
-    if mark is not None and _read_epoch(blob, mark) in (None, encode_binding(mark)):
+    if mark is not None and read_or_none(blob, epoch_key(mark.epoch)) in (None, encode_binding(mark)):
         return mark
     if mark is not None:
         raise Conflict(
@@ -374,37 +374,21 @@ def fence(blob: Blob, binding: LocationBinding) -> None:
         raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last_epoch}")
 
 
-def _read_epoch(blob: Blob, binding: LocationBinding) -> bytes | None:
-    return read_or_none(blob, epoch_key(binding.epoch))
-
-
 def _versions(location: Location, least: int) -> Versions:
     """The versions of stores that are not bound yet, at the format version of the blob store.
 
     A copy may lack the blob of a format version that something else has: the version is raised to `least`.
     """
     blob, consensus, build = location.blob, location.consensus, location.settings.build
+
+    def up_to(version: int) -> Build:
+        return Build(tuple(known for known in build.formats if known <= version), build.features)
+
     version = read_format(blob, build)
     if version < least:
-        _, version = raise_format(blob, _up_to(build, least))
-    limited = _up_to(build, version)
-    return Versions(
-        blob, consensus, location.ids, limited, _Unbound(blob, consensus, location.ids, location.clock, limited)
-    )
-
-
-def _up_to(build: Build, version: int) -> Build:
-    return Build(tuple(known for known in build.formats if known <= version), build.features)
-
-
-def _bind(location: Location, binding: LocationBinding) -> None:
-    data = encode_binding(binding)
-    with translated():
-        location.consensus.compare_and_set(LOG_KEY, 1, data)
-        entry = location.consensus.head(LOG_KEY)
-    if entry is None or entry.data != data:
-        raise Conflict(f"{location.consensus.url} was bound by another process meanwhile; check, then retry")
-    location.identity.check()
+        _, version = raise_format(blob, up_to(least))
+    unbound = _Unbound(blob, consensus, location.ids, location.clock, up_to(version))
+    return Versions(blob, consensus, location.ids, up_to(version), unbound)
 
 
 def publish_heads(location: Location, names: list[str]) -> None:

@@ -29,7 +29,7 @@ from persist.core.state_diff import StateDiff
 from persist.core.truncation import begins
 from persist.formats.spill_frames import LAYOUTS, decode_run
 from persist.formats.state_frames import THIS_BUILD, Build, decode_state
-from persist.formats.store_errors import translate, translated, translated_but_missing
+from persist.formats.store_errors import translate, translated_but_missing
 from persist.maintenance.clone_refs import LoanLists
 from persist.parts import ShardSchema, decode_inline, valid_schemas
 from persist.parts.consolidate import sort_groups
@@ -48,11 +48,26 @@ Problem = tuple[str, str]  # a description, and the key of the blob; "": it is n
 
 def contradictions(state: State) -> Iterator[Problem]:
     """What is inconsistent within the State, beyond its invariants."""
-    yield from _counts(state)
     for batch in state.trace.batches:
-        yield from _batch_problems(state, batch)
-    yield from _holds(state)
-    yield from _claims(state)
+        if batch.rows != (rows := sum(part.rows for part in batch.parts())):
+            yield f"batch {batch.desc} claims {batch.rows} rows, and its parts have {rows}", ""
+    if state.trace.rows != (rows := sum(batch.rows for batch in state.trace.batches)):
+        yield f"the shard claims {state.trace.rows} rows, and its batches have {rows}", ""
+    for batch in state.trace.batches:
+        yield from run_problems(batch.runs)
+        for part in batch.parts():
+            yield from _part_problems(state, batch, part)
+    # No hold is before since: since moves to the meet of all holds, and no further.
+    for name, hold in state.critical_readers.items():
+        if hold.since < state.since:
+            yield f"critical reader {name} holds {hold.since}, which since {state.since} has passed", ""
+    for reader_id, reader in state.leased_readers.items():
+        if not reader.point and reader.since < state.since:
+            yield f"reader {reader_id} holds {reader.since}, which since {state.since} has passed", ""
+    # Parts that a claim names may have left by another merge; but no worker claims a merge of nothing.
+    for key, claim in state.claims.items():
+        if not claim.inputs:
+            yield f"the claim {key} of {claim.owner} has no inputs", ""
     for seqno, rollup in state.rollups.items():
         if belongs_to(rollup.key, shard_of(rollup.key)) and is_rollup_key(rollup.key):
             if rollup_seqno(rollup.key) != seqno:
@@ -75,7 +90,7 @@ def run_problems(runs: Iterable[Run]) -> Iterator[Problem]:
                 yield f"part {following.id} has keys that part {part.id}, before it, has too", following.key or ""
 
 
-def part_problems(state: State, batch: HollowBatch, part: Part) -> Iterator[Problem]:
+def _part_problems(state: State, batch: HollowBatch, part: Part) -> Iterator[Problem]:
     """Whether the description of a part in the State is consistent."""
     key = part.key or ""
     if part.schema_id not in state.schemas:
@@ -94,37 +109,6 @@ def part_problems(state: State, batch: HollowBatch, part: Part) -> Iterator[Prob
         yield f"part {part.id} has times from {begins(part)}, before its batch {batch.desc}", key
     if upper is not None and last is not None and part.time_max > last:
         yield f"part {part.id} has times up to {part.time_max}, beyond its batch {batch.desc}", key
-
-
-def _counts(state: State) -> Iterator[Problem]:
-    for batch in state.trace.batches:
-        if batch.rows != (rows := sum(part.rows for part in batch.parts())):
-            yield f"batch {batch.desc} claims {batch.rows} rows, and its parts have {rows}", ""
-    if state.trace.rows != (rows := sum(batch.rows for batch in state.trace.batches)):
-        yield f"the shard claims {state.trace.rows} rows, and its batches have {rows}", ""
-
-
-def _batch_problems(state: State, batch: HollowBatch) -> Iterator[Problem]:
-    yield from run_problems(batch.runs)
-    for part in batch.parts():
-        yield from part_problems(state, batch, part)
-
-
-def _holds(state: State) -> Iterator[Problem]:
-    """That no hold is before since: since moves to the meet of all holds, and no further."""
-    for name, hold in state.critical_readers.items():
-        if hold.since < state.since:
-            yield f"critical reader {name} holds {hold.since}, which since {state.since} has passed", ""
-    for reader_id, reader in state.leased_readers.items():
-        if not reader.point and reader.since < state.since:
-            yield f"reader {reader_id} holds {reader.since}, which since {state.since} has passed", ""
-
-
-def _claims(state: State) -> Iterator[Problem]:
-    """Parts that a claim names may have left by another merge; but no worker claims a merge of nothing."""
-    for key, claim in state.claims.items():
-        if not claim.inputs:
-            yield f"the claim {key} of {claim.owner} has no inputs", ""
 
 
 # Replay: whether the log leads from its oldest rollup to the State, and agrees with each rollup on the way.
@@ -238,8 +222,7 @@ class Replay:
 
 
 def _differing(first: State, other: State) -> str:
-    names = [name for name in type(first).__struct_fields__ if getattr(first, name) != getattr(other, name)]
-    return ", ".join(names)
+    return ", ".join(name for name in first.__struct_fields__ if getattr(first, name) != getattr(other, name))
 
 
 # Loans: whether a shard and the owners of blobs that it borrows agree.
@@ -333,18 +316,13 @@ WINDOW = 64  # parts that are checked together
 PIECE_BYTES = 8 * 1024 * 1024
 
 
-def everything(name: str) -> bool:
-    """Takes every part and blob."""
-    return True
-
-
 def byte_faults(
     state: State,
     blob: Blob,
     build: Build = THIS_BUILD,
     *,
     deep: bool = False,
-    takes: Callable[[str], bool] = everything,
+    takes: Callable[[str], bool] = lambda name: True,
     threads: int = THREADS,
 ) -> Iterator[Fault]:
     """The faults of the blobs and inline parts that the State names, in order; then of other blobs.
@@ -446,40 +424,24 @@ Check = Callable[[bytes], object]
 
 def _auxiliary_faults(state: State, blob: Blob, build: Build, takes: Callable[[str], bool]) -> Iterator[Fault]:
     """The faults of each blob that `takes` selects. Memory: one such blob."""
-    checks = dict(_checks(state, build))
-    for key in filter(takes, dict.fromkeys(auxiliary_blob_keys(state))):
-        check = checks.get(key)
-        try:
-            if check is not None:
-                with translated_but_missing():
-                    data = blob.get(key)
-                check(data)
-                continue
-            with translated():
-                is_there = blob.stat(key) is not None
-        except BlobNotFound:
-            is_there = False
-        except Corruption as error:
-            yield Fault(state.name, _kind_of(key), f"the blob {key} is damaged: {error.message}", key)
-            continue
-        if not is_there:
-            yield Fault(state.name, _kind_of(key), f"the blob {key} {NOT_THERE}", key)
-
-
-def _kind_of(key: str) -> FaultKind:
-    if is_rollup_key(key):
-        return FaultKind.ROLLUP
-    return FaultKind.INDEX if key.endswith(".nodes") else FaultKind.BLOB
-
-
-def _checks(state: State, build: Build) -> Iterator[tuple[str, Check]]:
+    checks: dict[str, Check] = {rollup.key: partial(decode_state, build=build) for rollup in state.rollups.values()}
     for first, chunk in state.attribute_chunks.items():
-        yield chunk.key, partial(_check_chunk, chunk, first)
-    for kind, files in state.spilled.items():
-        for file in files:
-            yield file.key, partial(_check_spill, kind, file)
-    for rollup in state.rollups.values():
-        yield rollup.key, partial(decode_state, build=build)
+        checks[chunk.key] = partial(_check_chunk, chunk, first)
+    for spill_kind, files in state.spilled.items():
+        checks.update({file.key: partial(_check_spill, spill_kind, file) for file in files})
+    for key in filter(takes, dict.fromkeys(auxiliary_blob_keys(state))):
+        of_index = FaultKind.INDEX if key.endswith(".nodes") else FaultKind.BLOB
+        kind = FaultKind.ROLLUP if is_rollup_key(key) else of_index
+        try:
+            with translated_but_missing():
+                if key in checks:
+                    checks[key](blob.get(key))
+                elif blob.stat(key) is None:
+                    raise BlobNotFound(key)
+        except BlobNotFound:
+            yield Fault(state.name, kind, f"the blob {key} {NOT_THERE}", key)
+        except Corruption as error:
+            yield Fault(state.name, kind, f"the blob {key} is damaged: {error.message}", key)
 
 
 def _check_chunk(chunk: IndexChunk, first: int, data: bytes) -> None:

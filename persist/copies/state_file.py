@@ -148,15 +148,16 @@ def import_state(
             raise Corruption(f"blob {key} in {source.url} is damaged: its checksum differs")
         return data
 
-    renaming = Renaming(name, location.versions.format_version, lambda key: read(key, *_sum_of(file.sums, key)))
+    renaming = Renaming(
+        name, location.versions.format_version, lambda key: read(key, *file.sums.get(key, (UNKNOWN, UNKNOWN)))
+    )
     with translated():
         head = location.consensus.head(name)
-    state = replace(original, name=name)
-    if head is not None and not location.versions.is_begun(state):
+    if head is not None and not location.versions.is_begun(replace(original, name=name)):
         raise Conflict(f"shard {name!r} exists already, or did; give the import another name")
-    state = renaming.state(original)
     if unlisted := [key for key in original.blob_keys() if key not in file.sums]:
         raise Corruption(f"the file does not list {unlisted[0]}, which its State names")
+    state = renaming.state(original)
     with ThreadPoolExecutor(4, thread_name_prefix="persist-import") as pool:
         sent = copy_blobs(location, read, file.sums, renaming, pool)
     begin_shard(location, state)
@@ -198,9 +199,3 @@ def _sums(state: State, blob: Blob) -> Sums:
             sum_ = size_and_crc(data)
         sums[key] = sum_
     return sums
-
-
-def _sum_of(sums: Sums, key: str) -> tuple[int, int]:
-    if key not in sums:
-        raise Corruption(f"the file does not list {key}, which its State names")
-    return sums[key]

@@ -12,7 +12,7 @@ from persist.commit.location import Location
 from persist.commit.state_loader import Versions
 from persist.copies.backup_store import Sums
 from persist.copies.shard_facts import all_parts
-from persist.core.batch import HollowBatch, Listing, Part, trace_of
+from persist.core.batch import Listing, Part, trace_of
 from persist.core.blob_keys import is_bundle_key, shard_of
 from persist.core.bundles import Listed
 from persist.core.erasure import Erasure
@@ -104,7 +104,7 @@ class Renaming:
             name=self.name,
             shard_id=self.shard_id,
             incarnation=self._life,
-            trace=trace_of(self._batch(batch) for batch in state.trace.batches),
+            trace=trace_of(replace(batch, runs=self._runs(batch.runs)) for batch in state.trace.batches),
             attribute_chunks={
                 number: replace(chunk, key=self.key(chunk.key)) for number, chunk in state.attribute_chunks.items()
             },
@@ -119,9 +119,6 @@ class Renaming:
         if erasure.pending is None:
             return erasure
         return replace(erasure, pending=replace(erasure.pending, runs=self._runs(erasure.pending.runs)))
-
-    def _batch(self, batch: HollowBatch) -> HollowBatch:
-        return replace(batch, runs=self._runs(batch.runs))
 
     def _runs(self, runs: Listed) -> Listed:
         return tuple(replace(run, parts=tuple(map(self._part, run.parts))) for run in runs)

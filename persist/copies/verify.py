@@ -44,7 +44,6 @@ from persist.copies.throttled_blob import PacedBlob, check_rate
 from persist.core import invariants
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.core.ids import check_shard_name
-from persist.core.state import State
 from persist.formats.store_errors import translated
 
 SAMPLES_MAX = 10_000  # the finest division of a location: 0.01% each
@@ -77,10 +76,9 @@ class Sample:
 
 def samples_of(text: str) -> int:
     """How many samples of this share, such as `1%`, cover everything. Raises InvalidUsage."""
-    match = _SHARE.match(text.strip())
+    match, low = _SHARE.match(text.strip()), 100 / SAMPLES_MAX
     share = float(match.group(1)) if match else 0.0
-    if not 100 / SAMPLES_MAX <= share <= 100:
-        low = 100 / SAMPLES_MAX
+    if not low <= share <= 100:
         raise InvalidUsage(f"{text!r:.40} is not a sample; give a share from {low:g}% to 100%, such as 1%")
     return round(100 / share)
 
@@ -185,7 +183,12 @@ def _check(facts: ShardFacts, depth: Depth, faults: Faults) -> None:
     if state is None:
         _note_load_failure(facts, faults)
         return
-    _check_state(state, faults)
+    try:
+        invariants.check_state(state)
+    except Corruption as error:
+        faults.note(FaultKind.STATE, error.message)
+    for problem, key in contradictions(state):
+        faults.note(FaultKind.STATE, problem, key)
     sizes = _named_sizes(facts, faults)
     if not depth.alone:
         check_borrowed(facts.location, state, sizes, faults.note)
@@ -206,31 +209,17 @@ def _note_load_failure(facts: ShardFacts, faults: Faults) -> None:
             if key and rollup_state is None:
                 faults.note(FaultKind.MISSING, f"the blob {key} {NOT_THERE}", key)
             elif rollup_state is not None and rollup_state.name != facts.name:
-                faults.note(
-                    FaultKind.ROLLUP,
-                    f"the newest rollup holds v{rollup_state.seqno} of shard {rollup_state.name!r}",
-                    key,
-                )
+                what = f"the newest rollup holds v{rollup_state.seqno} of shard {rollup_state.name!r}"
+                faults.note(FaultKind.ROLLUP, what, key)
         except Corruption as error:
             faults.note(FaultKind.ROLLUP, f"the newest rollup cannot be read: {error.message}", key)
     if facts.error is not None:
         faults.note(FaultKind.LOG, f"the shard cannot be loaded: {facts.error.message}")
 
 
-def _check_state(state: State, faults: Faults) -> None:
-    """Check that the State is consistent: its batches tile, its counts and bounds agree."""
-    try:
-        invariants.check_state(state)
-    except Corruption as error:
-        faults.note(FaultKind.STATE, error.message)
-    for problem, key in contradictions(state):
-        faults.note(FaultKind.STATE, problem, key)
-
-
 def _named_sizes(facts: ShardFacts, faults: Faults) -> dict[str, int | None]:
     """The blobs that the State names, including those in bundles, with their sizes if known."""
-    sizes = auxiliary_sizes(facts.known())
-    bundles = set()
+    sizes, bundles = auxiliary_sizes(facts.known()), set()
     for named in facts.parts():
         part = named.part
         if part.key is not None:
