@@ -22,7 +22,7 @@ from persist.cli.output_files import replacing
 from persist.client.timestamps import instant_text, read_instant, retention_ms
 from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up
-from persist.copies.backup_restore import RestoreRequest, restore, select_backup, verify_backup
+from persist.copies.backup_restore import RestoreRequest, ShardRestored, restore, select_backup, verify_backup
 from persist.copies.backup_store import Backup, BackupStore, KeepRule, check_separate, prune
 from persist.copies.recovery import GAP, Recovered, RecoveryRequest, plan, recover
 from persist.copies.state_file import FILE_BYTES_MAX, export_state, import_state, read_file
@@ -176,9 +176,8 @@ def _restore(arguments: argparse.Namespace) -> int:
     for shard in restored:
         if arguments.ahead:
             print(json.dumps({"shard": shard.name, "sent": shard.sent, "ahead": True}))
-            continue
-        line = {"shard": shard.name, "upper": shard.upper, "sent": shard.sent, "policy_taken_away": shard.policy}
-        print(json.dumps({**line, "critical_readers": list(shard.readers), "left": shard.left}))
+        else:
+            print(json.dumps({**_restored_line(shard), "left": shard.left}))
     print(json.dumps({"backup": backup.id, "shards": len(restored), "sent": sum(shard.sent for shard in restored)}))
     return 0
 
@@ -257,14 +256,13 @@ def _import_state(arguments: argparse.Namespace) -> int:
         if arguments.source is not None:
             source = stack.enter_context(blob_at(arguments.source))
         imported = import_state(location, state_file, arguments.as_name, source, keeps_policies=arguments.keep_policies)
-    line = {
-        "shard": imported.name,
-        "upper": imported.upper,
-        "sent": imported.sent,
-        "policy_taken_away": imported.policy,
-    }
-    print(json.dumps({**line, "critical_readers": list(imported.readers)}))
+    print(json.dumps(_restored_line(imported)))
     return 0
+
+
+def _restored_line(shard: ShardRestored) -> dict[str, Any]:
+    line = {"shard": shard.name, "upper": shard.upper, "sent": shard.sent, "policy_taken_away": shard.policy}
+    return {**line, "critical_readers": list(shard.readers)}
 
 
 def _line(backup: Backup) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Any
 from persist.cli.connection_args import add_client_arguments, add_shard_arguments, add_subcommand, client_of, shard_of
 from persist.client.arguments import read_attribute
 from persist.client.commit_info import checked_limit, entry_json, read_place
-from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.history_api import settings_json, tag_json
 from persist.client.shard import Shard
@@ -39,10 +38,15 @@ def add_history(parser: argparse.ArgumentParser) -> None:
 
 def run_history(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
-        shard, location = client.shard(arguments.name), _location(client)
+        shard, transport = client.shard(arguments.name), client.transport
+        location = transport.location if isinstance(transport, EmbeddedTransport) else None  # None: of a server
         _check(arguments, shard, location)
         if arguments.repair_clock and location is not None:
-            _print(_repaired(location, shard.name))
+            lowered = location.machine(shard.name).apply(c.LowerSeal())
+            assert isinstance(lowered, c.SealLowered)
+            from_ms = lowered.lowered_from_ms
+            taken_back = None if from_ms is None else instant_text(from_ms)
+            _print({"settled": instant_text(lowered.sealed_ms), "taken_back_from": taken_back})
         if arguments.keep is not None:
             shard.configure(history=arguments.keep)
         if arguments.forget is not None:
@@ -56,14 +60,12 @@ def run_history(arguments: argparse.Namespace) -> int:
         if arguments.commits is not None:
             for entry in shard.history(arguments.commits, before=arguments.before, maintenance=arguments.maintenance):
                 _print(entry_json(entry))
-        _print(_settings(shard, location))
+        settings = {"shard": shard.name, **settings_json(shard.settings), "since": shard.since().to_json()}
+        if location is not None:  # until when wall clocks are settled is known only with access to the stores
+            sealed_ms = location.machine(shard.name).refresh().seal.sealed_ms
+            settings["settled"] = instant_text(sealed_ms) if sealed_ms else None
+        _print(settings)
     return 0
-
-
-def _location(client: Client) -> Location | None:
-    """The location that is open in this process; None: a server is used."""
-    transport = client.transport
-    return transport.location if isinstance(transport, EmbeddedTransport) else None
 
 
 def _check(arguments: argparse.Namespace, shard: Shard, location: Location | None) -> None:
@@ -72,8 +74,12 @@ def _check(arguments: argparse.Namespace, shard: Shard, location: Location | Non
         raise InvalidUsage("--repair-clock requires the stores: give --dir, or --blob and --consensus")
     if arguments.keep is not None:
         history_ms(arguments.keep, "--keep")
-    if arguments.forget is not None:
-        _check_forgettable(arguments.forget, shard, location)
+    if arguments.forget is not None and location is not None:
+        check_forgettable(location.machine(shard.name).refresh(), frontier(arguments.forget))
+    elif arguments.forget is not None and not frontier(arguments.forget) < (upper := shard.upper()):
+        raise InvalidUsage(  # the server would refuse it too, but later
+            f"--forget {arguments.forget} is beyond the latest complete time of {shard.name!r}: its upper is {upper}"
+        )
     if arguments.at is not None:
         read_instant("--at", arguments.at)
     if arguments.commits is not None:
@@ -81,31 +87,6 @@ def _check(arguments: argparse.Namespace, shard: Shard, location: Location | Non
         read_place("--before", arguments.before)
     elif arguments.before is not None or arguments.maintenance:
         raise InvalidUsage("--before and --maintenance select commits: give --commits too")
-
-
-def _check_forgettable(time: int, shard: Shard, location: Location | None) -> None:
-    if location is not None:
-        check_forgettable(location.machine(shard.name).refresh(), frontier(time))
-    elif not frontier(time) < (upper := shard.upper()):  # the server would refuse it too, but later
-        raise InvalidUsage(
-            f"--forget {time} is beyond the latest complete time of {shard.name!r}: its upper is {upper}"
-        )
-
-
-def _settings(shard: Shard, location: Location | None) -> dict[str, Any]:
-    """What is kept. `settled`, until when wall clocks are settled, is known only with access to the stores."""
-    settings = {"shard": shard.name, **settings_json(shard.settings), "since": shard.since().to_json()}
-    if location is not None:
-        sealed_ms = location.machine(shard.name).refresh().seal.sealed_ms
-        settings["settled"] = instant_text(sealed_ms) if sealed_ms else None
-    return settings
-
-
-def _repaired(location: Location, name: str) -> dict[str, Any]:
-    lowered = location.machine(name).apply(c.LowerSeal())
-    assert isinstance(lowered, c.SealLowered)
-    taken_back = None if lowered.lowered_from_ms is None else instant_text(lowered.lowered_from_ms)
-    return {"settled": instant_text(lowered.sealed_ms), "taken_back_from": taken_back}
 
 
 def _print(fields: dict[str, Any]) -> None:

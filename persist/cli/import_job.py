@@ -205,8 +205,9 @@ def _import(
         FileReading(source, schema, FileColumns.of(source, schema, column_names, verb, bar), bar) for source in sources
     ]
     if shard is None:
-        verified = 1 if sources[0].is_inferred_by_all else 0
-        for read in reads[verified:]:  # validate all rows before the shard is created
+        first = sources[0]  # if its columns were inferred from every row, each row fits them
+        is_fitting = first.form == "ndjson" or (first.form == "csv" and not {TIME, DIFF} & set(first.names or ()))
+        for read in reads[is_fitting:]:  # validate all rows before the shard is created
             for _ in read.tables():
                 pass
         shard = client.create_shard(arguments.name, schema.arrow, schema.key)
@@ -419,7 +420,9 @@ class Import:
                 rows = replace(rows, interval=interval)
                 continue
             if fate.undone_by is None and not again:
-                return {**self._result(rows, ALREADY), "removed_by": _removed_by(fate)}
+                by = [{"time": entry.lower, "operation": entry.operation} for entry in fate.removed_by]
+                # None: the history does not reach back to the import.
+                return {**self._result(rows, ALREADY), "removed_by": by[:NAMES_SHOWN_MAX] if fate.is_known else None}
             if fate.undone_by is not None and self.verb == INSERT:
                 whole_times = {landed, rows.landed, (fate.undone_by.lower or 0) - 1}
                 if any(map(self._is_as_of, whole_times)):
@@ -512,13 +515,6 @@ def _reason(fate: Fate, rows: ImportedRows) -> str:
     return f"again after {fate.removed_by[0].lower}" if fate.removed_by else f"again from {rows.landed}"
 
 
-def _removed_by(fate: Fate) -> list[dict[str, Any]] | None:
-    """The commits that may have removed rows; None: the history does not reach back to the import."""
-    if not fate.is_known:
-        return None
-    return [{"time": entry.lower, "operation": entry.operation} for entry in fate.removed_by[:NAMES_SHOWN_MAX]]
-
-
 def _concatenate(tables: Iterator[pa.Table], reads: Sequence[FileReading]) -> pa.Table:
     """Return all rows in one table. Raises InvalidUsage if they are too large for memory."""
     kept, size = [], 0
@@ -539,18 +535,14 @@ def _print_result(result: dict[str, Any]) -> None:
         return
     at = f"at time {result['time']}"
     label = result["file"] if "file" in result else f"{len(result['files'])} files"
-    rows = f"{result['rows']:,} row{'' if result['rows'] == 1 else 's'}"
-    text = {"imported": f"{rows} {at}", ALREADY: f"{ALREADY}, {at}{_removed_text(result)}"}.get(
-        result["done"], f"{rows}, nothing to do"
-    )
+    text = f"{result['rows']:,} row{'' if result['rows'] == 1 else 's'}"
+    if result["done"] == ALREADY:
+        text, commits = f"{ALREADY}, {at}", result.get("removed_by", [])
+        if commits is None:
+            text += "; the commit history does not reach back to it, so rows may be missing: --again imports them again"
+        elif commits:
+            by = ", ".join(f"{entry['operation']} at time {entry['time']}" for entry in commits)
+            text += f"; rows may have been removed by {by}: --again imports them again"
+    else:
+        text += f" {at}" if result["done"] == "imported" else ", nothing to do"
     print(f"{plain(label)}: {text}", flush=True)
-
-
-def _removed_text(result: dict[str, Any]) -> str:
-    if "removed_by" not in result:
-        return ""
-    commits = result["removed_by"]
-    if commits is None:
-        return "; the commit history does not reach back to it, so rows may be missing: --again imports them again"
-    by = ", ".join(f"{entry['operation']} at time {entry['time']}" for entry in commits)
-    return f"; rows may have been removed by {by}: --again imports them again"

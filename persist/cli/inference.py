@@ -59,13 +59,14 @@ class Numbers:
         for kind in (pa.int64(), pa.uint64()) if self._is_whole else ():
             if (numbers := _same(cells, kind)) is not None:
                 low, high = pc.min_max(numbers).as_py().values()
-                is_exact = max(-low, high) <= _EXACT_MAX or _are_exact(numbers)
+                doubles = numbers.cast(pa.float64(), safe=False).cast(numbers.type, safe=False)
+                is_exact = max(-low, high) <= _EXACT_MAX or pc.all(pc.equal(doubles, numbers)).as_py()
                 self._add_whole(low, high, is_exact)
                 return self.kind() is not None
         if self._is_whole and pc.all(pc.match_substring_regex(cells, _WHOLE)).as_py():
-            integers = [int(cell) for cell in cells.to_pylist()] if _length_max(cells) <= 80 else None
-            if integers is None:
+            if _length_max(cells) > 80:
                 return False
+            integers = list(map(int, cells.to_pylist()))
             self._add_whole(min(integers), max(integers), is_exact=all(map(_is_shortest, map(str, integers))))
             return self.kind() is not None
         return self._take_fractions(cells) and self.kind() is not None
@@ -148,7 +149,9 @@ class Numbers:
             return None
         whole, part, exponent = (pc.struct_field(parts, name) for name in ("whole", "part", "exponent"))
         has_exponent = pc.not_equal(exponent, "")
-        if self._is_text and pc.any(pc.and_(has_exponent, _is_bare(part, exponent))).as_py():
+        # Neither a sign nor a decimal point before it: `12E3`, which may be an identifier.
+        is_bare = pc.and_not(pc.equal(part, ""), pc.match_substring_regex(exponent, "^[+-]"))
+        if self._is_text and pc.any(pc.and_(has_exponent, is_bare)).as_py():
             return None
         zeros = pc.and_(pc.ends_with(part, "0"), pc.not_equal(part, "0"))
         if self._is_text and pc.any(pc.and_not(zeros, has_exponent)).as_py():
@@ -174,18 +177,6 @@ def _cast(cells: pa.Array, kind: pa.DataType) -> pa.Array | None:
         return cells.cast(kind)
     except pa.ArrowInvalid:
         return None
-
-
-def _are_exact(numbers: pa.Array) -> bool:
-    """Whether each integer is exactly representable as a double."""
-    return bool(
-        pc.all(pc.equal(numbers.cast(pa.float64(), safe=False).cast(numbers.type, safe=False), numbers)).as_py()
-    )
-
-
-def _is_bare(part: pa.Array, exponent: pa.Array) -> pa.Array:
-    """Whether an exponent has neither a sign nor a decimal point before it: `12E3`, which may be an identifier."""
-    return pc.and_(pc.equal(part, ""), pc.invert(pc.match_substring_regex(exponent, "^[+-]")))
 
 
 def _are_doubles(cells: pa.Array, whole: pa.Array, part: pa.Array, exponent: pa.Array) -> bool:
@@ -277,11 +268,6 @@ class Texts:
         """For CSV, where every value is text."""
         return cls(Numbers(is_text=True), Truths(), DateForms(), Moments(None), Moments("UTC"))
 
-    @classmethod
-    def of_strings(cls) -> Texts:
-        """For JSON, which has numbers and booleans of its own."""
-        return cls(DateForms(), Moments(None), Moments("UTC"))
-
     def add(self, cells: pa.Array) -> None:
         if self._left and len(cells := pc.drop_null(one_chunk(cells))):
             self._is_empty = False
@@ -313,7 +299,7 @@ class JsonValues:
         self._names = 0  # of all objects
         self._what: str | None = None
         self._numbers = Numbers(is_text=False)
-        self._texts = Texts.of_strings()
+        self._texts = Texts(DateForms(), Moments(None), Moments("UTC"))  # JSON has numbers and booleans of its own
         self._fields: dict[str, JsonValues] = {}
         self._items: list[JsonValues] = []
 

@@ -6,10 +6,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
-from typing import Any, Protocol
 
 from persist.cli import inspect_client
 from persist.cli.connection_args import add_client_arguments, token_of_environment, trust_in, url_of, where_of
@@ -23,6 +21,7 @@ from persist.core.errors import (
     Unauthorized,
     UpgradeNeeded,
 )
+from persist.inspect.documents import Document
 from persist.inspect.log_listing import POLL_S
 from persist.inspect.queries import Query, answer, span_of
 from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_directory, open_readonly_stores
@@ -43,35 +42,22 @@ WHATS = {
 }
 OF_USAGE = (InvalidUsage, NotReadable, Unauthorized, Forbidden, UpgradeNeeded)  # errors of the caller
 WITH_KEYS = ("state", "parts", "part", "holds")
+OPTIONS = ("at", "timestamp", "first", "last", "as_of", "lower", "upper", "keys", "follow", "rows")  # of a `Query`
 
 
-class InspectResult(Protocol):
-    """An answer, from this process (`Document`) or from a server."""
-
-    @property
-    def seqno(self) -> int | None: ...
-
-    def about_json(self) -> dict[str, Any] | None: ...
-
-    def rows_json(self) -> Iterator[dict[str, Any]]: ...
-
-    def findings_json(self) -> list[dict[str, Any]]:
-        """Complete once all rows, or the pieces, were consumed."""
-        ...
-
-    def pieces(self) -> Iterator[str]:
-        """The JSON, in pieces; of a log a line each."""
-        ...
-
-
-AskFunction = Callable[[Query], InspectResult]
+AskFunction = Callable[[Query], Document | inspect_client.ServerAnswer]  # in this process, or of a server
 
 
 def add_arguments(parser: Parser) -> None:
     subcommands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     for what, summary in WHATS.items():
         command = subcommands.add_parser(what, help=summary, description=summary)
-        _add_subject(command, what)
+        if what == "usage":
+            command.add_argument("name", nargs="?", default="", metavar="PATTERN", help="a name, or eu/*; default: all")
+        elif what == "part":
+            command.add_argument("name", metavar="KEY", help="the key of its blob, as `parts` shows it")
+        else:
+            command.add_argument("name", metavar="NAME", help="the shard")
         add_client_arguments(command)
         command.add_argument("--json", action="store_true", help="print JSON; docs/check.md has its schema")
         if what in WITH_KEYS:
@@ -93,15 +79,6 @@ def add_arguments(parser: Parser) -> None:
             command.add_argument("--upper", metavar="KEY", default="", help="up to this key, exclusive")
         elif what == "digest":
             command.add_argument("--as-of", metavar="TIME", default="", help="a complete time; default: the latest")
-
-
-def _add_subject(parser: Parser, what: str) -> None:
-    if what == "usage":
-        parser.add_argument("name", nargs="?", default="", metavar="PATTERN", help="a name, or eu/*; default: all")
-    elif what == "part":
-        parser.add_argument("name", metavar="KEY", help="the key of its blob, as `parts` shows it")
-    else:
-        parser.add_argument("name", metavar="NAME", help="the shard")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -139,13 +116,8 @@ def server_of(arguments: argparse.Namespace) -> inspect_client.Server | None:
 
 def _query_of(arguments: argparse.Namespace) -> Query:
     options = vars(arguments)
-    texts: dict[str, Any] = {
-        name: options.get(name) or "" for name in ("at", "timestamp", "first", "last", "as_of", "lower", "upper")
-    }
-    whole = arguments.what == "state" and arguments.json
-    flags = {name: bool(options.get(name)) for name in ("keys", "follow")} | {"whole": whole}
-    rows = int(options.get("rows") or 0)
-    return replace(Query(arguments.what, arguments.name, **texts), rows=rows, **flags)
+    given = {name: options[name] for name in OPTIONS if options.get(name)}
+    return Query(arguments.what, arguments.name, whole=arguments.what == "state" and arguments.json, **given)
 
 
 def open_readonly(arguments: argparse.Namespace) -> ReadOnlyLocation:
@@ -181,23 +153,14 @@ def _show_log(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> 
     while True:
         result = ask(query)
         newest = 0
-        for entry, text in _entries(result):
+        for line in result.pieces():
+            entry = json.loads(line)
             newest = entry["seqno"]
             damaged = damaged or entry["finding"] is not None
-            print(text if arguments.json else inspect_client.log_line(entry))
+            print(line.rstrip("\n") if arguments.json else inspect_client.log_line(entry))
         if newest:
-            query = _after(query, newest)
+            query = Query("log", query.name, first=str(newest + 1), last=query.last, follow=True)
         if not arguments.follow or (last is not None and newest >= last):
             return FOUND if damaged else HEALTHY
         sys.stdout.flush()
         time.sleep(POLL_S)
-
-
-def _entries(result: InspectResult) -> Iterator[tuple[dict[str, Any], str]]:
-    """The entries of a log, each with its line of JSON."""
-    for piece in result.pieces():
-        yield json.loads(piece), piece.rstrip("\n")
-
-
-def _after(query: Query, seqno: int) -> Query:
-    return Query("log", query.name, first=str(seqno + 1), last=query.last, follow=True)

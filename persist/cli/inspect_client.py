@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlencode
+
+from msgspec import Struct, ValidationError, convert
 
 from persist.cli.connection_args import check_url
 from persist.cli.terminal import plain
@@ -106,6 +108,16 @@ def path_of(query: Query) -> str:
     return f"{path}?{urlencode(params)}" if params else path
 
 
+class _ReceivedDocument(Struct):
+    """What an answer must have; a newer server may send more."""
+
+    persist: Literal["inspect"]
+    seqno: int | None
+    about: dict[str, Any] | None
+    rows: list[dict[str, Any]]
+    findings: list[dict[str, Any]]
+
+
 class ServerAnswer:
     """An answer of a server, streamed."""
 
@@ -113,23 +125,21 @@ class ServerAnswer:
         self._pieces = pieces
         self._what = what
         self._url = url
-        self._document: dict[str, Any] | None = None
+        self._document: _ReceivedDocument | None = None
         self._findings: list[dict[str, Any]] = []
 
     @property
     def seqno(self) -> int | None:
-        document: int | None = self._read()["seqno"]
-        return document
+        return self._read().seqno
 
     def about_json(self) -> dict[str, Any] | None:
-        document: dict[str, Any] | None = self._read()["about"]
-        return document
+        return self._read().about
 
     def rows_json(self) -> Iterator[dict[str, Any]]:
-        return iter(self._read()["rows"])
+        return iter(self._read().rows)
 
     def findings_json(self) -> list[dict[str, Any]]:
-        return self._findings if self._document is None else list(self._document["findings"])
+        return self._findings if self._document is None else self._document.findings
 
     def pieces(self) -> Iterator[str]:
         """Stream the JSON. Raises Unavailable: the answer was cut off."""
@@ -157,7 +167,8 @@ class ServerAnswer:
         for piece in self._read_pieces():
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
-                if not _is_entry(_parsed(line)):
+                entry = _parsed(line)
+                if not isinstance(entry, dict) or type(entry.get("seqno")) is not int or "finding" not in entry:
                     raise self._foreign_error()
                 yield f"{line.decode('utf-8', 'replace')}\n"
             if len(rest) > LINE_BYTES_MAX:
@@ -165,15 +176,16 @@ class ServerAnswer:
         if rest:
             raise self._truncated_error()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> _ReceivedDocument:
         if self._document is None:
             data = _read_body(self._read_pieces(), "take --json")
             document = _parsed(data)
             if document is None and _BEGINS.match(data):
                 raise self._truncated_error()
-            if not _is_document(document):
-                raise self._foreign_error()
-            self._document = document
+            try:
+                self._document = convert(document, _ReceivedDocument)
+            except ValidationError as error:
+                raise self._foreign_error() from error
         return self._document
 
     def _read_pieces(self) -> Iterator[bytes]:
@@ -204,23 +216,6 @@ def _parsed(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         return None
-
-
-def _is_document(value: Any) -> bool:
-    if not isinstance(value, dict) or value.get("persist") != "inspect":
-        return False
-    seqno, about = value.get("seqno", ""), value.get("about", "")
-    lists = (value.get("rows"), value.get("findings"))
-    return (
-        (seqno is None or type(seqno) is int)
-        and (about is None or isinstance(about, dict))
-        and all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in lists)
-    )
-
-
-def _is_entry(value: Any) -> bool:
-    """Whether it is an entry of a log."""
-    return isinstance(value, dict) and type(value.get("seqno")) is int and "finding" in value
 
 
 def _refusal(reply: Reply, url: str) -> PersistError:
@@ -332,18 +327,11 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return _list(value)[:CELL_CHARS_MAX]
+        is_frontier = len(value) == 1 and isinstance(value[0], int)
+        return str(value[0]) if is_frontier else "; ".join(map(_text, value))[:CELL_CHARS_MAX] or "[]"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(item)}" for name, item in value.items())[:CELL_CHARS_MAX]
     return str(value)
-
-
-def _list(value: list[Any]) -> str:
-    if not value:
-        return "[]"
-    if len(value) == 1 and isinstance(value[0], int):
-        return str(value[0])
-    return "; ".join(map(_text, value))
 
 
 def _is_number(text: str) -> bool:

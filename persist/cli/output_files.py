@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import secrets
@@ -85,8 +84,6 @@ def _fill(number: int, mode: int) -> None:
 
 
 NAME_BYTES_KEPT = 200  # of the file name in the temporary one: file systems allow 255, and it has a suffix
-ATTEMPTS = 100
-_STDOUT = 1
 
 
 @contextmanager
@@ -99,9 +96,12 @@ def replacing(path: Path, *, owner_only: bool = False) -> Iterator[BinaryIO]:
     if path.is_dir():
         raise InvalidUsage(f"{str(path)!r} is a directory: name a file in it")
     try:
-        existing = _stat(path)
+        existing: os.stat_result | None = None
+        with suppress(FileNotFoundError):  # also for a dangling symbolic link
+            existing = os.stat(path)
         if existing is not None and (is_stdout(path) or not stat.S_ISREG(existing.st_mode)):
-            with _open_direct(path) as out:
+            # Standard output is not reopened: that would write from its start, also after `>>` in a shell.
+            with open(os.dup(_OUT) if is_stdout(path) else path, "wb") as out:
                 yield out
         else:
             with _temporary(Path(os.path.realpath(path)), existing, owner_only) as out:
@@ -113,27 +113,19 @@ def replacing(path: Path, *, owner_only: bool = False) -> Iterator[BinaryIO]:
 def is_stdout(path: Path) -> bool:
     """Whether this is the file, pipe or terminal that standard output is, such as /dev/stdout."""
     try:
-        return os.path.samestat(os.stat(path), os.fstat(_STDOUT))
+        return os.path.samestat(os.stat(path), os.fstat(_OUT))
     except OSError:  # one of them does not exist
         return False
 
 
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except FileNotFoundError:  # also for a dangling symbolic link
-        return None
-
-
-def _open_direct(path: Path) -> BinaryIO:
-    # Standard output is not reopened: that would write from its start, also after `>>` in a shell.
-    return open(os.dup(_STDOUT) if is_stdout(path) else path, "wb")
-
-
 @contextmanager
 def _temporary(path: Path, existing: os.stat_result | None, owner_only: bool) -> Iterator[BinaryIO]:
-    is_private = owner_only or existing is not None  # the mode of an existing file is copied below
-    descriptor, temporary = _create_temporary(path, 0o600 if is_private else 0o666)
+    mode = 0o600 if owner_only or existing is not None else 0o666  # the mode of an existing file is copied below
+    prefix = os.fsdecode(os.fsencode(path.name)[:NAME_BYTES_KEPT])
+    temporary = path.with_name(f".{prefix}.{secrets.token_hex(8)}.part")
+    while temporary.exists():  # a killed process may have left it behind
+        temporary = path.with_name(f".{prefix}.{secrets.token_hex(8)}.part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with open(descriptor, "wb") as out:
             if existing is not None and not owner_only:
@@ -147,13 +139,3 @@ def _temporary(path: Path, existing: os.stat_result | None, owner_only: bool) ->
     finally:
         with suppress(OSError):
             temporary.unlink()
-
-
-def _create_temporary(path: Path, mode: int) -> tuple[int, Path]:
-    """Create a file of a fresh name in the same directory. A killed process may have left others behind."""
-    prefix = os.fsdecode(os.fsencode(path.name)[:NAME_BYTES_KEPT])
-    for _ in range(ATTEMPTS):
-        temporary = path.with_name(f".{prefix}.{secrets.token_hex(8)}.part")
-        with suppress(FileExistsError):
-            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), temporary
-    raise FileExistsError(errno.EEXIST, "all its temporary names are taken", str(path))

@@ -11,9 +11,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from persist.commit.system import SystemClock
 from persist.copies.recovery import GAP, RecoveryRequest, plan
 from persist.copies.throttled_blob import read_rate
 from persist.core.errors import Conflict, InvalidUsage, Overloaded, Unavailable
-from persist.regions.divergence import Diverged, find_diverged, salvage
+from persist.regions.divergence import find_diverged, salvage
 from persist.regions.failover import OldHome, Promotion, check_copy, last_promotion, promote, record_new_home
 from persist.regions.region_index import (
     ANSWER_S,
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="SUBCOMMAND")
     _add_index(commands)
     holds = add_subcommand(commands, "holds", "list the holds of regions at this home", _holds)
-    release = add_subcommand(commands, "release", "release the holds of a region at this home", _release)
+    release = add_subcommand(commands, "release", "release the holds of a region at this home", _holds)
     release.add_argument("region", metavar="REGION")
     for command in (holds, release):
         add_where(command)
@@ -143,14 +143,11 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _set(arguments: argparse.Namespace) -> int:
     name = check_region(arguments.region)
-    fields: dict[str, Any] = {"home_blob": arguments.home_blob, "copy_blob": arguments.copy_blob}
-    for option in ("write", "read"):
-        text = getattr(arguments, option)
-        fields[option] = None if text is None else urls_of(text)
-    fields = {option: value for option, value in fields.items() if value is not None}
+    options = {option: getattr(arguments, option) for option in ("home_blob", "copy_blob", "write", "read")}
+    fields: dict[str, Any] = {option: text for option, text in options.items() if text is not None}
+    fields |= {option: urls_of(fields[option]) for option in ("write", "read") if option in fields}
     if not fields and arguments.epoch is None:
         raise InvalidUsage(f"give --write or --read, the servers of region {name!r}")
-
     RegionEntry(epoch=arguments.epoch or 0).check()
 
     def with_it(index: RegionIndex) -> RegionIndex:
@@ -199,13 +196,9 @@ def _check(arguments: argparse.Namespace) -> int:
             status, problem = _ask(url, arguments)
             if not problem and url in entry.write and status.get("role") != "home":
                 problem = "it is read-only, and the index sends writes to it"
-            if (
-                not problem
-                and url in entry.write
-                and isinstance(status.get("epoch"), int)
-                and status["epoch"] < entry.epoch
-            ):
-                problem = f"it has epoch {status['epoch']}, and the home of epoch {entry.epoch} has taken over"
+            epoch = status.get("epoch")
+            if not problem and url in entry.write and isinstance(epoch, int) and epoch < entry.epoch:
+                problem = f"it has epoch {epoch}, and the home of epoch {entry.epoch} has taken over"
             shows = status.get("region") if status.get("role") == "home" else status.get("of")
             if not problem and shows not in (None, name):
                 problem = f"it serves region {shows!r}"
@@ -230,16 +223,10 @@ def _line(name: str, entry: RegionEntry) -> dict[str, Any]:
 
 
 def _holds(arguments: argparse.Namespace) -> int:
+    """List the holds of regions, or release those of one."""
+    region = check_region(arguments.region) if arguments.action == "release" else None
     with closing(where_of(arguments).open(must_exist=True)) as location:
-        for hold in list_region_holds(location):
-            print(json.dumps(hold.to_json()))
-    return 0
-
-
-def _release(arguments: argparse.Namespace) -> int:
-    region = check_region(arguments.region)
-    with closing(where_of(arguments).open(must_exist=True)) as location:
-        for hold in release_region_holds(location, region):
+        for hold in list_region_holds(location) if region is None else release_region_holds(location, region):
             print(json.dumps(hold.to_json()))
     return 0
 
@@ -320,17 +307,14 @@ def _switch(arguments: argparse.Namespace) -> int:
         copy = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
         replicator = None if arguments.replicated else Replicator(home.blob, copy.blob, home.clock)
         switch = Switch(home, copy, arguments.region, arguments.of, replicator, index.entry().epoch)
+        report = partial(print, file=sys.stderr, flush=True)
         if arguments.undo:
-            print(json.dumps({"taken_back": switch.undo(_print_step)}))
+            print(json.dumps({"taken_back": switch.undo(report)}))
             return 0
-        recovered = switch.run(_print_step)
+        recovered = switch.run(report)
         index.set(recovered.epoch)
     show_recovered(recovered, dry_run=False)
     return 0
-
-
-def _print_step(step: str) -> None:
-    print(step, file=sys.stderr, flush=True)
 
 
 def _promote(arguments: argparse.Namespace) -> int:
@@ -340,25 +324,20 @@ def _promote(arguments: argparse.Namespace) -> int:
     least = index.entry().epoch
     request = RecoveryRequest(arguments.accept_loss, arguments.gap, least=least)
     request.check()
+    urls = urls_of(arguments.home or "") or tuple(url for url in index.entry().write if url not in index.servers)
+    RegionEntry(urls).check()
     with ExitStack() as stack:
-        home = _old_home(arguments, index, stack)
+        blob = stack.enter_context(blob_at(arguments.home_blob)) if arguments.home_blob else None
         location = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
         if arguments.dry_run:
             check_copy(location)
-            fenced = [blob for blob in (home.blob,) if blob is not None]
-            recovered = plan(location, replace(request, fenced=fenced))
+            recovered = plan(location, replace(request, fenced=[] if blob is None else [blob]))
         else:
+            home = OldHome(urls, blob, arguments.home_is_lost)
             recovered = promote(location, arguments.region, arguments.of, home, request)
             index.set(recovered.epoch)
     show_recovered(recovered, dry_run=arguments.dry_run)
     return EXIT_LOST if arguments.dry_run and recovered.lacking else 0
-
-
-def _old_home(arguments: argparse.Namespace, index: NewHomeIndex, stack: ExitStack) -> OldHome:
-    urls = urls_of(arguments.home or "") or tuple(url for url in index.entry().write if url not in index.servers)
-    RegionEntry(urls).check()
-    blob = stack.enter_context(blob_at(arguments.home_blob)) if arguments.home_blob else None
-    return OldHome(urls, blob, arguments.home_is_lost)
 
 
 def _salvage(arguments: argparse.Namespace) -> int:
@@ -369,16 +348,12 @@ def _salvage(arguments: argparse.Namespace) -> int:
         old = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
         _, promotion = _new_home(arguments.of, stack)
         shards = find_diverged(old, promotion) if arguments.dry_run else salvage(old, promotion, Path(arguments.to))
-        return _show_diverged(shards, promotion)
-
-
-def _show_diverged(diverged_shards: Iterator[Diverged], promotion: Promotion) -> int:
-    shards = lost = 0
-    for shard in diverged_shards:
-        shards, lost = shards + 1, lost + bool(shard.why)
-        print(json.dumps(shard.to_json()), flush=True)
+        count = lost = 0
+        for shard in shards:
+            count, lost = count + 1, lost + bool(shard.why)
+            print(json.dumps(shard.to_json()), flush=True)
     line = {"epoch": promotion.epoch, "region": promotion.region, "of": promotion.of}
-    print(json.dumps({**line, "shards": shards, "lost": lost}))
+    print(json.dumps({**line, "shards": count, "lost": lost}))
     return EXIT_FOUND if lost else 0
 
 

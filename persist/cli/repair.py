@@ -6,6 +6,7 @@ import argparse
 import json
 import zlib
 from base64 import b64encode
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from persist.cli.connection_args import where_of
 from persist.commit.location import Location
 from persist.copies.blob_repair import LEFT, PUT, REPLACED, put_anew, repair_blobs, replace_part
 from persist.copies.shard_facts import NamedPart, all_parts
-from persist.core import commands as c
+from persist.core.batch import Part
 from persist.core.errors import InvalidUsage
 from persist.core.ids import PartId, check_shard_name, parse
 from persist.core.record import asdict
@@ -49,17 +50,29 @@ def check_arguments(arguments: argparse.Namespace) -> None:
 
 def repair(arguments: argparse.Namespace) -> int:
     """0: everything is repaired. 1: faults are left, or without --yes there is something to do."""
-    location = where_of(arguments).open(must_exist=True)
-    try:
+    with closing(where_of(arguments).open(must_exist=True)) as location:
         name = check_shard_name(arguments.name)
         if arguments.source is not None:
             return _put_back(location, name, arguments.source, arguments.yes)
-        if arguments.excise is not None:
-            return _excise(location, name, parse(PartId, arguments.excise), arguments.yes)
-        part_id, file = arguments.replace
-        return _replace(location, name, parse(PartId, part_id), Path(file), arguments.yes)
-    finally:
-        location.close()
+        state = location.machine(name).refresh()
+        part_id, file = arguments.replace or (arguments.excise, None)
+        located = _find_part(location, state, parse(PartId, part_id))
+        replacement = None if file is None else _read_replacement(located.part, Path(file))
+        if not arguments.yes:
+            what = f"replace part {part_id} of shard {name!r} by {file}"
+            if replacement is None:
+                what = f"remove {located.part.rows} rows from shard {name!r} permanently"
+            print(f"would {what}; give --yes to do it")
+            if replacement is None:
+                print(json.dumps(_part_json(located)))
+            return EXIT_FOUND
+        # The removed part is printed, as a receipt to keep. One in a bundle is removed from the bundle, and a later
+        # commit bundles the other parts again.
+        part = None if replacement is None else put_anew(location, state, located.part, replacement)
+        location.machine(name).apply(replace_part(located, part))
+        key = None if part is None else part.key
+        print(json.dumps({"shard": name, "taken_out": _part_json(located), "in_its_place": key}))
+        return 0
 
 
 def _put_back(location: Location, name: str, source: str, confirmed: bool) -> int:
@@ -75,46 +88,18 @@ def _put_back(location: Location, name: str, source: str, confirmed: bool) -> in
     return EXIT_FOUND if counts[LEFT] or would else 0
 
 
-def _excise(location: Location, name: str, part_id: PartId, confirmed: bool) -> int:
-    state = location.machine(name).refresh()
-    located = _find_part(location, state, part_id)
-    part = located.part
-    if not confirmed:
-        print(f"would remove {part.rows} rows from shard {name!r} permanently; give --yes to do it")
-        print(json.dumps(_part_json(located)))
-        return EXIT_FOUND
-    return _commit(location, replace_part(located, None), state, located)
-
-
-def _replace(location: Location, name: str, part_id: PartId, file: Path, confirmed: bool) -> int:
-    state = location.machine(name).refresh()
-    located = _find_part(location, state, part_id)
-    part = located.part
+def _read_replacement(part: Part, file: Path) -> bytes:
+    """Read a copy of the blob of a part. Raises InvalidUsage: it is not one."""
     if part.is_inline:
-        raise InvalidUsage(f"part {part_id} is stored inline in the State: it has no file")
+        raise InvalidUsage(f"part {part.id} is stored inline in the State: it has no file")
     try:
         data = file.read_bytes()
     except OSError as error:
         raise InvalidUsage(f"{file} cannot be read: {error.strerror}") from error
-    size = part.blob_size
-    if len(data) != size or zlib.crc32(data) != part.checksum:
-        raise InvalidUsage(f"{file} is not a copy of part {part_id}, which has {size} bytes and another checksum")
-    if not confirmed:
-        print(f"would replace part {part_id} of shard {name!r} by {file}; give --yes to do it")
-        return EXIT_FOUND
-    return _commit(location, replace_part(located, put_anew(location, state, part, data)), state, located)
-
-
-def _commit(location: Location, command: c.ReplacePart, before: State, located: NamedPart) -> int:
-    """Commit the replacement, and print the removed part as a receipt to keep.
-
-    A part in a bundle is removed from the bundle, and a later commit bundles the other parts again.
-    """
-    result = location.machine(before.name).apply(command)
-    assert isinstance(result, c.PartReplaced)
-    replacement = None if command.replacement is None else command.replacement.key
-    print(json.dumps({"shard": before.name, "taken_out": _part_json(located), "in_its_place": replacement}))
-    return 0
+    if (len(data), zlib.crc32(data)) != (part.blob_size, part.checksum):
+        size = part.blob_size
+        raise InvalidUsage(f"{file} is not a copy of part {part.id}, which has {size} bytes and another checksum")
+    return data
 
 
 def _find_part(location: Location, state: State, part_id: PartId) -> NamedPart:

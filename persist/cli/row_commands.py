@@ -29,8 +29,6 @@ from persist.cli.terminal import (
     plain,
     show_changes,
 )
-from persist.client.contents_diff import Changes
-from persist.client.listen import Listen
 from persist.client.shard import Shard
 from persist.client.timestamps import read_point
 from persist.codecs import rows
@@ -131,7 +129,9 @@ def run_tail(arguments: argparse.Namespace) -> int:
     times = TIMES if arguments.times is None else arguments.times
     if not 0 <= times <= TIMES_MAX:
         raise InvalidUsage(f"-n is {times}; it must be in [0, {TIMES_MAX}]")
-    after = _after(arguments.as_of)
+    after: int | datetime | None = None
+    if arguments.as_of is not None:
+        after = -1 if arguments.as_of == "-1" else read_point("--as-of", arguments.as_of)
     wanted, screen, stop = columns(arguments), Screen.of(sys.stdout, arguments.no_colour), Event()
     if arguments.follow:
         on_signals(stop.set)
@@ -139,29 +139,21 @@ def run_tail(arguments: argparse.Namespace) -> int:
         start = _start_time(shard, times) if after is None else after
         until = None if arguments.follow else shard.upper()
         with shard.listen(start, until=until, where=arguments.where, columns=wanted, purpose="persist tail") as listen:
-            _show_tail(listen, screen, stop)
+            while not listen.done and not stop.is_set():
+                for event in listen.next_events(WAIT_S):
+                    show_changes(event.updates, screen)
+                    if stop.is_set():
+                        break
     return 0
-
-
-def _after(text: str | None) -> int | datetime | None:
-    return None if text is None else -1 if text == "-1" else read_point("--as-of", text)
 
 
 def _start_time(shard: Shard, times: int) -> int:
     """The time after which the last `times` complete times are, or the oldest readable one."""
     view = shard.view()
+    oldest = view.since.element or -1
     if view.upper.element is None or view.since.element is None:
-        return view.since.element or -1
-    start = view.upper.element - 1 - times
-    return max(start, view.since.element or -1)
-
-
-def _show_tail(listen: Listen, screen: Screen, stop: Event) -> None:
-    while not listen.done and not stop.is_set():
-        for event in listen.next_events(WAIT_S):
-            show_changes(event.updates, screen)
-            if stop.is_set():
-                return
+        return oldest
+    return max(view.upper.element - 1 - times, oldest)
 
 
 # `persist diff NAME T1 [T2]`: print the difference of a shard, or of two shards, between two times.
@@ -186,16 +178,12 @@ def run_diff(arguments: argparse.Namespace) -> int:
     with ended_by_sigterm(), client_of(arguments) as client:
         other = None if arguments.other is None else client.shard(arguments.other)
         with client.shard(arguments.name).changes(start, end, other=other, wait_s=0.0) as changes:
-            if arguments.parquet is not None:
-                _write_parquet(changes, Path(arguments.parquet))
-            else:
+            if arguments.parquet is None:
                 for table in changes.batches():
                     show_changes(table, screen)
+                return 0
+            schema = changes.empty().schema
+            with replacing(Path(arguments.parquet)) as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
+                for table in changes.batches():
+                    writer.write_table(table.cast(schema))
     return 0
-
-
-def _write_parquet(changes: Changes, path: Path) -> None:
-    schema = changes.empty().schema
-    with replacing(path) as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
-        for table in changes.batches():
-            writer.write_table(table.cast(schema))

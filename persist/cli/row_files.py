@@ -138,11 +138,6 @@ class RowSource:
         with self._reading(f"it cannot be read as {self.form}"):
             yield from read(self, schema, wanted, report)
 
-    @property
-    def is_inferred_by_all(self) -> bool:
-        """Whether `inferred` reads every row, so that each fits the schema."""
-        return self.form == "ndjson" or (self.form == "csv" and not {TIME, DIFF} & set(self.names or ()))
-
     def same_names(self, report: Report) -> tuple[str, ...]:
         """The columns of every NDJSON line; none without lines. Raises InvalidUsage if two lines differ."""
         with self._reading(f"it cannot be read as {self.form}"):
@@ -152,7 +147,7 @@ class RowSource:
         """Infer the columns of a new shard for these rows. Raises InvalidUsage."""
         read = {"csv": _csv_schema, "parquet": _parquet_schema, "ndjson": _ndjson_schema, "arrow": _arrow_schema}
         with self._reading("its columns cannot be inferred"):
-            schema = read[self.form](self, report or _no_report)
+            schema = read[self.form](self, report or (lambda done: None))
         return storable(pa.schema([field for field in schema if field.name not in (TIME, DIFF)]))
 
     @contextmanager
@@ -202,11 +197,16 @@ def _open(name: str, form: str, nulls: tuple[str, ...], stack: ExitStack) -> Row
                 raise InvalidUsage(f"{name!r} is a directory: name the files in it")
             with open(name, "rb") as pipe:
                 path = _spooled(pipe, stack)
-        stamp = _stamp(path)
-        size, digest, scan = _digest_file(path, form)
+        stamp, digest, size, scan = _stamp(path), hashlib.sha256(), 0, CsvScan()
+        with open(path, "rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
+                if form == "csv":
+                    scan.feed(chunk)
     except OSError as error:
         raise InvalidUsage(f"{shown} cannot be read: {error.strerror or error}") from error
-    source = RowSource(name, shown, path, form, size, digest, None, nulls, scan, stamp)
+    source = RowSource(name, shown, path, form, size, digest.hexdigest(), None, nulls, scan, stamp)
     try:
         names = _names(source)
     except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
@@ -222,25 +222,9 @@ def _spooled(pipe: BinaryIO, stack: ExitStack) -> str:
     return file.name
 
 
-def _digest_file(path: str, form: str) -> tuple[int, str, CsvScan]:
-    """The size, the digest, and for CSV the scan of the bytes."""
-    digest, size, scan = hashlib.sha256(), 0, CsvScan()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-            if form == "csv":
-                scan.feed(chunk)
-    return size, digest.hexdigest(), scan
-
-
 def _stamp(path: str) -> tuple[int, int, int]:
     status = os.stat(path)
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _no_report(_done: int) -> None:
-    """Ignores progress."""
 
 
 def _names(source: RowSource) -> tuple[str, ...] | None:
@@ -252,7 +236,7 @@ def _names(source: RowSource) -> tuple[str, ...] | None:
         if not names:
             raise ValueError("it is empty, without even a line of column names")
     else:
-        names = (_parquet_schema if source.form == "parquet" else _arrow_schema)(source, _no_report).names
+        names = (_parquet_schema if source.form == "parquet" else _arrow_schema)(source, lambda done: None).names
     if len(set(names)) < len(names):
         raise ValueError(f"a column occurs twice in {names}")
     return tuple(names)
@@ -336,7 +320,7 @@ def _values(source: RowSource, cells: pa.Array, its: pa.Field, before: int) -> p
         return values_of_cells(cells, its)
     except UNREADABLE as error:
         bad = first_bad(len(cells), lambda count: _cannot(lambda: values_of_cells(cells.slice(0, count), its)))
-        raise BadRow(f"line {_line_of(source, before + bad + 2)}", _error_text(error)) from error
+        raise BadRow(_csv_place(source, before, bad), _error_text(error)) from error
 
 
 def _csv_refused(source: RowSource, fields: Sequence[pa.Field], error: pa.ArrowException) -> BadRow | InvalidUsage:
@@ -349,16 +333,11 @@ def _csv_refused(source: RowSource, fields: Sequence[pa.Field], error: pa.ArrowE
         return source.refused(f"it cannot be read as csv: {text}")
     reason = match["why"]
     if match["column"] is not None:
-        conversion, name = _CONVERSION.match(reason), _column(source, fields, int(match["column"]))
+        conversion, number, names = _CONVERSION.match(reason), int(match["column"]), source.names or ()
         if conversion is not None:
             reason = f"{conversion['reason']} for {conversion['type']}"
-        reason = f"column {name!r}: {reason}"
+        reason = f"column {names[number] if number < len(names) else fields[-1].name!r}: {reason}"
     return BadRow(f"line {_line_of(source, int(match['row']))}", reason)
-
-
-def _column(source: RowSource, fields: Sequence[pa.Field], number: int) -> str:
-    names = source.names or ()
-    return names[number] if number < len(names) else fields[-1].name
 
 
 def _check_quotes(source: RowSource) -> None:

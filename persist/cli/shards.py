@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from persist.cli import connection_args, row_files
@@ -51,15 +51,12 @@ def run_shards(arguments: argparse.Namespace) -> int:
         with client_of(arguments) as client:
             _show_from_server(client, arguments)
         return 0
-    location = connection_args.where_of(arguments).open(must_exist=True)
-    try:
+    with closing(connection_args.where_of(arguments).open(must_exist=True)) as location:
         if arguments.name is not None:
             _show(details(location.machine(arguments.name).refresh()), arguments.json)
         else:
             names = location.all_names(arguments.prefix, arguments.dropped)
             _list(names, lambda name: summary(location.machine(name).state()), arguments.json)
-    finally:
-        location.close()
     return 0
 
 
@@ -75,7 +72,7 @@ def _show_from_server(client: Client, arguments: argparse.Namespace) -> None:
     elif arguments.name is not None:
         client.shard(arguments.name)  # raises if it was dropped
         view = view_of(arguments.name)
-        _show({**summary(view), **_schema(view), **_newest(view.batches)}, arguments.json)
+        _show({**summary(view), **_schema(view), "newest_batches": _newest(view.batches)}, arguments.json)
     else:
         _list(client.shards(arguments.prefix), lambda name: summary(view_of(name)), arguments.json)
 
@@ -141,7 +138,7 @@ def details(state: State) -> dict[str, Any]:
             {"key": key, "owner": claim.owner, "lapses_in_s": round((claim.lapses_ms - state.lease_now_ms) / 1000, 1)}
             for key, claim in sorted(state.claims.items())
         ],
-        **_newest(state.trace.batches),
+        "newest_batches": _newest(state.trace.batches),
     }
 
 
@@ -155,12 +152,11 @@ def _schema(state: State | ShardView) -> dict[str, Any]:
     return {**fields, "constraints": constraints} if any(constraints.values()) else fields
 
 
-def _newest(batches: Sequence[HollowBatch]) -> dict[str, Any]:
-    rows = [
+def _newest(batches: Sequence[HollowBatch]) -> list[dict[str, Any]]:
+    return [
         {"interval": str(batch.desc), "updates": batch.rows, "parts": batch.part_count, "bytes": batch.size}
         for batch in batches[-BATCHES_SHOWN:]
     ]
-    return {"newest_batches": rows}
 
 
 def _show(fields: dict[str, Any], as_json: bool) -> None:
@@ -200,20 +196,17 @@ def run_create(arguments: argparse.Namespace) -> int:
         retention_ms(arguments.history)
     schema, checks = _new_schema(arguments), read_checks(arguments.check)
     with client_of(arguments, must_exist=False) as client:
-        is_there = False
+        outcome, text = "created", "created"
         with suppress(UnknownShard):
             client.shard(arguments.name)
-            is_there = True
-        shard = client.create_shard(
+            outcome, text = "already there", "exists already"
+        created = client.create_shard(
             arguments.name, schema.arrow, schema.key, history=arguments.history, unique=arguments.unique, checks=checks
-        )
-        created = shard.schema
-    columns = {field.name: str(field.type) for field in created.arrow}
-    outcome = "already there" if is_there else "created"
+        ).schema
     if Screen.of(sys.stdout).is_terminal:
-        text = "exists already" if is_there else "created"
         print(f"shard {arguments.name} {text}, ordered by {', '.join(created.key)}")
     else:
+        columns = {field.name: str(field.type) for field in created.arrow}
         print(json.dumps({"shard": arguments.name, "done": outcome, "columns": columns, "key": list(created.key)}))
     return 0
 

@@ -138,16 +138,17 @@ def table_lines(tables: Iterator[pa.Table], empty: pa.Table, screen: Screen) -> 
     columns = _texts(pa.concat_tables([empty.schema.empty_table(), *first]).combine_chunks())
     natural = [max(map(width_of, (name, *column))) for name, column in zip(names, columns, strict=True)]
     widths = fitted(natural, screen.width)
-    right = [_is_number(field.type) for field in empty.schema]
+    kinds, types = empty.schema.types, pa.types
+    right = [types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) for kind in kinds]
     header = [padded(name, width, right=r) for name, width, r in zip(names, widths, right, strict=False)]
     yield screen.paint(_BOLD, GAP.join(header).rstrip())
     for table in chain(first, tables):
         for start in range(0, len(table), SHOWN_ROWS):
             shown = _texts(table.slice(start, SHOWN_ROWS).select(range(len(widths))))
-            cells = (
-                [_cell(text, width, is_right, screen) for text in column]
-                for column, width, is_right in zip(shown, widths, right, strict=False)
-            )
+            cells = []
+            for column, width, is_right in zip(shown, widths, right, strict=False):
+                texts = ((text, padded(text, width, right=is_right)) for text in column)
+                cells.append([screen.paint(_DIM, shown) if text == NULL else shown for text, shown in texts])
             for row in zip(*cells, strict=True):
                 yield GAP.join(row).rstrip()
     if len(widths) < len(names):
@@ -191,15 +192,6 @@ def _texts(table: pa.Table) -> list[list[str]]:
             texts += (cells if pa.types.is_string(cells.type) else cells.cast(pa.string())).to_pylist()
         columns.append([NULL if text is None else plain(text) for text in texts])
     return columns
-
-
-def _cell(text: str, width: int, is_right: bool, screen: Screen) -> str:
-    shown = padded(text, width, right=is_right)
-    return screen.paint(_DIM, shown) if text == NULL else shown
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 # How commands print rows: as a table in a terminal, else as NDJSON, or in the format that is given.
@@ -287,12 +279,8 @@ class CountedRows:
                 yield piece
 
     def summary(self) -> str:
-        return f"{counted_text(self.count)}, as of {self._snapshot.as_of}"
-
-
-def counted_text(count: int) -> str:
-    """Such as `1,024 rows`."""
-    return f"{count:,} row{'' if count == 1 else 's'}"
+        """Such as `1,024 rows, as of 416`."""
+        return f"{self.count:,} row{'' if self.count == 1 else 's'}, as of {self._snapshot.as_of}"
 
 
 def show_changes(table: pa.Table, screen: Screen) -> None:
