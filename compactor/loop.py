@@ -87,7 +87,6 @@ class Schedule:
         return names
 
     def end_visit(self, name: str) -> None:
-        """End a visit of the shard."""
         with self._lock:
             shard = self._shards[name]
             shard.running -= 1

@@ -290,7 +290,6 @@ def blob_at(url: str, *, must_exist: bool = True) -> Iterator[Blob]:
 
 @contextmanager
 def backups_at(url: str) -> Iterator[BackupStore]:
-    """Open the backups of a blob store."""
     with blob_at(url) as blob:
         store = BackupStore(blob, SystemClock(), SystemIds())
         store.open(None)

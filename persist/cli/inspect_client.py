@@ -94,7 +94,6 @@ def _read_body(pieces: Iterator[bytes], remedy: str) -> bytes:
 
 
 def path_of(query: Query) -> str:
-    """The path and the parameters of a query."""
     params: dict[str, str] = {}
     for name in ("at", "timestamp", "first", "last", "as_of", "lower", "upper"):
         if value := getattr(query, name):
@@ -219,7 +218,6 @@ def _parsed(data: bytes) -> Any:
 
 
 def _refusal(reply: Reply, url: str) -> PersistError:
-    """The error that the server returned."""
     if reply.status < 400:
         return Unavailable(f"{url} redirects to another server, which is refused: give the URL of the server itself")
     error = _parsed(reply.data)
@@ -271,7 +269,6 @@ def _table(rows: Iterable[Row], *, follows: bool) -> Iterator[str]:
 
 
 def log_line(entry: Row) -> str:
-    """Format an entry of the log as one line."""
     if entry["finding"] is not None and entry["commit_id"] is None:
         return plain(f"v{entry['seqno']}  {entry['bytes']} bytes  DAMAGED: {entry['finding']}")
     operations = entry["operations"] or entry["kinds"]
@@ -289,7 +286,6 @@ def log_line(entry: Row) -> str:
 
 
 def finding_line(finding: Row) -> str:
-    """Format a finding as one line."""
     where = f"{finding['shard']}: " if finding["shard"] is not None else ""
     return plain(f"DAMAGED {where}{finding['what']}")
 

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_index(commands: Any) -> None:
-    """The subcommands for the index."""
     listing = add_subcommand(commands, "list", "list the regions of the index", _list)
     put = add_subcommand(commands, "set", "set the servers and stores of a region", _set)
     put.add_argument("region", metavar="REGION")
@@ -263,56 +262,46 @@ def _show_round(round_: Replicated) -> None:
         print(json.dumps(asdict(round_)), flush=True)
 
 
-@dataclass(frozen=True, slots=True)
-class NewHomeIndex:
-    """The entry of the index that a new home is set in. `path` None: no index is updated."""
+def _index_entry(arguments: argparse.Namespace) -> RegionEntry:
+    """The entry of the index that the new home is set in, as it is now; an empty one if no index is given.
 
-    path: str | None
-    of: str
-    servers: tuple[str, ...]
+    Raises InvalidUsage, Corruption: it cannot be read, or no servers are given for it.
+    """
+    check_given(arguments, "index", "write")
+    check_region(arguments.region)
+    check_region(arguments.of)
+    servers = urls_of(arguments.write or "")
+    RegionEntry(servers).check()
+    if arguments.index and not servers:
+        raise InvalidUsage("--index requires --write, the servers of the new home")
+    if servers and not arguments.index:
+        raise InvalidUsage("--write requires --index")
+    regions = read_index(arguments.index).regions if arguments.index else {}
+    return regions.get(arguments.of, RegionEntry())
 
-    @classmethod
-    def of_arguments(cls, arguments: argparse.Namespace) -> NewHomeIndex:
-        """Raises InvalidUsage, Corruption: it cannot be read, or no servers are given for it."""
-        check_given(arguments, "index", "write")
-        check_region(arguments.region)
-        servers = urls_of(arguments.write or "")
-        RegionEntry(servers).check()
-        if arguments.index and not servers:
-            raise InvalidUsage("--index requires --write, the servers of the new home")
-        if servers and not arguments.index:
-            raise InvalidUsage("--write requires --index")
-        index = cls(arguments.index, check_region(arguments.of), servers)
-        index.entry()
-        return index
 
-    def entry(self) -> RegionEntry:
-        """The current entry of the region."""
-        return RegionEntry() if self.path is None else read_index(self.path).regions.get(self.of, RegionEntry())
-
-    def set(self, epoch: int) -> None:
-        """Set the new home of the region."""
-        if self.path is not None:
-            record_new_home(self.path, self.of, self.servers, epoch)
+def _record_home(arguments: argparse.Namespace, epoch: int) -> None:
+    if arguments.index:
+        record_new_home(arguments.index, arguments.of, urls_of(arguments.write), epoch)
 
 
 def _switch(arguments: argparse.Namespace) -> int:
     configure_logs(arguments.log_level)
     if not (arguments.home_dir or arguments.home_blob):
         raise InvalidUsage("give the current home: --home-dir, or --home-blob and --home-consensus")
-    index = NewHomeIndex.of_arguments(arguments)
+    entry = _index_entry(arguments)
     with ExitStack() as stack:
         home_location = Where(arguments.home_dir, arguments.home_blob, arguments.home_consensus)
         home = stack.enter_context(closing(home_location.open(must_exist=True)))
         copy = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
         replicator = None if arguments.replicated else Replicator(home.blob, copy.blob, home.clock)
-        switch = Switch(home, copy, arguments.region, arguments.of, replicator, index.entry().epoch)
+        switch = Switch(home, copy, arguments.region, arguments.of, replicator, entry.epoch)
         report = partial(print, file=sys.stderr, flush=True)
         if arguments.undo:
             print(json.dumps({"taken_back": switch.undo(report)}))
             return 0
         recovered = switch.run(report)
-        index.set(recovered.epoch)
+        _record_home(arguments, recovered.epoch)
     show_recovered(recovered, dry_run=False)
     return 0
 
@@ -320,11 +309,11 @@ def _switch(arguments: argparse.Namespace) -> int:
 def _promote(arguments: argparse.Namespace) -> int:
     """0: done. 1: with `--dry-run`, there are shards whose newest version would not continue."""
     check_given(arguments, "home", "home_blob")
-    index = NewHomeIndex.of_arguments(arguments)
-    least = index.entry().epoch
-    request = RecoveryRequest(arguments.accept_loss, arguments.gap, least=least)
+    entry = _index_entry(arguments)
+    request = RecoveryRequest(arguments.accept_loss, arguments.gap, least=entry.epoch)
     request.check()
-    urls = urls_of(arguments.home or "") or tuple(url for url in index.entry().write if url not in index.servers)
+    servers = urls_of(arguments.write or "")
+    urls = urls_of(arguments.home or "") or tuple(url for url in entry.write if url not in servers)
     RegionEntry(urls).check()
     with ExitStack() as stack:
         blob = stack.enter_context(blob_at(arguments.home_blob)) if arguments.home_blob else None
@@ -335,7 +324,7 @@ def _promote(arguments: argparse.Namespace) -> int:
         else:
             home = OldHome(urls, blob, arguments.home_is_lost)
             recovered = promote(location, arguments.region, arguments.of, home, request)
-            index.set(recovered.epoch)
+            _record_home(arguments, recovered.epoch)
     show_recovered(recovered, dry_run=arguments.dry_run)
     return EXIT_LOST if arguments.dry_run and recovered.lacking else 0
 

@@ -26,7 +26,6 @@ SOURCES = ("source", "replace", "excise")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --repair and its options."""
     parser.add_argument("--repair", action="store_true", help="repair the shard NAME; requires one of the next three")
     parser.add_argument("--from", dest="source", metavar="URL", help="restore damaged blobs from a store of backups")
     parser.add_argument("--replace", nargs=2, metavar=("PART", "FILE"), help="replace PART by FILE, a copy of it")

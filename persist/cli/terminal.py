@@ -34,7 +34,6 @@ NO_COLOUR = ("--no-colour", "--no-color")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --no-colour."""
     parser.add_argument(*NO_COLOUR, dest="no_colour", action="store_true", help="no colours; the same as NO_COLOR=1")
 
 
@@ -91,7 +90,6 @@ def harmless(text: str, form: Callable[[str], str]) -> str:
 
 
 def width_of(text: str) -> int:
-    """Return the width of a text in terminal columns."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in _WIDE else 1 for c in text)
@@ -206,19 +204,16 @@ CHANGED_ROWS = 10_000  # of changes that are formatted at a time
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add --where and --columns."""
     parser.add_argument("--where", metavar="PREDICATE", help='only rows that match it: "amount > 10"')
     parser.add_argument("--columns", metavar="A,B", help="only these columns")
 
 
 def add_schema(parser: argparse.ArgumentParser) -> None:
-    """Add --schema."""
     help_text = f"{NOW}: the current columns; {THEN}: the columns as of the time"
     parser.add_argument("--schema", choices=(NOW, THEN), default=NOW, help=help_text)
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add --format and --no-colour."""
     parser.add_argument("--format", choices=FORMATS, help=f"default: {TABLE} in a terminal, else {NDJSON}")
     add_arguments(parser)
 

@@ -249,7 +249,6 @@ class _Restore:
             raise ConstraintViolated(message, **error.details) from error
 
     def restore_shard(self, shard: ShardBackup, pool: ThreadPoolExecutor) -> ShardRestored:
-        """Restore one shard."""
         original = self._state(shard)
         state = original if self._request.keeps_policies else without_policy(original)
         has_policy = state is not original

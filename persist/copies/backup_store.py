@@ -100,7 +100,6 @@ class Backup(Struct, frozen=True):
         return self.taken_ms if self.at_ms is None else self.at_ms
 
     def shard(self, name: str) -> ShardBackup | None:
-        """The backup of the shard with this name, if there is one."""
         return next((shard for shard in self.shards if shard.name == name), None)
 
 
@@ -264,7 +263,6 @@ class BackupStore:
             return {stat.key.removeprefix(BLOBS): stat.size for stat in self.blob.list(BLOBS + prefix)}
 
     def delete(self, keys: list[str]) -> None:
-        """Delete the files with these keys."""
         with translated():
             self.blob.delete(keys)
 
@@ -482,4 +480,5 @@ def _pruned(store: BackupStore, rule: KeepRule, run: StoreRun | None) -> Pruned:
         while run is not None and (window := list(islice(leftover_files, DELETED_AT_ONCE))):
             run.beat()
             store.blob.delete([stat.key for stat in window])
-    return Pruned(tuple(backup.id for backup in (*listed.unread, *expired)), blobs, size)
+    deleted = [backup.id for backup in listed.unread] + [backup.id for backup in expired]
+    return Pruned(tuple(deleted), blobs, size)

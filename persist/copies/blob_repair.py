@@ -72,7 +72,6 @@ class _Repairer:
         self._sums: Sums = {}
 
     def repair(self, fault: Fault) -> RepairedBlob:
-        """Repair one fault, if possible."""
         part = None if fault.named is None else fault.named.part
         if part is not None and part.is_inline:
             return RepairedBlob(fault, LEFT, why="its rows are inline in the State; no blob can replace them")

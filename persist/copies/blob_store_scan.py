@@ -78,7 +78,6 @@ class Evidence:
     unsettled: dict[str, str] = field(default_factory=dict)  # rollups that may never have been named -> shard names
 
     def add(self, change: StateDiff) -> None:
-        """Add a settled state diff."""
         self.changes.setdefault(change.seqno, {}).setdefault(change.commit_id, change)
 
     @property

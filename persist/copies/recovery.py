@@ -109,7 +109,6 @@ class ShardRecovered:
         return self.unborn or (bool(self.name) and self.upper is not None and not self.lost)
 
     def to_json(self) -> dict[str, Any]:
-        """The output of the command."""
         fields: dict[str, Any] = {"shard": self.name or None, "id": self.family, "whole": self.is_whole}
         fields["version"] = self.version
         fields |= {"unknown_after": self.known, "upper": self.upper, "resumes": self.resumes}

@@ -114,7 +114,6 @@ class Fault:
     named: NamedPart | None = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, str | None]:
-        """The fields by name."""
         return {"shard": self.shard, "kind": str(self.kind), "what": self.what, "key": self.key or None}
 
     def __str__(self) -> str:
@@ -136,7 +135,6 @@ class Faults(list[Fault]):
         self.take([Fault(self.shard, kind, what, key or "")])
 
     def take(self, faults: Iterable[Fault]) -> None:
-        """Add faults."""
         for fault in faults:
             if fault in self._known:
                 continue
@@ -202,19 +200,17 @@ def entries_of(consensus: Consensus, name: str, first: int = 1, last: int | None
 def walk_log(location: Readable, name: str, first: int = 1, last: int | None = None) -> Iterator[LoggedDiff]:
     """The state diffs of these entries; long ones are read from their blobs."""
     for entry in entries_of(location.consensus, name, first, last):
-        yield _read_entry(location.versions, name, entry.seqno, entry.data)
-
-
-def _read_entry(versions: Versions, name: str, seqno: int, data: bytes) -> LoggedDiff:
-    try:
-        change = versions.whole(name, versions.decode(data))
-    except (Corruption, UpgradeNeeded) as error:
-        return LoggedDiff(seqno, len(data), None, f"the log entry v{seqno} cannot be read: {error.message}")
-    except LogCut as error:
-        return LoggedDiff(seqno, len(data), None, error.message, error)
-    if change.seqno != seqno:
-        return LoggedDiff(seqno, len(data), None, f"the log entry v{seqno} holds the state diff v{change.seqno}")
-    return LoggedDiff(seqno, len(data), change)
+        seqno, size = entry.seqno, len(entry.data)
+        try:
+            change = location.versions.whole(name, location.versions.decode(entry.data))
+        except (Corruption, UpgradeNeeded) as error:
+            yield LoggedDiff(seqno, size, None, f"the log entry v{seqno} cannot be read: {error.message}")
+        except LogCut as error:
+            yield LoggedDiff(seqno, size, None, error.message, error)
+        else:
+            is_wrong = change.seqno != seqno
+            wrong = f"the log entry v{seqno} holds the state diff v{change.seqno}" if is_wrong else ""
+            yield LoggedDiff(seqno, size, None if is_wrong else change, wrong)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +229,10 @@ class LogFacts:
     `uppers` are (wall clock, upper) of the commits that advanced the upper, ascending. `gone`: the blobs that left the
     State, and at which version. `settings_ms`: when the settings last changed (0: before the log begins). `moved`: when
     a critical reader was registered or last moved. `began`: when a leased reader was registered. `walltimes`: of the
-    first versions that leased readers do not hold.
+    first versions that the leased readers of `state`, the newest one, do not hold.
     """
 
+    state: State | None
     entries: int = 0
     bytes: int = 0
     first_seqno: int = 0
@@ -250,38 +247,31 @@ class LogFacts:
     walltimes: dict[int, int] = field(default_factory=dict)
     lapses: list[Lapse] = field(default_factory=list)
 
-
-class _LogReader:
-    """Collects the facts of a log from its entries in order."""
-
-    def __init__(self, state: State | None) -> None:
-        self.facts = LogFacts()
-        readers = {} if state is None else state.leased_readers
+    def __post_init__(self) -> None:
+        readers = {} if self.state is None else self.state.leased_readers
         self._seqnos_after_readers = {int(reader.seqno) + 1 for reader in readers.values()}
         self._leases: dict[str, Leased] = {}
-        self._lease_clock_ms = self._upper = 0
+        self._lease_clock_ms = 0
 
     def take(self, seqno: int, change: StateDiff) -> None:
-        facts = self.facts
-        if not facts.first_seqno:
-            facts.first_seqno, facts.first_ms = seqno, change.walltime_ms
+        """Add an entry. They are added in order."""
+        if not self.first_seqno:
+            self.first_seqno, self.first_ms = seqno, change.walltime_ms
         if seqno in self._seqnos_after_readers:
-            facts.walltimes[seqno] = change.walltime_ms
+            self.walltimes[seqno] = change.walltime_ms
         self._lease_clock_ms = change.lease_clock_ms or self._lease_clock_ms
         self._take_leases(change)
         if change.settings is not None:
-            facts.settings_ms = change.walltime_ms
-        facts.gone.update(dict.fromkeys(change.gone, seqno))
+            self.settings_ms = change.walltime_ms
+        self.gone.update(dict.fromkeys(change.gone, seqno))
         upper = change.trace.batches[-1].desc.upper.element if change.trace and change.trace.batches else None
-        if upper is not None and upper > self._upper:
-            self._upper = upper
-            facts.uppers.append((change.walltime_ms, upper))
+        if upper is not None and upper > (self.uppers[-1][1] if self.uppers else 0):
+            self.uppers.append((change.walltime_ms, upper))
 
     def _take_leases(self, change: StateDiff) -> None:
         """Record readers and writers that came, moved and lapsed. Leases from before the log begins are ignored."""
         if change.critical_readers is not None:
-            for cursor in change.critical_readers.set:
-                self.facts.moved[cursor] = change.walltime_ms
+            self.moved.update(dict.fromkeys(change.critical_readers.set, change.walltime_ms))
         for kind, changed in (("reader", change.leased_readers), ("writer", change.writers)):
             if changed is None:
                 continue
@@ -289,11 +279,11 @@ class _LogReader:
                 lease = self._leases.pop(holder, None)
                 if lease is not None and self._lease_clock_ms and lease.lapsed(self._lease_clock_ms):
                     purpose = lease.purpose if isinstance(lease, LeasedReader) else ""
-                    self.facts.lapses.append(Lapse(kind, purpose, change.walltime_ms))
+                    self.lapses.append(Lapse(kind, purpose, change.walltime_ms))
             for holder, lease in changed.set.items():
                 self._leases[holder] = lease
                 if kind == "reader":
-                    self.facts.began.setdefault(ReaderId(holder), change.walltime_ms)
+                    self.began.setdefault(ReaderId(holder), change.walltime_ms)
 
 
 # The parts and other blobs that a State names.
@@ -396,8 +386,8 @@ class ShardFacts:
 
     def read_log(self, limit: int | None = None, *followers: Callable[[LoggedDiff], object]) -> LogFacts:
         """Read the live log once, and set `log`. `followers` get each entry. `limit` None: all of it."""
-        reader, before = _LogReader(self.state), 0
-        self.log = facts = reader.facts
+        self.log, before = LogFacts(self.state), 0
+        facts = self.log
         for logged in walk_log(self.location, self.name):
             if facts.entries == limit:
                 facts.is_whole = False
@@ -413,7 +403,7 @@ class ShardFacts:
             if logged.change is None:
                 facts.wrong.append(logged.wrong)
             else:
-                reader.take(logged.seqno, logged.change)
+                facts.take(logged.seqno, logged.change)
         return facts
 
     def keys_left(self, faults: Faults) -> dict[str, int]:

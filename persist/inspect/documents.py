@@ -28,7 +28,6 @@ class JsonRecord(Struct, frozen=True):
     """The base of all records in an answer. Later versions may add fields."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
         fields: dict[str, Any] = to_builtins(self, str_keys=True)
         return fields
 

@@ -132,5 +132,5 @@ def _entry(name: str, logged: LoggedDiff, gap: str) -> LogEntry:
 
 
 def _batch(batch: HollowBatch) -> LoggedBatch:
-    frontiers = (frontier.to_json() for frontier in (batch.desc.lower, batch.desc.upper, batch.desc.since))
-    return LoggedBatch(*frontiers, batch.part_count, batch.rows, batch.size)
+    lower, upper, since = (frontier.to_json() for frontier in (batch.desc.lower, batch.desc.upper, batch.desc.since))
+    return LoggedBatch(lower, upper, since, batch.part_count, batch.rows, batch.size)

@@ -143,7 +143,6 @@ class Publisher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the queue is empty."""
         return not self._queue
 
     def put(self, entries: dict[str, tuple[bytes, ...]]) -> str:

@@ -16,7 +16,7 @@ import pytest
 import persist
 from blob import open_blob
 from compactor.on_demand import maintain
-from persist.cli.region import NewHomeIndex
+from persist.cli import region
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
@@ -523,7 +523,7 @@ def test_a_promotion_that_was_killed_is_repeated(place: Place, monkeypatch: pyte
 def test_who_is_killed_before_the_index_is_set_sets_it_by_the_same_command(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
-    def dies(indexed: object, epoch: int) -> None:
+    def dies(arguments: object, epoch: int) -> None:
         raise SystemExit
 
     def command() -> int:
@@ -531,7 +531,7 @@ def test_who_is_killed_before_the_index_is_set_sets_it_by_the_same_command(
         return place.switch(*indexed) if verb == "switch" else place.promote(*indexed, "--home-is-lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(NewHomeIndex, "set", dies)
+        patch.setattr(region, "_record_home", dies)
         with suppress(SystemExit):
             command()
     capsys.readouterr()
