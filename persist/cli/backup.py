@@ -24,7 +24,7 @@ from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up
 from persist.copies.backup_restore import RestoreRequest, ShardRestored, restore, select_backup, verify_backup
 from persist.copies.backup_store import Backup, BackupStore, KeepRule, check_separate, prune
-from persist.copies.recovery import GAP, Recovered, RecoveryRequest, plan, recover
+from persist.copies.recovery import GAP, Recovered, RecoveryRequest, plan, run_recovery
 from persist.copies.state_file import FILE_BYTES_MAX, export_state, import_state, read_file
 from persist.copies.throttled_blob import read_rate
 from persist.copies.verify import Depth
@@ -213,9 +213,8 @@ def _recovered(arguments: argparse.Namespace) -> Recovered:
             with translated():
                 older = open_consensus(arguments.older_consensus)
             stack.callback(older.close)
-        if arguments.dry_run:
-            return plan(location, RecoveryRequest(gap=arguments.gap, older=older))
-        return recover(location, accept_loss=arguments.accept_loss, gap=arguments.gap, older=older)
+        request = RecoveryRequest(arguments.accept_loss, arguments.gap, older)
+        return plan(location, request) if arguments.dry_run else run_recovery(location, request)
 
 
 def show_recovered(recovered: Recovered, *, dry_run: bool) -> None:

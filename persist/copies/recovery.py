@@ -152,7 +152,7 @@ class _Unbound(Identity):
 
 
 def plan(location: Location, request: RecoveryRequest | None = None) -> Recovered:
-    """What a recovery would recover; see `RecoveryRequest`. Writes nothing. Raises what `recover` raises."""
+    """What a recovery would recover; see `RecoveryRequest`. Writes nothing. Raises what `run_recovery` raises."""
     request = request or RecoveryRequest()
     blob, consensus, least = location.blob, location.consensus, request.least
     mark, least_after_revoked = _check_target(blob, consensus, location.settings.build)
@@ -172,21 +172,14 @@ def plan(location: Location, request: RecoveryRequest | None = None) -> Recovere
     return Recovered(epoch, tuple(recovered for recovered, _ in planned), last_heartbeat_ms(blob))
 
 
-def recover(
-    location: Location, *, accept_loss: bool = False, gap: int = GAP, older: Consensus | None = None
-) -> Recovered:
+def run_recovery(location: Location, request: RecoveryRequest | None = None) -> Recovered:
     """Restart the log of every shard in the location's consensus store, which is empty. See `RecoveryRequest`.
 
-    Repeating it after an error continues it.
-    Raises InvalidUsage (the consensus store is in use, the blob store has no location, `older` is of another one),
-    Conflict (another recovery has taken over), Corruption (without `accept_loss`: a shard is incomplete; nothing was
-    written).
+    Repeating it after an error continues it. Raises InvalidUsage (the consensus store is in use, the blob store has no
+    location, `older` is of another one), Conflict (another recovery has taken over, or a shard was not handed over,
+    though all should be), Corruption (without `accept_loss`: a shard is incomplete; nothing was written).
     """
-    return run_recovery(location, RecoveryRequest(accept_loss, gap, older))
-
-
-def run_recovery(location: Location, request: RecoveryRequest) -> Recovered:
-    """As `recover`. Also raises Conflict if a shard was not handed over, though all should be."""
+    request = request or RecoveryRequest()
     request.check()
     preview = plan(location, request)
     if not request.accept_loss:

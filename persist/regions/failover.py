@@ -99,7 +99,7 @@ def check_copy(location: Location) -> bytes:
 def promote(location: Location, region: str, of: str, home: OldHome, request: RecoveryRequest) -> Recovered:
     """Make the copy a home, whose logs begin in the location's consensus store, which is empty.
 
-    Repeating it after an error, or after it has ended, continues it. Raises what `recover` raises, Conflict (the old
+    Repeating it after an error, or after it has ended, continues it. Raises as `run_recovery`, Conflict (the old
     home answers), InvalidUsage, Unavailable (the old home's store was given, and does not answer).
     """
     request.check()

@@ -23,7 +23,7 @@ from persist.client.shard import Shard
 from persist.copies.backup_creation import UPPER, BackupRequest, back_up
 from persist.copies.backup_restore import RestoreRequest, restore
 from persist.copies.backup_store import BackupStore
-from persist.copies.recovery import recover
+from persist.copies.recovery import RecoveryRequest, run_recovery
 from persist.copies.verify import Depth, verify_shards
 from persist.core import commands as c
 from persist.core.blob_keys import is_part_key
@@ -567,7 +567,7 @@ def publish_alone(shards: Shards, name: str) -> None:
 def recovered(shards: Shards, *, accept_loss: bool = False) -> None:
     """The consensus store is lost, and made anew."""
     shards.consensus = MemoryConsensus("mem:new")
-    recover(shards.process(), gap=100, accept_loss=accept_loss)
+    run_recovery(shards.process(), RecoveryRequest(gap=100, accept_loss=accept_loss))
     shards.here = shards.process()
     shards.client = Client(EmbeddedTransport(shards.here, maintain))
 

@@ -19,7 +19,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.location_identity import LOG_KEY
-from persist.copies.recovery import GAP, SEQNO_GAP, RecoveryRequest, plan, recover
+from persist.copies.recovery import GAP, SEQNO_GAP, RecoveryRequest, plan, run_recovery
 from persist.copies.verify import Depth, verify_shards
 from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
@@ -89,7 +89,7 @@ def test_everything_that_was_published_is_there_and_no_time_is_given_out_twice(w
     upper = world.state().upper.element
     assert upper is not None
     location = empty(world)
-    found = recover(location)
+    found = run_recovery(location)
     [told] = found.shards
     assert (told.name, told.upper, told.resumes) == (NAME, [upper], [upper + GAP])
     assert (told.is_whole, found.epoch) == (True, 2)
@@ -107,7 +107,7 @@ def test_an_append_that_touches_the_gap_is_a_conflict(world: World) -> None:
     publish(world)
     upper = upper_of(world)
     location = empty(world)
-    recover(location)
+    run_recovery(location)
     shard = Client(EmbeddedTransport(location, maintain)).shard(NAME)
     trace = location.machine(NAME).refresh().trace
     ends = [(upper, upper + 1), (upper + 5, upper + 6), (upper - 1, upper + 1), (upper, upper + GAP + 1)]
@@ -127,7 +127,7 @@ def test_what_was_not_published_is_lost_and_nothing_of_it_is_half_there(world: W
     for _ in range(3):
         append(world)
     location = empty(world)
-    [told] = recover(location).shards
+    [told] = run_recovery(location).shards
     assert (told.upper, told.version, told.known) == ([upper], published, published)
     assert told.to_json()["unknown_after"] == published
     world.rows = [row for row in world.rows if row[2] < upper]
@@ -160,9 +160,9 @@ def test_an_older_copy_with_which_somebody_went_on_adds_nothing_from_there(world
     gone_on = empty(world, consensus=older, ids=70)
     Client(EmbeddedTransport(gone_on, maintain)).shard(NAME).insert([{"k": "other", "v": 9}])
     with pytest.raises(Corruption, match="is incomplete"):
-        recover(empty(world), older=older)
+        run_recovery(empty(world), RecoveryRequest(older=older))
     location = empty(world)
-    [told] = recover(location, gap=SOON, older=older, accept_loss=True).shards
+    [told] = run_recovery(location, RecoveryRequest(gap=SOON, older=older, accept_loss=True)).shards
     assert (told.is_whole, told.upper) == (False, [upper])
     assert any("two histories" in why for why in told.why)
     world.rows = [row for row in world.rows if row[2] < upper]
@@ -180,9 +180,9 @@ def test_a_blob_store_that_is_older_than_the_log(world: World) -> None:
     publish(world)
     world.blob.delete([stat.key for stat in world.blob.list("") if stat.key not in held])
     with pytest.raises(Corruption, match="is incomplete"):
-        recover(empty(world), older=world.consensus)
+        run_recovery(empty(world), RecoveryRequest(older=world.consensus))
     location = empty(world)
-    [told] = recover(location, gap=SOON, older=world.consensus, accept_loss=True).shards
+    [told] = run_recovery(location, RecoveryRequest(gap=SOON, older=world.consensus, accept_loss=True)).shards
     assert (told.upper, told.is_whole, told.known) == ([upper], False, world.state().seqno)
     assert told.lost > 40
     world.rows = [row for row in world.rows if row[2] < upper]
@@ -197,7 +197,7 @@ def test_until_it_has_ended_nobody_opens_the_location(world: World) -> None:
         tries += 1
         assert tries < 100, "it never ends"
         with suppress(Crash):  # each try may leave a rollup that the next one reads
-            recover(empty(world, Fuse(3 * tries), log, ids=1000 + tries), gap=SOON)
+            run_recovery(empty(world, Fuse(3 * tries), log, ids=1000 + tries), RecoveryRequest(gap=SOON))
         if log.head("\x7fbinding") is None:
             with pytest.raises(InvalidUsage, match="do not belong together"):
                 empty(world, None, log, ids=3000 + tries).machine(NAME).refresh()
@@ -213,14 +213,14 @@ def test_a_recovery_that_was_killed_is_repeated(world: World, at: int, after: bo
     assert upper is not None
     log = MemoryConsensus("mem:new")
     with suppress(Crash):
-        recover(empty(world, Fuse(at, after=after), log, ids=91), gap=SOON)
+        run_recovery(empty(world, Fuse(at, after=after), log, ids=91), RecoveryRequest(gap=SOON))
     again = empty(world, None, log, ids=92)
     if log.head("\x7fbinding") is None:
-        [told] = recover(again, gap=SOON).shards
+        [told] = run_recovery(again, RecoveryRequest(gap=SOON)).shards
         assert (told.is_whole, told.upper, told.resumes) == (True, [upper], [upper + SOON])
     else:
         with pytest.raises(InvalidUsage, match="is complete, at epoch 2"):
-            recover(again, gap=SOON)
+            run_recovery(again, RecoveryRequest(gap=SOON))
     whole(world, again, upper)
     assert again.machine(NAME).refresh().upper.element == upper + SOON
 
@@ -231,7 +231,7 @@ def test_processes_of_the_old_epoch_write_and_delete_nothing(world: World) -> No
     world.worker().run(NAME, idle=True)
     old = world.process()
     old.machine(NAME).refresh()
-    recover(empty(world), accept_loss=True)
+    run_recovery(empty(world), RecoveryRequest(accept_loss=True))
     before = {stat.key for stat in world.blob.list("")}
     world.clock.advance_ms(60_000)
     with pytest.raises(ReadOnly, match="only reads"):
@@ -257,11 +257,11 @@ def test_where_blobs_are_missing_somebody_decides(world: World) -> None:
     log = MemoryConsensus("mem:new")
     before = {stat.key for stat in world.blob.list("")}
     with pytest.raises(Corruption, match="the newest version of 1 shards is incomplete: orders"):
-        recover(empty(world, None, log))
+        run_recovery(empty(world, None, log))
     assert {stat.key for stat in world.blob.list("")} == before
     assert log.head("\x7frecovery") is None
     location = empty(world, None, log)
-    [told] = recover(location, accept_loss=True).shards
+    [told] = run_recovery(location, RecoveryRequest(accept_loss=True)).shards
     assert (told.is_whole, told.upper, told.missing) == (False, [upper], (lost,))
     world.rows = [row for row in world.rows if row[2] < upper]
     whole(world, location, upper)
@@ -271,7 +271,7 @@ def test_a_shard_whose_first_commit_was_not_published_is_told_and_holds_nothing_
     publish(world)
     Client(EmbeddedTransport(world.user, maintain)).create_shard("young", SCHEMA, ["k"]).insert([{"k": "a", "v": 1}])
     location = empty(world)
-    found = {shard.name: shard for shard in recover(location).shards}
+    found = {shard.name: shard for shard in run_recovery(location).shards}
     assert (found["young"].unborn, found["young"].upper, found[NAME].unborn) == (True, None, False)
     back = Client(EmbeddedTransport(location, maintain))
     assert back.shards() == [NAME]
@@ -284,19 +284,19 @@ def test_two_recoveries_at_once(world: World) -> None:
     """Into two stores: the one that fences second wins, and the other one is told."""
     publish(world)
     one, two = empty(world, ids=91), empty(world, ids=92)
-    recover(one, gap=SOON)
-    recover(two, gap=SOON)
+    run_recovery(one, RecoveryRequest(gap=SOON))
+    run_recovery(two, RecoveryRequest(gap=SOON))
     world.clock.advance_ms(60_000)
     with pytest.raises(ReadOnly, match="only reads"):
         one.identity.confirm()
     log = MemoryConsensus("mem:third")
     with suppress(Crash):  # killed before the epoch was written, while another recovery takes that epoch
-        recover(empty(world, Fuse(20), log, ids=93), gap=SOON)
+        run_recovery(empty(world, Fuse(20), log, ids=93), RecoveryRequest(gap=SOON))
     three = empty(world, None, log, ids=94)
     if log.head("\x7frecovery") is not None and log.head("\x7fbinding") is None:
-        recover(empty(world, ids=96), gap=SOON)
+        run_recovery(empty(world, ids=96), RecoveryRequest(gap=SOON))
         with suppress(Conflict):
-            recover(three, gap=SOON)
+            run_recovery(three, RecoveryRequest(gap=SOON))
 
 
 def test_dropped_shards_stay_so_and_their_names_live_again(world: World) -> None:
@@ -308,7 +308,7 @@ def test_dropped_shards_stay_so_and_their_names_live_again(world: World) -> None
         world.collector().run("gone")
     publish(world)
     location = empty(world)
-    found = {shard.name: shard for shard in recover(location).shards}
+    found = {shard.name: shard for shard in run_recovery(location).shards}
     assert (found["gone"].dropped, found[NAME].dropped) == (True, False)
     back = Client(EmbeddedTransport(location, maintain))
     assert back.shards() == [NAME]
@@ -322,7 +322,7 @@ def test_recovered_shards_live_on(world: World) -> None:
     world.append_in_parts(6, 10)
     publish(world)
     location = empty(world)
-    recover(location, gap=SOON)
+    run_recovery(location, RecoveryRequest(gap=SOON))
     shard = Client(EmbeddedTransport(location, maintain)).shard(NAME)
     expected = world.contents(9, location)
     for number in range(80):
@@ -343,7 +343,7 @@ def test_an_erasure_that_is_pending_stays_so(world: World, gap: int) -> None:
     told = shard.erase(where="k = 'gone'")
     publish(world)
     location = empty(world)
-    recover(location, gap=gap)
+    run_recovery(location, RecoveryRequest(gap=gap))
     other = Client(EmbeddedTransport(location, maintain)).shard(NAME)
     resumes = other.upper().element
     assert resumes == upper + 1 + gap
@@ -374,10 +374,10 @@ def overtaken(world: World) -> Location:
     log = MemoryConsensus("mem:new")
     for at in range(1, 60):
         with suppress(Crash):
-            recover(empty(world, Fuse(at), log, ids=100 + at), gap=SOON)
+            run_recovery(empty(world, Fuse(at), log, ids=100 + at), RecoveryRequest(gap=SOON))
         if log.head("\x7frecovery") is not None:
             break
-    recover(empty(world, ids=98), gap=SOON)
+    run_recovery(empty(world, ids=98), RecoveryRequest(gap=SOON))
     return empty(world, None, log, ids=99)
 
 
@@ -428,7 +428,7 @@ def test_what_is_refused_writes_nothing(world: World, row: str) -> None:
     before = {stat.key for stat in location.blob.list("")}
     names = location.consensus.keys("", "", 100)
     with pytest.raises(kind):
-        recover(location, **asked)
+        run_recovery(location, RecoveryRequest(**asked))
     assert ({stat.key for stat in location.blob.list("")}, location.consensus.keys("", "", 100)) == (before, names)
 
 
@@ -468,7 +468,7 @@ def test_by_the_command_with_an_older_copy(tmp_path: Path, capsys: pytest.Captur
 def test_gaps_that_make_no_sense(world: World, gap: int) -> None:
     publish(world)
     with pytest.raises(InvalidUsage, match="the gap is"):
-        recover(empty(world), gap=gap)
+        run_recovery(empty(world), RecoveryRequest(gap=gap))
 
 
 def test_blobs_of_a_shard_that_was_never_begun_hold_nothing_up(world: World) -> None:
@@ -477,7 +477,7 @@ def test_blobs_of_a_shard_that_was_never_begun_hold_nothing_up(world: World) -> 
     stray = part_key(shard_id_of("never"), COMPACTOR, mint(PartId, AscendingIds(70)))
     world.blob.put(stray, b"of an import that was refused")
     location = empty(world)
-    told = [shard for shard in recover(location).shards if shard.name != NAME]
+    told = [shard for shard in run_recovery(location).shards if shard.name != NAME]
     assert [(one.unborn, one.is_whole) for one in told] == [(True, True)]
     assert Client(EmbeddedTransport(location, maintain)).shards() == [NAME]
 
@@ -489,6 +489,6 @@ def test_without_a_catalogue_nothing_is_called_unborn(world: World) -> None:
     world.blob.put(stray, b"of a shard, perhaps")
     world.blob.delete([stat.key for stat in world.blob.list("cat/")])
     with pytest.raises(Corruption, match="is incomplete"):
-        recover(empty(world))
+        run_recovery(empty(world))
     [told] = [shard for shard in plan(empty(world)).shards if shard.name != NAME]
     assert "no catalogue" in told.why[-1]

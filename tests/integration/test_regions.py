@@ -22,7 +22,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
-from persist.copies.recovery import recover
+from persist.copies.recovery import RecoveryRequest, run_recovery
 from persist.core.errors import (
     Conflict,
     Corruption,
@@ -288,7 +288,7 @@ def test_a_region_goes_on_where_home_was_recovered(place: Place) -> None:
     before = {as_of: rows(place.there, as_of) for as_of in range(5)}
     place.world.consensus = MemoryConsensus("mem:new")
     place.machine = place.world.machine()
-    [told] = recover(place.machine.location, gap=100).shards
+    [told] = run_recovery(place.machine.location, RecoveryRequest(gap=100)).shards
     assert told.resumes == [105]
     place.shard = place.machine.client.shard("orders")
     place.insert(7)

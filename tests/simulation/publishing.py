@@ -22,7 +22,7 @@ from persist.commit.location import Location
 from persist.commit.log_writer import LogWriter
 from persist.copies import blob_store_scan
 from persist.copies.blob_store_scan import BlobStoreScan, Evidence
-from persist.copies.recovery import plan, recover
+from persist.copies.recovery import RecoveryRequest, plan, run_recovery
 from persist.core.state import State
 from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import Publisher, PublishSettings
@@ -136,7 +136,7 @@ def check_recovered(host: Host) -> None:
     again = Location(copy, MemoryConsensus(), clock=host.clock, ids=host.ids, background=background)
     lacking = [name for name in plan(again).lacking if name in oracle.shards]  # else blobs of what was never begun
     expect(not lacking, "recovered", f"{lacking} would not come back")
-    recover(again, gap=GAP, accept_loss=True)
+    run_recovery(again, RecoveryRequest(gap=GAP, accept_loss=True))
     client = Client(EmbeddedTransport(again, maintain))
     for _, truth in sorted(oracle.shards.items()):
         if not truth.state.is_closed:

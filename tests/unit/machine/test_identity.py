@@ -20,7 +20,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.location_identity import CONFIRM_EVERY_S, ID_KEY, LOG_KEY
-from persist.copies.recovery import recover
+from persist.copies.recovery import run_recovery
 from persist.core.blob_keys import is_rollup_key, part_key, shard_prefix
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly
 from persist.core.ids import PartId, WriterId, shard_id_of
@@ -322,7 +322,7 @@ def test_a_log_that_ends_before_a_rollup_is_refused_with_the_remedy() -> None:
     assert stores.client().shard("quiet").snapshot().to_arrow().num_rows == 10
     assert "persist backup recover" in told.value.message
     stores.log = MemoryConsensus("mem:empty")
-    recover(stores.open())  # the remedy works; nothing was published here, so rollups tell what they can
+    run_recovery(stores.open())  # the remedy works; nothing was published here, so rollups tell what they can
     assert stores.client().shard("orders").snapshot().to_arrow().num_rows >= 16
 
 

@@ -18,7 +18,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location
-from persist.copies.recovery import RecoveryRequest, recover
+from persist.copies.recovery import RecoveryRequest, run_recovery
 from persist.core.errors import Conflict, Indeterminate
 from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import PublishSettings
@@ -267,7 +267,7 @@ class Story:
         self.consensus = MemoryConsensus(f"mem:{self.opened}")
         gap = self.chosen.choice([1, 5, 1_000])
         if self.chosen.random() < 0.5:
-            recover(self.location(), gap=gap)
+            run_recovery(self.location(), RecoveryRequest(gap=gap))
         else:
             promote(self.location(), f"r{self.opened}", "eu", OldHome(blob=blob), RecoveryRequest(gap=gap))
         self.fed, self.rival = self.process(), self.process()
