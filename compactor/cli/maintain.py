@@ -160,7 +160,7 @@ def _run(arguments: argparse.Namespace) -> int:
         committer_of: CommitterOf = location.machine if transport is None else through_server(location, transport)
         metrics, stop = MaintenanceMetrics(), threading.Event()
         engine = _engine(arguments, location, settings) or local_engine(location, settings.engine, metrics, rate)
-        progress = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
+        progress = ProgressBar(sys.stderr)
 
         def worker() -> Worker:
             return Worker(

@@ -163,17 +163,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    bar = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
+    bar = ProgressBar(sys.stderr)
     try:
-        with ended_by_sigterm(), row_files.opened(arguments.files, arguments.format, arguments.null) as sources:
-            new_schema = None
-            if arguments.create:
-                new_schema = schema_of(sources[0].inferred(_progress(bar, sources[0])), columns_of(arguments.key))
+        with ended_by_sigterm(), row_files.opened(arguments.files, arguments.format, arguments.null, bar) as sources:
+            new_schema = schema_of(sources[0].inferred(), columns_of(arguments.key)) if arguments.create else None
             with client_of(arguments, must_exist=new_schema is None) as client:
                 _import(client, arguments, sources, new_schema, bar)
     finally:
-        if bar is not None:
-            bar.clear()
+        bar.clear()
     return 0
 
 
@@ -196,14 +193,12 @@ def _import(
     arguments: argparse.Namespace,
     sources: Sequence[RowSource],
     new_schema: ShardSchema | None,
-    bar: ProgressBar | None,
+    bar: ProgressBar,
 ) -> None:
     verb = UPSERT if arguments.upsert else OVERWRITE if arguments.overwrite else INSERT
     column_names = columns_of(arguments.columns)
     shard, schema = _open_shard(client, arguments.name, new_schema)
-    reads = [
-        FileReading(source, schema, FileColumns.of(source, schema, column_names, verb, bar), bar) for source in sources
-    ]
+    reads = [FileReading.of(source, schema, column_names, verb) for source in sources]
     if shard is None:
         first = sources[0]  # if its columns were inferred from every row, each row fits them
         is_fitting = first.form == "ndjson" or (first.form == "csv" and not {TIME, DIFF} & set(first.names or ()))
@@ -221,16 +216,15 @@ def _import(
         token = _token(arguments, verb, column_names, group)
         import_ = Import(client.transport, shard, verb, group, token, digest, by_overwrite, arguments.token is None)
         result = import_.run(again=arguments.again)
-        if bar is not None:
-            bar.clear()
+        bar.clear()
         _print_result(result)
 
 
 def _check_alike(reads: Sequence[FileReading]) -> None:
     """Raise InvalidUsage if files whose rows are upserted by one commit have different columns."""
-    names = reads[0].columns.written.arrow.names
+    names = reads[0].written.arrow.names
     for read in reads[1:]:
-        if (names_here := read.columns.written.arrow.names) != names:
+        if (names_here := read.written.arrow.names) != names:
             raise read.source.refused(
                 f"it has the columns {', '.join(names_here)}, where {reads[0].source.name} has {', '.join(names)}: one "
                 "upsert has one set of columns; leave out --one-commit, or select the columns by --columns"
@@ -251,27 +245,31 @@ def _open_shard(client: Client, name: str, new_schema: ShardSchema | None) -> tu
     return shard, shard.schema
 
 
-@dataclass(frozen=True)
-class FileColumns:
-    """The columns of a file that are imported; `names` None: all of the shard's.
+_HAS_TIME = f"it has a column {TIME}, but an import is written at the next time: exclude it by --columns"
 
-    `written`: the schema of the rows that are written; an upsert keeps the values of other columns.
+
+@dataclass(frozen=True)
+class FileReading:
+    """A file whose rows are read for a shard with this schema.
+
+    `names`: the columns of the file that are imported; None: all of the shard's. `written`: the schema of the rows that
+    are written; an upsert keeps the values of other columns. `counts`: whether rows may have a column `__diff`.
     """
 
+    source: RowSource
+    schema: ShardSchema
     names: tuple[str, ...] | None
     written: ShardSchema
-    counts: bool  # whether rows may have a column `__diff`
+    counts: bool
 
     @classmethod
-    def of(
-        cls, source: RowSource, schema: ShardSchema, requested: list[str] | None, verb: str, bar: ProgressBar | None
-    ) -> FileColumns:
+    def of(cls, source: RowSource, schema: ShardSchema, requested: list[str] | None, verb: str) -> FileReading:
         """Match the columns of a file with those of the shard. Raises InvalidUsage if they do not match."""
         if requested is not None:
             schema.columns(requested)
         file_names = source.names
         if file_names is None and requested is None and verb == UPSERT:
-            file_names = source.same_names(_progress(bar, source)) or tuple(schema.arrow.names)
+            file_names = source.same_names() or tuple(schema.arrow.names)
         if file_names is None:
             columns = tuple(schema.arrow.names if requested is None else requested)
         else:
@@ -297,33 +295,20 @@ class FileColumns:
             written = ShardSchema(pa.schema([column for column in schema.arrow if column.name in columns]), schema.key)
         else:
             written = schema
-        if file_names is None:
-            return cls(None if requested is None else columns, written, verb == INSERT)
-        return cls((*columns, DIFF) if DIFF in file_names else columns, written, verb == INSERT)
-
-
-_HAS_TIME = f"it has a column {TIME}, but an import is written at the next time: exclude it by --columns"
-
-
-@dataclass(frozen=True)
-class FileReading:
-    """A file whose rows are read for a shard with this schema."""
-
-    source: RowSource
-    schema: ShardSchema
-    columns: FileColumns
-    bar: ProgressBar | None
+        names = (*columns, DIFF) if file_names is not None and DIFF in file_names else columns
+        is_open = file_names is None and requested is None
+        return cls(source, schema, None if is_open else names, written, verb == INSERT)
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows, in the columns that are written and perhaps `__diff`. Raises InvalidUsage, which names the line."""
-        for piece in self.source.pieces(self.schema, self.columns.names, _progress(self.bar, self.source)):
+        for piece in self.source.pieces(self.schema, self.names):
             yield self._conformed(piece)
 
     def _conformed(self, piece: RowPiece) -> pa.Table:
-        written, table = self.columns.written, piece.table
+        written, table = self.written, piece.table
         if TIME in table.column_names:
             raise self.source.refused(_HAS_TIME)
-        if DIFF in table.column_names and not self.columns.counts:
+        if DIFF in table.column_names and not self.counts:
             raise self.source.refused(f"it has a column {DIFF}, which is only allowed in rows that are inserted")
         for column in written.arrow:
             if column.name not in table.column_names:
@@ -336,16 +321,6 @@ class FileReading:
             bad = first_bad(len(table), lambda count: _is_refused(written, table.slice(0, count)))
             raise self.source.refused(f"{piece.place(bad)}: {error.message}") from error
         return rows.drop_columns([TIME] if DIFF in table.column_names else [TIME, DIFF])
-
-
-def _progress(bar: ProgressBar | None, source: RowSource) -> Callable[[int], None]:
-    """Return a function that reports how many bytes of a file were read."""
-
-    def report(done: int) -> None:
-        if bar is not None:
-            bar(source.name, done, source.size)
-
-    return report
 
 
 def _is_refused(schema: ShardSchema, table: pa.Table) -> bool:
@@ -526,7 +501,7 @@ def _concatenate(tables: Iterator[pa.Table], reads: Sequence[FileReading]) -> pa
                 "split it, or write it with PySpark"
             )
         kept.append(table)
-    return pa.concat_tables(kept) if kept else reads[0].columns.written.arrow.empty_table()
+    return pa.concat_tables(kept) if kept else reads[0].written.arrow.empty_table()
 
 
 def _print_result(result: dict[str, Any]) -> None:

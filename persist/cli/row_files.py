@@ -81,7 +81,7 @@ _CSV_ERROR = re.compile(
 )
 _IN_BLOCK = re.compile(r" - at `\$\[\d*\]\.?([^`]*)`")
 _CONVERSION = re.compile(r"CSV conversion error to (?P<type>.*?): (?P<reason>.*)")
-Report = Callable[[int], None]  # called with the number of bytes read so far
+Report = Callable[[str, int, int], object]  # called with the name of a file, and its bytes read so far and in total
 
 
 def form_of(name: str, requested: str | None) -> str:
@@ -128,26 +128,30 @@ class RowSource:
     nulls: tuple[str, ...] = ()  # CSV cells that are null, besides the empty one
     scan: CsvScan = field(default_factory=CsvScan, repr=False)  # of the bytes of CSV
     stamp: tuple[int, int, int] | None = None  # of the file when the digest was computed
+    show: Report = lambda name, done, size: None
 
-    def pieces(self, schema: ShardSchema, wanted: Sequence[str] | None, report: Report) -> Iterator[RowPiece]:
+    def report(self, done: int) -> None:
+        self.show(self.name, done, self.size)
+
+    def pieces(self, schema: ShardSchema, wanted: Sequence[str] | None) -> Iterator[RowPiece]:
         """Read the rows as the columns of the shard; `wanted` None: all columns.
 
         Memory is bounded for files of any size. Raises InvalidUsage, which names the file and the line.
         """
         read = {"csv": _csv, "parquet": _parquet, "ndjson": _ndjson, "arrow": _arrow}[self.form]
         with self._reading(f"it cannot be read as {self.form}"):
-            yield from read(self, schema, wanted, report)
+            yield from read(self, schema, wanted)
 
-    def same_names(self, report: Report) -> tuple[str, ...]:
+    def same_names(self) -> tuple[str, ...]:
         """The columns of every NDJSON line; none without lines. Raises InvalidUsage if two lines differ."""
         with self._reading(f"it cannot be read as {self.form}"):
-            return _same_names(self, report)
+            return _same_names(self)
 
-    def inferred(self, report: Report | None = None) -> pa.Schema:
+    def inferred(self) -> pa.Schema:
         """Infer the columns of a new shard for these rows. Raises InvalidUsage."""
         read = {"csv": _csv_schema, "parquet": _parquet_schema, "ndjson": _ndjson_schema, "arrow": _arrow_schema}
         with self._reading("its columns cannot be inferred"):
-            schema = read[self.form](self, report or (lambda done: None))
+            schema = read[self.form](self)
         return storable(pa.schema([field for field in schema if field.name not in (TIME, DIFF)]))
 
     @contextmanager
@@ -168,12 +172,13 @@ class RowSource:
 
 
 @contextmanager
-def opened(names: Sequence[str], form: str | None, nulls: Sequence[str] = ()) -> Iterator[list[RowSource]]:
+def opened(
+    names: Sequence[str], form: str | None, nulls: Sequence[str] = (), show: Report = lambda name, done, size: None
+) -> Iterator[list[RowSource]]:
     """Open the files, and validate each before any is imported. Data from pipes is spooled to disk.
 
-    `nulls` are CSV cells that are null if they are not quoted.
-
-    Raises InvalidUsage: a file does not exist, or is not of its format.
+    `nulls` are CSV cells that are null if they are not quoted. Raises InvalidUsage: a file does not exist, or is not of
+    its format.
     """
     if len(names) > FILES_MAX:
         raise InvalidUsage(f"{len(names)} files are too many: give at most {FILES_MAX} at once")
@@ -183,10 +188,10 @@ def opened(names: Sequence[str], form: str | None, nulls: Sequence[str] = ()) ->
     if nulls and set(forms) != {"csv"}:
         raise InvalidUsage("--null only applies to CSV; the other formats have nulls of their own")
     with ExitStack() as stack:
-        yield [_open(name, form, tuple(nulls), stack) for name, form in zip(names, forms, strict=True)]
+        yield [_open(name, form, tuple(nulls), show, stack) for name, form in zip(names, forms, strict=True)]
 
 
-def _open(name: str, form: str, nulls: tuple[str, ...], stack: ExitStack) -> RowSource:
+def _open(name: str, form: str, nulls: tuple[str, ...], show: Report, stack: ExitStack) -> RowSource:
     shown = "standard input" if name == STDIN else name
     try:
         path = name
@@ -206,7 +211,7 @@ def _open(name: str, form: str, nulls: tuple[str, ...], stack: ExitStack) -> Row
                     scan.feed(chunk)
     except OSError as error:
         raise InvalidUsage(f"{shown} cannot be read: {error.strerror or error}") from error
-    source = RowSource(name, shown, path, form, size, digest.hexdigest(), None, nulls, scan, stamp)
+    source = RowSource(name, shown, path, form, size, digest.hexdigest(), None, nulls, scan, stamp, show)
     try:
         names = _names(source)
     except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
@@ -236,7 +241,7 @@ def _names(source: RowSource) -> tuple[str, ...] | None:
         if not names:
             raise ValueError("it is empty, without even a line of column names")
     else:
-        names = (_parquet_schema if source.form == "parquet" else _arrow_schema)(source, lambda done: None).names
+        names = (_parquet_schema if source.form == "parquet" else _arrow_schema)(source).names
     if len(set(names)) < len(names):
         raise ValueError(f"a column occurs twice in {names}")
     return tuple(names)
@@ -268,26 +273,26 @@ def _cannot(act: Callable[[], object]) -> bool:
 # --- CSV
 
 
-def _csv_schema(source: RowSource, report: Report) -> pa.Schema:
+def _csv_schema(source: RowSource) -> pa.Schema:
     """Columns whose types hold every cell exactly."""
     fields = [pa.field(name, pa.string()) for name in source.names or ()]
     types = {field.name: Texts.of_cells() for field in fields}
-    for _, batch in _csv_batches(source, fields, report):
+    for _, batch in _csv_batches(source, fields):
         for name, column in types.items():
             column.add(batch.column(name))
     return pa.schema([(name, column.kind()) for name, column in types.items()])
 
 
-def _csv(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, report: Report) -> Iterator[RowPiece]:
+def _csv(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None) -> Iterator[RowPiece]:
     names = (source.names or ()) if wanted is None else wanted
     fields = [field for field in schema.updates_schema if field.name in names]
-    for done, batch in _csv_batches(source, fields, report):
+    for done, batch in _csv_batches(source, fields):
         columns = [_values(source, batch.column(field.name), field, done) for field in fields]
         table = pa.Table.from_arrays(columns, names=[field.name for field in fields])
         yield RowPiece(table, partial(_csv_place, source, done))
 
 
-def _csv_batches(source: RowSource, fields: Sequence[pa.Field], report: Report) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _csv_batches(source: RowSource, fields: Sequence[pa.Field]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Read these columns as cells for `values_of_cells`, with the number of rows before each batch."""
     parse, convert = csv_options(source.names or (), fields, source.scan.has_hex, source.nulls)
     read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False)  # threads would lose row numbers in errors
@@ -305,7 +310,7 @@ def _csv_batches(source: RowSource, fields: Sequence[pa.Field], report: Report) 
             except pa.ArrowException as error:
                 raise _csv_refused(source, fields, error) from error
             read_bytes += CSV_BLOCK_BYTES  # one batch a block; the position of the file is ahead of it
-            report(min(read_bytes, source.size))
+            source.report(min(read_bytes, source.size))
             yield done, batch
             done += batch.num_rows
 
@@ -367,10 +372,10 @@ def _line_of(source: RowSource, record: int) -> int:
 # --- NDJSON
 
 
-def _ndjson_schema(source: RowSource, report: Report) -> pa.Schema:
+def _ndjson_schema(source: RowSource) -> pa.Schema:
     """Columns whose types hold every value exactly."""
     values = JsonValues()
-    for line, block in _line_blocks(source, report):
+    for line, block in _line_blocks(source):
         if (deep := too_deep(block)) is not None:
             raise BadRow(f"line {line + deep - 1}", f"it is nested more than {DEPTH_MAX} levels deep; flatten it")
         before = deepcopy(values)
@@ -388,9 +393,9 @@ def _add_to_copy(before: JsonValues, lines: bytes) -> None:
     deepcopy(before).add_lines(lines)
 
 
-def _same_names(source: RowSource, report: Report) -> tuple[str, ...]:
+def _same_names(source: RowSource) -> tuple[str, ...]:
     first: frozenset[str] | None = None
-    for line, block in _line_blocks(source, report):
+    for line, block in _line_blocks(source):
         try:
             names_by_line = names_of_lines(block)
         except UNREADABLE as error:
@@ -406,15 +411,15 @@ def _same_names(source: RowSource, report: Report) -> tuple[str, ...]:
     return tuple(first or ())
 
 
-def _ndjson(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, report: Report) -> Iterator[RowPiece]:
-    for line, block in _line_blocks(source, report):
+def _ndjson(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None) -> Iterator[RowPiece]:
+    for line, block in _line_blocks(source):
         table = _lines(block, schema, line)
         if wanted is not None:
             table = table.select([name for name in table.column_names if name in wanted or name == DIFF])
         yield RowPiece(table, partial(_line_place, block, line))
 
 
-def _line_blocks(source: RowSource, report: Report) -> Iterator[tuple[int, bytes]]:
+def _line_blocks(source: RowSource) -> Iterator[tuple[int, bytes]]:
     """Read blocks of whole lines, about CHUNK_BYTES each, with the numbers of their first lines."""
     line, done, rest = 1, 0, b""
     with open(source.path, "rb") as file:
@@ -427,14 +432,14 @@ def _line_blocks(source: RowSource, report: Report) -> Iterator[tuple[int, bytes
                 yield line, block
                 line += block.count(b"\n")
                 done += len(block)
-                report(done)
+                source.report(done)
             else:
                 rest += chunk
             if len(rest) > LINE_BYTES_MAX:
                 raise ValueError(f"it has a line of more than {LINE_BYTES_MAX} bytes")
         if rest:
             yield line, rest
-            report(done + len(rest))
+            source.report(done + len(rest))
 
 
 def _lines(block: bytes, schema: ShardSchema, first: int) -> pa.Table:
@@ -469,28 +474,26 @@ def _line_place(block: bytes, first: int, index: int) -> str:
 # --- Parquet and Arrow
 
 
-def _parquet_schema(source: RowSource, _report: Report) -> pa.Schema:
+def _parquet_schema(source: RowSource) -> pa.Schema:
     with open_parquet(source.path) as file:
         return file.schema_arrow
 
 
-def _parquet(
-    source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, report: Report
-) -> Iterator[RowPiece]:
+def _parquet(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None) -> Iterator[RowPiece]:
     with open_parquet(source.path) as file:
         chosen = None if wanted is None or any("." in name for name in wanted) else list(wanted)
         batches = file.iter_batches(BATCH_ROWS, columns=chosen)
-        yield from _numbered(source, batches, wanted, report, file.metadata.num_rows)
+        yield from _numbered(source, batches, wanted, file.metadata.num_rows)
 
 
-def _arrow_schema(source: RowSource, _report: Report) -> pa.Schema:
+def _arrow_schema(source: RowSource) -> pa.Schema:
     with open(source.path, "rb") as file:
         is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
     with pa.OSFile(source.path) as data, (pa.ipc.open_file if is_file else pa.ipc.open_stream)(data) as reader:
         return reader.schema
 
 
-def _arrow(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None, report: Report) -> Iterator[RowPiece]:
+def _arrow(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None) -> Iterator[RowPiece]:
     with open(source.path, "rb") as file:
         start = file.read(len(_FILE_MARK))
         is_file = start == _FILE_MARK
@@ -508,10 +511,10 @@ def _arrow(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None,
                 with pa.memory_map(source.path) as mapped:  # a footer's offsets count from the start of its own file
                     check_single_file("Arrow", mapped.read_buffer(), _FILE_MARK, pa.ipc.open_file)
                 batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-                yield from _numbered(source, batches, wanted, report, 0)
+                yield from _numbered(source, batches, wanted, 0)
         else:
             with pa.ipc.open_stream(data) as stream:
-                yield from _numbered(source, iter(stream), wanted, report, 0)
+                yield from _numbered(source, iter(stream), wanted, 0)
             if data.tell() < data.size():
                 raise ValueError("data follows the end of its stream: give each stream in a file of its own")
 
@@ -553,7 +556,7 @@ def _row_place(before: int, index: int) -> str:
 
 
 def _numbered(
-    source: RowSource, batches: Iterator[pa.RecordBatch], wanted: Sequence[str] | None, report: Report, rows_all: int
+    source: RowSource, batches: Iterator[pa.RecordBatch], wanted: Sequence[str] | None, rows_all: int
 ) -> Iterator[RowPiece]:
     """Number the rows of batches. Progress is by rows, if their total is known."""
     done = 0
@@ -564,4 +567,4 @@ def _numbered(
         yield RowPiece(table, partial(_row_place, done))
         done += len(table)
         if rows_all:
-            report(source.size * done // rows_all)
+            source.report(source.size * done // rows_all)

@@ -311,10 +311,14 @@ LINE_MAX = 100
 
 
 class ProgressBar:
-    """Shows the activity that progressed last; several threads may report. Clears its line when one completes."""
+    """Shows the activity that progressed last; several threads may report. Clears its line when one completes.
+
+    It is shown only in a terminal.
+    """
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
+        self._is_terminal = out.isatty()
         self._lock = threading.Lock()
         self._is_shown = False
 
@@ -324,7 +328,7 @@ class ProgressBar:
         filled = round(share * WIDTH)
         line = f"{name[-40:]} [{'#' * filled}{'.' * (WIDTH - filled)}] {done / MIB:,.1f} of {total / MIB:,.1f} MiB"
         with self._lock:
-            if share < 1:
+            if share < 1 and self._is_terminal:
                 self._out.write("\r" + line[:LINE_MAX].ljust(LINE_MAX))
                 self._out.flush()
                 self._is_shown = True

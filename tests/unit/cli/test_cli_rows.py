@@ -192,7 +192,7 @@ def test_a_stream_of_arrow_is_whole_or_cut_in_the_form_of_before_015_too(tmp_pat
 
     def rows() -> int:
         with opened([str(path)], None) as [source]:
-            pieces = source.pieces(ShardSchema(table.schema, ("a",)), None, lambda _done: None)
+            pieces = source.pieces(ShardSchema(table.schema, ("a",)), None)
             return sum(len(piece.table) for piece in pieces)
 
     path.write_bytes(data)
@@ -221,7 +221,7 @@ def test_an_arrow_file_whose_footer_names_no_batch_is_damaged(tmp_path: Path) ->
     for content, is_sound in contents:
         path.write_bytes(content)
         with opened([str(path)], None) as [source]:
-            pieces = source.pieces(ShardSchema(table.schema, ("a",)), None, lambda _done: None)
+            pieces = source.pieces(ShardSchema(table.schema, ("a",)), None)
             if is_sound:
                 assert list(pieces) == []
             else:
@@ -258,9 +258,7 @@ def test_a_new_shard_stores_what_holds_the_values_of_a_column(
         writer.write_table(table)
     with opened([str(path)], None) as [source]:
         schema = ShardSchema(source.inferred(), ("id",))
-        rows = pa.concat_tables(
-            schema.conform(piece.table, 0) for piece in source.pieces(schema, None, lambda _done: None)
-        )
+        rows = pa.concat_tables(schema.conform(piece.table, 0) for piece in source.pieces(schema, None))
     assert rows["x"].combine_chunks().equals(stored)
 
 

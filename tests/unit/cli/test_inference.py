@@ -25,15 +25,11 @@ US, NS, UTC = pa.timestamp("us"), pa.timestamp("ns"), pa.timestamp("us", "UTC")
 BIG, HUGE = "12345678901234567890", "123456789012345678901234567890"
 
 
-def untold(_done: int) -> None:
-    pass
-
-
 def rows_of(path: Path, nulls: tuple[str, ...] = ()) -> pa.Table:
     """The rows of a file in the types that a new shard would have."""
     with opened([str(path)], None, nulls) as [source]:
         columns = source.inferred()
-        pieces = list(source.pieces(ShardSchema(columns, (columns.names[0],)), None, untold))
+        pieces = list(source.pieces(ShardSchema(columns, (columns.names[0],)), None))
     return pa.concat_tables([piece.table.select(columns.names) for piece in pieces]).cast(columns)
 
 

@@ -179,7 +179,7 @@ def test_arrow_one_behind_the_other_is_refused(
     def rows_of(data: bytes) -> int:
         (tmp_path / "a.arrow").write_bytes(data)
         with opened([str(tmp_path / "a.arrow")], None) as [source]:
-            return sum(piece.table.num_rows for piece in source.pieces(schema, None, lambda _: None))
+            return sum(piece.table.num_rows for piece in source.pieces(schema, None))
 
     assert [rows_of(data) for data in files] == list(counts)
     with pytest.raises(InvalidUsage):
