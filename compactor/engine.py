@@ -108,21 +108,21 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class LocalEngine:
     """Merges in this process, `threads` key ranges in parallel."""
 
-    def __init__(self, blob: Blob, ids: IdSource, settings: EngineSettings) -> None:
-        self._blob = blob
-        self._ids = ids
-        self._settings = settings
+    blob: Blob
+    ids: IdSource
+    settings: EngineSettings
 
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[MergedChunk]:
-        threads = self._settings.threads
-        job = replace(job, runs=tuple(expand_bundles(job.runs, self._blob)))  # once for all ranges
-        merger = RangeMerger(job, self._blob, self._ids, self._settings, shares=1, reads_ahead=threads > 1)
+        threads = self.settings.threads
+        job = replace(job, runs=tuple(expand_bundles(job.runs, self.blob)))  # once for all ranges
+        merger = RangeMerger(job, self.blob, self.ids, self.settings, shares=1, reads_ahead=threads > 1)
         # Encoded bytes of one key range: few enough to occupy every thread, enough for parts of full size.
-        thread_bytes = max(job.size // threads, self._settings.part_bytes_target // 8)
-        ranges = merger.ranges(max(1, min(self._settings.chunk_bytes, thread_bytes)))
+        thread_bytes = max(job.size // threads, self.settings.part_bytes_target // 8)
+        ranges = merger.ranges(max(1, min(self.settings.chunk_bytes, thread_bytes)))
         if threads > 1 and len(ranges) > 1:
             yield from self._merge_in_threads(job, ranges, keep)
             return
@@ -130,7 +130,7 @@ class LocalEngine:
             yield merger.merge(key_range, keep)
 
     def _merge_in_threads(self, job: MergeJob, ranges: Sequence[KeyRange], keep: Keep) -> Iterator[MergedChunk]:
-        threads, local = self._settings.threads, threading.local()
+        threads, local = self.settings.threads, threading.local()
         stop = threading.Event()
 
         def check() -> None:
@@ -139,7 +139,7 @@ class LocalEngine:
 
         def merge_range(key_range: KeyRange) -> MergedChunk:
             if not hasattr(local, "merger"):  # one per thread, because it caches footers
-                local.merger = RangeMerger(job, self._blob, self._ids, self._settings, shares=threads)
+                local.merger = RangeMerger(job, self.blob, self.ids, self.settings, shares=threads)
             chunk: MergedChunk = local.merger.merge(key_range, check)
             return chunk
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 from compactor.loop import BackgroundThread, Ending, Task, never, soonest
 from compactor.metering import MaintenanceMetrics
@@ -173,6 +174,7 @@ def _merge_again_s(location: Location, worker: Worker, state: State) -> float | 
     return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None
 
 
+@dataclass
 class Eraser:
     """Completes erasures: everything that follows the commit that deletes the rows. Its task is `run`.
 
@@ -185,29 +187,20 @@ class Eraser:
     `published_within_s` after its commit: the proof waits for so long after the rewrite. 0: no process publishes.
     """
 
-    def __init__(
-        self,
-        location: Location,
-        collector: Collector,
-        *,
-        sweep: SweepSettings | None = None,
-        published_within_s: float = 0.0,
-        committer_of: CommitterOf | None = None,
-        ending: Ending = never,
-    ) -> None:
-        self._ending = ending
-        self._location = location
-        self._collector = collector
-        self._sweep = sweep or SweepSettings()
-        self._published_within_s = published_within_s
-        self._committer_of = committer_of or location.machine
+    location: Location
+    collector: Collector
+    _: KW_ONLY
+    sweep: SweepSettings = field(default_factory=SweepSettings)
+    published_within_s: float = 0.0
+    committer_of: CommitterOf | None = None
+    ending: Ending = never
 
     def run(self, name: str) -> float | None:
         """Do what is due. Returns the seconds until the next visit (None: no erasure is in progress).
 
         Raises the errors of the stores.
         """
-        machine = self._committer_of(name)
+        machine = (self.committer_of or self.location.machine)(name)
         state = machine.refresh()
         pending = {} if state.is_closed else under_way(state)  # a dropped shard is deleted completely
         if not pending:
@@ -216,13 +209,13 @@ class Eraser:
         if state.since < erased_until:
             machine.apply(c.ForgetHistory(erased_until))
         for key, erasure in pending.items():
-            if erasure.rewritten or self._ending() or not is_rewritten(machine.refresh(), erasure.at):
+            if erasure.rewritten or self.ending() or not is_rewritten(machine.refresh(), erasure.at):
                 continue
             # No part of the State contains the rows: record that, and which blobs contained them.
-            machine.apply(c.NoteRewritten(key, scan_shard(self._location, machine, erasure.at).doomed))
+            machine.apply(c.NoteRewritten(key, scan_shard(self.location, machine, erasure.at).doomed))
         return soonest(
             *(
-                LOOK_AGAIN_S if self._ending() else self._prove(machine, key, erasure)
+                LOOK_AGAIN_S if self.ending() else self._prove(machine, key, erasure)
                 for key, erasure in under_way(machine.refresh()).items()
             )
         )
@@ -236,38 +229,38 @@ class Eraser:
             return LOOK_AGAIN_S
         scan = self._scan(machine, erasure)
         for _ in range(EPOCHS_MAX):
-            if self._ending() or not self._may_collect(machine, erasure, scan):
+            if self.ending() or not self._may_collect(machine, erasure, scan):
                 break
             state = machine.refresh()
             if state.seqno > max(state.rollups):
-                rolled_up(self._location.versions, state, machine.apply)
-            self._collector.run(machine.name)
+                rolled_up(self.location.versions, state, machine.apply)
+            self.collector.run(machine.name)
             scan = self._scan(machine, erasure)
-        due_s = (erasure.rewritten_ms - self._location.clock.now_ms()) / 1000 + self._published_within_s
+        due_s = (erasure.rewritten_ms - self.location.clock.now_ms()) / 1000 + self.published_within_s
         if due_s > 0:
             return max(LOOK_AGAIN_S, due_s)
         if scan.older_count:
-            remove_entries_before(self._location, machine.name, scan.horizon)
+            remove_entries_before(self.location, machine.name, scan.horizon)
             scan = self._scan(machine, erasure)
         if lent_before(machine.refresh(), erasure):
             return SWEEP_AGAIN_S
         if scan.unnamed_ms is not None:
-            due_ms = scan.unnamed_ms + self._sweep.age_ms - self._location.clock.now_ms()
+            due_ms = scan.unnamed_ms + self.sweep.age_ms - self.location.clock.now_ms()
             if due_ms >= 0:
                 return min(SWEEP_AGAIN_S, max(LOOK_AGAIN_S, due_ms / 1000 + 1))
-            Sweeper(self._location, self._sweep).sweep(machine.name)
+            Sweeper(self.location, self.sweep).sweep(machine.name)
             scan = self._scan(machine, erasure)
         if not scan.is_clean or scan.horizon < erasure.rewritten:
             return LOOK_AGAIN_S
         with translated():
-            remaining = self._location.consensus.scrub()
+            remaining = self.location.consensus.scrub()
         proof = Proof(scan.at_ms, scan.horizon, scan.entries, scan.blobs, scan.size, remaining)
         machine.apply(c.ProveErasure(key, proof))
         erasure_log.info("erased", extra={"shard": machine.name, "erasure": key, "time": erasure.at})
         return None if machine.refresh().erasures[key].proof is not None else LOOK_AGAIN_S
 
     def _scan(self, machine: Committer, erasure: Erasure) -> Scanned:
-        return scan_shard(self._location, machine, erasure.at, erasure.rewritten_ms)
+        return scan_shard(self.location, machine, erasure.at, erasure.rewritten_ms)
 
     def _may_collect(self, machine: Committer, erasure: Erasure, scan: Scanned) -> bool:
         """Whether a collection makes progress: there are older copies, and no reader holds an older State.

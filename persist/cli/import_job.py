@@ -65,9 +65,6 @@ class Fate:
         return self.is_known and self.undone_by is None and not self.removed_by
 
 
-WHOLE = Fate()
-
-
 def fate_of(shard: Shard, verb: str, landed: int, digest: str | None = None) -> Fate:
     """Find what became of an import by `verb` whose rows are there as of the time `landed`.
 
@@ -90,7 +87,7 @@ def fate_of(shard: Shard, verb: str, landed: int, digest: str | None = None) -> 
 
 def after(verb: str, landed: int, later: Iterable[HistoryEntry], digest: str | None = None) -> Fate:
     """Compute what the later commits, in their order, did to the import. Pure."""
-    times, fates = [landed], [WHOLE]
+    times, fates = [landed], [Fate()]
 
     def at(time: int) -> Fate:
         """The fate as of a time that is not before the import."""
@@ -316,19 +313,13 @@ class FileReading:
         try:
             rows = written.conform(table, 0)
         except InvalidUsage as error:
-            if _is_refused(written, table.slice(0, 0)):
-                raise self.source.refused(error.message) from error
-            bad = first_bad(len(table), lambda count: _is_refused(written, table.slice(0, count)))
-            raise self.source.refused(f"{piece.place(bad)}: {error.message}") from error
+            place = ""
+            with suppress(InvalidUsage):  # which no row causes
+                written.conform(table.slice(0, 0), 0)
+                bad = first_bad(len(table), lambda count: written.conform(table.slice(0, count), 0))
+                place = f"{piece.place(bad)}: "
+            raise self.source.refused(f"{place}{error.message}") from error
         return rows.drop_columns([TIME] if DIFF in table.column_names else [TIME, DIFF])
-
-
-def _is_refused(schema: ShardSchema, table: pa.Table) -> bool:
-    try:
-        schema.conform(table, 0)
-    except InvalidUsage:
-        return True
-    return False
 
 
 def _token(

@@ -253,21 +253,17 @@ def _error_text(error: Exception) -> str:
     return " ".join(text.split())[:REASON_CHARS_MAX] or type(error).__name__
 
 
-def first_bad(count: int, fails: Callable[[int], bool]) -> int:
-    """Find the first bad one of `count` rows by bisection; `fails(n)`: whether one of the first n rows is bad."""
+def first_bad(count: int, read: Callable[[int], object]) -> int:
+    """Find the first bad one of `count` rows by bisection; `read(n)` fails if one of the first n rows is bad."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if fails(middle) else (middle, high)
+        try:
+            read(middle)
+            low = middle
+        except (InvalidUsage, *UNREADABLE):
+            high = middle
     return low
-
-
-def _cannot(act: Callable[[], object]) -> bool:
-    try:
-        act()
-    except UNREADABLE:
-        return True
-    return False
 
 
 # --- CSV
@@ -324,7 +320,7 @@ def _values(source: RowSource, cells: pa.Array, its: pa.Field, before: int) -> p
     try:
         return values_of_cells(cells, its)
     except UNREADABLE as error:
-        bad = first_bad(len(cells), lambda count: _cannot(lambda: values_of_cells(cells.slice(0, count), its)))
+        bad = first_bad(len(cells), lambda count: values_of_cells(cells.slice(0, count), its))
         raise BadRow(_csv_place(source, before, bad), _error_text(error)) from error
 
 
@@ -461,7 +457,7 @@ def _lines(block: bytes, schema: ShardSchema, first: int) -> pa.Table:
 def _bad_line(block: bytes, first: int, read: Callable[[bytes], object]) -> str:
     """The place of the first line that `read` fails on, in a block whose first line has number `first`."""
     lines = [line + b"\n" for line in block.split(b"\n")]
-    bad = first_bad(len(lines), lambda count: _cannot(lambda: read(b"".join(lines[:count]))))
+    bad = first_bad(len(lines), lambda count: read(b"".join(lines[:count])))
     return f"line {first + bad}"
 
 

@@ -249,7 +249,7 @@ class _BackupRun:
         carried = replace(to_carried(state, ids.uuid7()), loans={}, borrowed={})  # the copy has blobs of its own
         with translated_but_missing():
             source_sums = blobs_of(carried, self.location.blob)
-            renaming = Renaming.own(state, version, self.blob.get)  # borrowed blobs are copied under its own keys
+            renaming = Renaming(state.name, version, self.blob.get, state)
             carried = renaming.state(carried) if state.borrowed else carried
         bundles = renaming.bundles
         sources = {renaming.key(key) if state.borrowed else key: key for key in source_sums}

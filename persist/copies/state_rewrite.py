@@ -75,21 +75,15 @@ class Renaming:
     State to the same name is deterministic.
     """
 
-    def __init__(self, name: str, version: int, read: Callable[[str], bytes]) -> None:
+    def __init__(self, name: str, version: int, read: Callable[[str], bytes], clone: State | None = None) -> None:
+        """`clone`: this State, under its own name and id. Only borrowed blobs get keys of its own."""
         self.name = name
-        self.shard_id: ShardId = shard_id_of(name)
+        self.shard_id: ShardId = shard_id_of(name) if clone is None else clone.shard_id
         self.bundles: dict[str, bytes] = {}
         self._version = version
         self._read = read
-        self._life = 0
-        self._only_foreign = False
-
-    @classmethod
-    def own(cls, state: State, version: int, read: Callable[[str], bytes]) -> Renaming:
-        """For a clone under its own name and id: borrowed blobs get keys of its own; its own blobs keep theirs."""
-        renaming = cls(state.name, version, read)
-        renaming.shard_id, renaming._life, renaming._only_foreign = state.shard_id, state.incarnation, True
-        return renaming
+        self._life = 0 if clone is None else clone.incarnation
+        self._only_foreign = clone is not None
 
     def key(self, key: str) -> str:
         """The new key of this blob."""
