@@ -89,13 +89,13 @@ class Diagnosis(JsonRecord, frozen=True):
 
 def diagnosis(  # noqa: PLR0913 - each is a field
     finding_id: str,
-    shard: str | None,
     what: str,
     *,
     cause: str,
     remedy: str,
     command: str | None = None,
     key: str | None = None,
+    shard: str | None = None,
 ) -> Diagnosis:
     """Make the finding with this id, one of `IDS`."""
     return Diagnosis(finding_id, IDS[finding_id], shard, key, what, cause, remedy, command, f"{PAGE}#{finding_id}")
@@ -230,6 +230,10 @@ class CheckedShard(ShardFacts):
         checked = cls(location, facts.name, facts.head, facts.state, facts.faults, now_ms=now_ms, limits=limits)
         checked.log, checked.listed = facts.log, facts.listed
         return checked
+
+    def finding(self, finding_id: str, what: str, *, cause: str, remedy: str, command: str | None = None) -> Diagnosis:
+        """Make a finding about the shard."""
+        return diagnosis(finding_id, what, cause=cause, remedy=remedy, command=command, shard=self.name)
 
     def silent_ms(self, lease: Leased) -> int:
         """The minimum time since a lease was last renewed.

@@ -58,7 +58,7 @@ def damage(finding_id: str, shard: str, what: str, key: str = "") -> Diagnosis:
     """Make a finding of damage, with its cause and remedy. `key`: of the blob."""
     cause, remedy, command = ADVICE[finding_id]
     command = command.format(shard)
-    return diagnosis(finding_id, shard, what, cause=cause, remedy=remedy, command=command, key=key or None)
+    return diagnosis(finding_id, what, cause=cause, remedy=remedy, command=command, key=key or None, shard=shard)
 
 
 def of_fault(fault: Fault) -> Diagnosis:
@@ -74,9 +74,8 @@ def shard_unreadable(shard: CheckedShard) -> Iterator[Diagnosis]:
     if shard.state is not None:
         return
     reason = "; ".join(dict.fromkeys(fault.what for fault in shard.faults)) or "no State follows from its log"
-    yield diagnosis(
+    yield shard.finding(
         "shard-unreadable",
-        shard.name,
         f"the shard can be neither read nor written: no State can be loaded from its log, which ends at v{shard.head}",
         cause=reason,
         remedy=f"{STOP_GC}; restore the blobs, or the log",
@@ -88,11 +87,11 @@ def log_lost(name: str) -> Diagnosis:
     """The blob store has rollups of a shard, and the consensus store has no log of it."""
     return diagnosis(
         "shard-unreadable",
-        name,
         "the shard can be neither read nor written: its blobs exist, but its log is missing in the consensus store",
         cause="the consensus store has lost acknowledged data, or is an older copy of itself",
         remedy=f"{STOP_GC}; restore a newer backup of the consensus store",
         command=f"persist check {name}",
+        shard=name,
     )
 
 

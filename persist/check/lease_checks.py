@@ -39,9 +39,8 @@ def since_held(shard: CheckedShard) -> Iterator[Diagnosis]:
         age_ms = shard.age_ms(time)
         if age_ms is None or age_ms < shard.limits.held_ms + kept_ms:
             continue
-        yield diagnosis(
+        yield shard.finding(
             "since-held",
-            shard.name,
             f"{name} holds all history from time {time} on, which is {age(age_ms)} old; without it history would begin "
             f"at {allowed.element}",
             cause=cause,
@@ -126,9 +125,8 @@ def gc_held(shard: CheckedShard) -> Iterator[Diagnosis]:
             continue  # a listener of an idle shard: only its own renewals are newer
         kept = sum(shard.listed[key].size for key in left)
         cause, remedy, command = _cause_and_advice(shard, reader, lease)
-        yield diagnosis(
+        yield shard.finding(
             "gc-held",
-            shard.name,
             f"{_reader_name(reader, lease)} has read v{lease.seqno} for {age(shard.now_ms - began_ms)}: it retains "
             f"{many(len(left), 'blob')} of {size(kept)} and {many(entries, 'log entry')}",
             cause=cause,
@@ -151,9 +149,8 @@ def cursor_still(shard: CheckedShard) -> Iterator[Diagnosis]:
         if still_ms is None or still_ms < shard.limits.held_ms:
             continue
         behind = (latest.element or 0) - time
-        yield diagnosis(
+        yield shard.finding(
             "cursor-still",
-            shard.name,
             f"{_cursor_name(state, cursor)} has been at time {time} for {age(still_ms)}, {many(behind, 'time')} behind "
             "the latest",
             cause=f"its reader has stopped; it was registered {_registered(int(critical.registered))}",
@@ -167,9 +164,8 @@ def many_holders(shard: CheckedShard) -> Iterator[Diagnosis]:
     state = shard.known()
     for role, count in (("reader", len(state.leased_readers)), ("writer", len(state.writers))):
         if count >= HOLDERS_MANY:
-            yield diagnosis(
+            yield shard.finding(
                 f"{role}s-many",
-                shard.name,
                 f"the shard has {count:,} registered {role}s, which makes every State larger",
                 cause=f"a program opens {role}s without closing them: each remains until its lease ends",
                 remedy=f"keep one {role} open, or close each",
@@ -188,9 +184,8 @@ def lease_lapses(shard: CheckedShard) -> Iterator[Diagnosis]:
         return
     names = [f"reader {lapse.purpose!r}" if lapse.kind == "reader" else "a writer" for lapse in lapses]
     often = max(sorted(set(names)), key=names.count)
-    yield diagnosis(
+    yield shard.finding(
         "lease-lapses",
-        shard.name,
         f"{len(lapses)} leases have lapsed since {at(lapses[0].at_ms)}, {names.count(often)} of them of {often}",
         cause="their programs were killed, suspended or disconnected; or they leave readers and writers open",
         remedy="close them, use longer leases (lease_ms), or find out why those programs end",
@@ -205,9 +200,8 @@ def loan_stuck(shard: CheckedShard) -> Iterator[Diagnosis]:
         if shard.now_ms - loan.begun_ms < shard.limits.behind_ms or _has_borrowed(shard, loan.borrower, loan_id):
             continue
         lent_to = shard.location.shown_name(loan.borrower)
-        yield diagnosis(
+        yield shard.finding(
             "loan-stuck",
-            shard.name,
             f"{many(loan.keys, 'blob')} {is_or_are(loan.keys)} lent to {lent_to!r} since {at(loan.begun_ms)}, and that "
             "shard needs none of them",
             cause="the clone was never created, was dropped, or was merged, and maintenance has not ended the loan",
@@ -261,10 +255,10 @@ def clock_off(clocks: Mapping[str, tuple[int, int, int]]) -> Iterator[Diagnosis]
         if off_ms > OFFSET_MS_MAX:
             yield diagnosis(
                 "clock-off",
-                worst,
                 text.format(age(off_ms)),
                 cause="clocks of machines differ; until they agree no instants are settled, and nothing expires by age",
                 remedy="set the clocks by NTP on all machines that write, and on that of the blob store; "
                 "--repair-clock undoes what a clock that was far ahead has settled",
                 command=f"persist history {worst}",
+                shard=worst,
             )

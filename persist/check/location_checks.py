@@ -41,7 +41,7 @@ def mispaired(faults: list[Fault]) -> Iterator[Diagnosis]:
             finding_id, command = "format-newer", ""
             cause = "a newer persist has upgraded the format version of this location"
             remedy = "upgrade this program"
-        yield diagnosis(finding_id, None, fault.what, cause=cause, remedy=remedy, command=command or None)
+        yield diagnosis(finding_id, fault.what, cause=cause, remedy=remedy, command=command or None)
 
 
 def maintenance_away(location: ReadOnlyLocation, newest_commit_ms: int) -> Iterator[Diagnosis]:
@@ -51,7 +51,6 @@ def maintenance_away(location: ReadOnlyLocation, newest_commit_ms: int) -> Itera
         away = age(newest_commit_ms - beat_ms)
         yield diagnosis(
             "maintenance-away",
-            None,
             f"the last heartbeat of maintenance was {at(beat_ms)}, and shards were written {away} after that",
             cause="no server with maintenance, and no persist maintain run, has run since",
             remedy="start a server, or persist maintain run; see its log if one is running",
@@ -77,7 +76,6 @@ def disk_full(location: ReadOnlyLocation, limits: CheckThresholds) -> Iterator[D
         if free < limits.free_percent:
             yield diagnosis(
                 "disk-full",
-                None,
                 f"the disk of {what} has {free:.1f}% free ({unit}): writes will fail when it is full",
                 cause="the disk is filled by persist or another program",
                 remedy="free space; persist inspect usage shows what uses it, and persist maintain gc deletes without "
@@ -96,7 +94,6 @@ def files_open(location: ReadOnlyLocation) -> Iterator[Diagnosis]:
     for path in open_places(location.blob.url, location.consensus.url):
         yield diagnosis(
             "files-open",
-            None,
             f"every user of this machine can read {path}, and thus all rows, regardless of tokens",
             cause="an older persist created it so, or its permissions were changed",
             remedy="run chmod -R o-rwx on it; new files get the permissions of their directory",
@@ -186,7 +183,6 @@ def backups(backups_seen: BackupFacts, now_ms: int, limits: CheckThresholds) -> 
     for unread in backups_seen.listed.unread:
         yield diagnosis(
             "backup-unreadable",
-            None,
             f"backup {unread.id} cannot be read",
             cause=unread.error.message,
             remedy="make a new one; delete this one by persist backup prune --damaged",
@@ -200,7 +196,6 @@ def backups(backups_seen: BackupFacts, now_ms: int, limits: CheckThresholds) -> 
         what = f"the newest backup, {newest.id}, is {age(now_ms - newest.shown_ms)} old"
     yield diagnosis(
         "backup-old",
-        None,
         what,
         cause=f"no backup was made for {age(limits.backup_ms)}: the job that makes them has stopped, or fails",
         remedy="make one now, and find out why the regular one was not made",
@@ -218,7 +213,6 @@ def lacking(backups_seen: BackupFacts, shards: Sequence[tuple[str, int]]) -> Ite
     if missing:
         yield diagnosis(
             "backup-lacks",
-            None,
             f"{many(len(missing), 'shard')} {is_or_are(len(missing))} in no backup: {some(missing)}",
             cause="backups are made of some shards only",
             remedy="back up all shards, or name these too",
@@ -238,7 +232,6 @@ def tokens(tokens_seen: Sequence[TokenFacts], now_ms: int, limits: CheckThreshol
         when = f"expires in {age(remaining_ms)}," if remaining_ms > 0 else "expired"
         yield diagnosis(
             "token-expires",
-            None,
             f"the token {token.name!r} {when} {at(token.expires_ms)}",
             cause="its expiry in the tokens file; requests with it are rejected from then on",
             remedy="mint a replacement with its scopes and prefixes, name it in the quotas file if this one is there, "
@@ -266,11 +259,11 @@ def races_lost(served: ServerFacts, names: frozenset[str]) -> Iterator[Diagnosis
             continue
         yield diagnosis(
             "races-lost",
-            name,
             f"this server has lost {metrics.races_lost:,} of {tried:,} races to commit since it started",
             cause="another server, or a program that opens the stores directly, commits to the same shard",
             remedy="give all clients the same list of servers: each shard then has one server",
             command=f"persist history {name} --commits 20",
+            shard=name,
         )
 
 
@@ -288,7 +281,6 @@ def store_failing(served: ServerFacts) -> Iterator[Diagnosis]:
             continue
         yield diagnosis(
             "store-failing",
-            None,
             f"{count:,} of {sums[store, verb]:,} calls of {verb!r} to the {store} store have failed since the server "
             f"started: {', '.join(outcomes)}",
             cause="the store is intermittently unavailable, rejects requests, or is too slow",
@@ -301,7 +293,6 @@ def server_clock(served: ServerFacts) -> Iterator[Diagnosis]:
     if served.clock_agrees is False:
         yield diagnosis(
             "clock-off",
-            None,
             "the clocks of this server and of the blob store differ: nothing is settled, or expires, by age",
             cause="one of the two clocks is wrong by more than 10 seconds",
             remedy="synchronize the clocks of the server and of the blob store by NTP",

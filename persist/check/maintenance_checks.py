@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blob import BlobStat
-from persist.check.findings import DAY_MS, HOUR_MS, CheckedShard, Diagnosis, age, at, diagnosis, is_or_are, many, size
+from persist.check.findings import DAY_MS, HOUR_MS, CheckedShard, Diagnosis, age, at, is_or_are, many, size
 from persist.copies.shard_facts import Faults
 from persist.core import merge_plan
 from persist.core.blob_keys import belongs_to, born_ms, shard_of
@@ -38,9 +38,8 @@ def compaction_behind(shard: CheckedShard) -> Iterator[Diagnosis]:
         return
     rows = sum(spec.rows for spec in due)
     since = f", and the last commit was {age(idle_ms)} ago" if idle_ms >= shard.limits.behind_ms else ""
-    yield diagnosis(
+    yield shard.finding(
         "compaction-behind",
-        shard.name,
         f"{many(len(due), 'merge')} of {rows:,} updates {is_or_are(len(due))} due on a shard of "
         f"{many(batches, 'batch')}{since}: reads are slower, and the store is larger",
         cause=f"{NO_MAINTENANCE}; with {Policy().batches_max:,} batches writers are slowed down",
@@ -57,9 +56,8 @@ def claim_stuck(shard: CheckedShard) -> Iterator[Diagnosis]:
             continue
         written = size(sum(part.size for part in claim.done))
         work = f"a merge of {many(len(claim.inputs), 'part')} ({written} written)" if claim.inputs else "its work"
-        yield diagnosis(
+        yield shard.finding(
             "claim-stuck",
-            shard.name,
             f"the worker {claim.owner} has not renewed its claim {key!r} on {work} for {age(silent_ms)}",
             cause="the worker was killed, and no other worker handles the shard",
             remedy="start maintenance: another worker resumes the merge, or releases the claim",
@@ -76,9 +74,8 @@ def rollup_old(shard: CheckedShard) -> Iterator[Diagnosis]:
     behind = shard.head - newest
     if behind <= ROLLUP_ENTRIES_MAX:
         return
-    yield diagnosis(
+    yield shard.finding(
         "rollup-old",
-        shard.name,
         f"opening the shard reads {behind:,} state diffs: the newest rollup is v{newest}, and the log ends at "
         f"v{shard.head}",
         cause="committers cannot write rollups: the blob store rejects them, or is slow",
@@ -97,9 +94,8 @@ def log_long(shard: CheckedShard) -> Iterator[Diagnosis]:
     if unneeded < LOG_ENTRIES_LONG:
         return
     at_least = "" if shard.log.is_whole else "at least "
-    yield diagnosis(
+    yield shard.finding(
         "log-long",
-        shard.name,
         f"the log has {at_least}{shard.log.entries:,} entries of {size(shard.log.bytes)}, and {unneeded:,} of them are "
         "not needed",
         cause="no collection is running: what left the shard remains in both stores",
@@ -127,9 +123,8 @@ def orphans_many(shard: CheckedShard) -> Iterator[Diagnosis]:
     total = sum(stat.size for stat in orphans)
     if len(orphans) < ORPHANS_MANY and total < ORPHAN_BYTES_MANY:
         return
-    yield diagnosis(
+    yield shard.finding(
         "orphans-many",
-        shard.name,
         f"{many(len(orphans), 'blob')} of {size(total)} are older than a day, and no State names them",
         cause="writes failed after they had put their blobs, and the orphan sweep is not running",
         remedy="run the sweep; with --dry-run it only lists them",
@@ -161,9 +156,8 @@ def history_behind(shard: CheckedShard) -> Iterator[Diagnosis]:
     kept = age(kept_ms) if kept_ms else "only as long as readers need it"
     age_ms = shard.age_ms(state.since.element)
     age_text = "is of unknown age" if age_ms is None else f"is {age(age_ms)} old"
-    yield diagnosis(
+    yield shard.finding(
         "retention-behind",
-        shard.name,
         f"history should be kept for {kept}, and the oldest readable time, {state.since.element}, {age_text}",
         cause=MAINTENANCE_OR_CLOCKS,
         remedy="start maintenance: since advances within minutes",
@@ -198,9 +192,8 @@ def retention_behind(shard: CheckedShard) -> Iterator[Diagnosis]:
     if overdue is None:
         return
     last_run = f"; it last ran {at(facts.done.at_ms)}" if facts.done.at_ms else "; it has never run"
-    yield diagnosis(
+    yield shard.finding(
         "retention-behind",
-        shard.name,
         f"the row retention policy is behind: {overdue}{last_run}",
         cause=MAINTENANCE_OR_CLOCKS,
         remedy="start maintenance, or run the policy manually",
@@ -230,9 +223,8 @@ def retention_held(shard: CheckedShard) -> Iterator[Diagnosis]:
     facts = facts_of(state)
     held_by = (*plan(facts, shard.now_ms - shard.limits.held_ms).held_by, *waiting(facts))
     if held_by:
-        yield diagnosis(
+        yield shard.finding(
             "retention-held",
-            shard.name,
             f"the row retention policy deletes nothing: {held_by[0]}",
             cause="; ".join(held_by[1:]) or "it keeps rows that a consumer has not passed, or whose times others own",
             remedy="resume the consumer, remove it from the policy, or set consumers_max_age in the policy",
@@ -245,9 +237,8 @@ def erasure_late(shard: CheckedShard) -> Iterator[Diagnosis]:
     for key, erasure in sorted(shard.known().erasures.items()):
         deadline_ms = erasure.deadline_ms
         if erasure.pending is not None and erasure.requested_ms < shard.now_ms - shard.limits.held_ms:
-            yield diagnosis(
+            yield shard.finding(
                 "erasure-late",
-                shard.name,
                 f"erasure {key} is pending for {age(shard.now_ms - erasure.requested_ms)}, and its rows can be read",
                 cause="the shard is fed by append, and its writer has not committed since",
                 remedy="let the writer commit, if only an empty append; or erase again with --force",
@@ -256,9 +247,8 @@ def erasure_late(shard: CheckedShard) -> Iterator[Diagnosis]:
             continue
         if erasure.proof is not None or deadline_ms is None or deadline_ms >= shard.now_ms:
             continue
-        yield diagnosis(
+        yield shard.finding(
             "erasure-late",
-            shard.name,
             f"erasure {key} was due by {at(deadline_ms)}, {age(shard.now_ms - deadline_ms)} ago, and its rows may "
             "still be in a store",
             cause=f"it is {erasure.phase}: it waits for a reader, a tag, history, or maintenance that is not running",

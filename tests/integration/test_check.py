@@ -136,7 +136,9 @@ def test_a_cursor_that_moved_lately_is_not_still() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    found = [diagnosis(one, shard, "x", cause="x", remedy="x") for one in reversed(IDS) for shard in ("b", "a", None)]
+    found = [
+        diagnosis(one, "x", cause="x", remedy="x", shard=shard) for one in reversed(IDS) for shard in ("b", "a", None)
+    ]
     told = ranked(iter(found))
     assert [SEVERITIES.index(one.severity) for one in told] == sorted(SEVERITIES.index(one.severity) for one in told)
     assert [one.shard for one in told[:3]] == [None, "a", "b"]
@@ -145,13 +147,13 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_a_report_tells_no_more_than_its_bound() -> None:
-    found = [diagnosis("log-long", f"s{n}", "x", cause="x", remedy="x") for n in range(10_003)]
+    found = [diagnosis("log-long", "x", cause="x", remedy="x", shard=f"s{n}") for n in range(10_003)]
     told = make_report(None, LocationSummary(None, None, None), 1, found, 1)
     assert (len(told.findings), told.left_out) == (10_000, 3)
 
 
 def test_a_report_comes_back_from_its_json() -> None:
-    found = [diagnosis("since-held", "a", "x", cause="y", remedy="z", command="persist shards")]
+    found = [diagnosis("since-held", "x", cause="y", remedy="z", command="persist shards", shard="a")]
     told = make_report("a*", LocationSummary("l", 1, 5), 3, found, 1_760_000_000_000)
     assert decode_report(json.loads(told.text())) == told
     later = json.loads(told.text())
