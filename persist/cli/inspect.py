@@ -98,7 +98,8 @@ def exit_of(error: PersistError) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    query = _query_of(arguments)
+    given = {name: value for name in OPTIONS if (value := getattr(arguments, name, None))}
+    query = Query(arguments.what, arguments.name, whole=arguments.what == "state" and arguments.json, **given)
     span_of(query)
     server = server_of(arguments)
     if server is not None:
@@ -112,12 +113,6 @@ def server_of(arguments: argparse.Namespace) -> inspect_client.Server | None:
     """The server of the arguments, with the token of the environment. None: the stores. Raises InvalidUsage."""
     url = url_of(arguments)
     return None if url is None else inspect_client.Server(url, token_of_environment(), trust_in(arguments.ca_file))
-
-
-def _query_of(arguments: argparse.Namespace) -> Query:
-    options = vars(arguments)
-    given = {name: options[name] for name in OPTIONS if options.get(name)}
-    return Query(arguments.what, arguments.name, whole=arguments.what == "state" and arguments.json, **given)
 
 
 def open_readonly(arguments: argparse.Namespace) -> ReadOnlyLocation:
@@ -142,7 +137,8 @@ def _show(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> int:
     findings = result.findings_json()
     if not arguments.json:
         for finding in findings:
-            print(inspect_client.finding_line(finding))
+            where = f"{finding['shard']}: " if finding["shard"] is not None else ""
+            print(plain(f"DAMAGED {where}{finding['what']}"))
     return FOUND if findings else HEALTHY
 
 

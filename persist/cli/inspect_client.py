@@ -285,11 +285,6 @@ def log_line(entry: Row) -> str:
     return plain(GAP.join(fields))
 
 
-def finding_line(finding: Row) -> str:
-    where = f"{finding['shard']}: " if finding["shard"] is not None else ""
-    return plain(f"DAMAGED {where}{finding['what']}")
-
-
 def _batch(batch: Row) -> str:
     return f"[{_text(batch['lower'])}, {_text(batch['upper'])}) of {batch['rows']} updates"
 

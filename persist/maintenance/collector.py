@@ -106,7 +106,11 @@ class Collector:
         state = machine.refresh()
         if state.is_closed and not state.tombstone:
             state = self._finalise(machine, state)
-        first = self._first_live(name)
+        with translated():
+            entries = self._location.consensus.scan(name, 1, 1)
+        if not entries:
+            raise Corruption(f"the log of shard {name!r} has vanished from the consensus store")
+        first = SeqNo(entries[0].seqno)
         if state.tombstone:
             report = self._clear_tombstone(machine, state, first)
             self._lending.run(machine)
@@ -152,13 +156,6 @@ class Collector:
         allowed = sorted(seqno for seqno in state.rollups if first < seqno <= state.seqno_since)
         near = [seqno for seqno in allowed if seqno <= first + self.settings.entries_max]
         return near[-1] if near else allowed[0] if allowed else first
-
-    def _first_live(self, name: str) -> SeqNo:
-        with translated():
-            entries = self._location.consensus.scan(name, 1, 1)
-        if not entries:
-            raise Corruption(f"the log of shard {name!r} has vanished from the consensus store")
-        return SeqNo(entries[0].seqno)
 
     def _has_rollup(self, machine: Committer, state: State, first: SeqNo, seqno: SeqNo) -> bool:
         """Whether the rollup at which the log will begin exists; False if another collector was faster.
