@@ -19,7 +19,7 @@ from persist.cli.connection_args import add_shard_arguments, check_given, client
 from persist.cli.long_running import ended_by_sigterm
 from persist.cli.row_files import RowPiece, RowSource, first_bad
 from persist.cli.schema import schema_of
-from persist.cli.terminal import ProgressBar, Screen, plain
+from persist.cli.terminal import ProgressBar, Screen, columns, plain
 from persist.client.arguments import columns_of
 from persist.client.commit_info import HistoryEntry
 from persist.client.connect import Client
@@ -174,8 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     check_shard_name(arguments.name)
     check_given(arguments, "columns", "key", "token")
-    if columns_of(arguments.columns) == []:
-        raise InvalidUsage("--columns names no column")
+    columns(arguments)
     if arguments.create != (arguments.key is not None):
         raise InvalidUsage("--create and --key go together: --create --key id creates the shard if it is missing")
     if len(arguments.files) > 1 and not arguments.one_commit:
@@ -193,7 +192,7 @@ def _import(
     bar: ProgressBar,
 ) -> None:
     verb = UPSERT if arguments.upsert else OVERWRITE if arguments.overwrite else INSERT
-    column_names = columns_of(arguments.columns)
+    column_names = columns(arguments)
     shard, schema = _open_shard(client, arguments.name, new_schema)
     reads = [FileReading.of(source, schema, column_names, verb) for source in sources]
     if shard is None:

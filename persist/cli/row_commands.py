@@ -23,12 +23,12 @@ from persist.cli.terminal import (
     Output,
     Screen,
     add_format,
-    add_schema,
     add_selection,
     columns,
     plain,
     show_changes,
 )
+from persist.client.read_api import NOW, THEN
 from persist.client.shard import Shard
 from persist.client.timestamps import read_point
 from persist.codecs import rows
@@ -40,7 +40,8 @@ from persist.core.errors import InvalidUsage
 
 def _add_snapshot_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
-    add_schema(parser)
+    help_text = f"{NOW}: the current columns; {THEN}: the columns as of the time"
+    parser.add_argument("--schema", choices=(NOW, THEN), default=NOW, help=help_text)
     add_selection(parser)
 
 

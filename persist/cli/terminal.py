@@ -9,7 +9,7 @@ import shutil
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TextIO
@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from blob import without_secrets
 from persist.client.arguments import columns_of
-from persist.client.read_api import NOW, THEN
 from persist.client.row_reader import expand_rows
 from persist.client.snapshot import Snapshot
 from persist.codecs import rows
@@ -82,11 +81,6 @@ def without_secrets_of(arguments: Sequence[str], message: str) -> str:
 def plain(text: str) -> str:
     """Replace control characters, which could move the cursor or worse, by escapes such as `\\x1b`."""
     return _CONTROL.sub(lambda values: repr(values.group())[1:-1], text)
-
-
-def harmless(text: str, form: Callable[[str], str]) -> str:
-    """Replace control characters other than newlines and tabs by what `form` returns for them."""
-    return _CONTROL.sub(lambda values: values.group() if values.group() in "\n\r\t" else form(values.group()), text)
 
 
 def width_of(text: str) -> int:
@@ -208,11 +202,6 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--columns", metavar="A,B", help="only these columns")
 
 
-def add_schema(parser: argparse.ArgumentParser) -> None:
-    help_text = f"{NOW}: the current columns; {THEN}: the columns as of the time"
-    parser.add_argument("--schema", choices=(NOW, THEN), default=NOW, help=help_text)
-
-
 def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, help=f"default: {TABLE} in a terminal, else {NDJSON}")
     add_arguments(parser)
@@ -244,11 +233,12 @@ class Output:
 
     def show(self, snapshot: Snapshot) -> None:
         """Print the rows of a snapshot, each as often as its diff says. Raises what reading raises."""
-        counted = CountedRows(snapshot)
+        counted, escape = CountedRows(snapshot), _FORMS.get(self.form, plain)
         if self.form != TABLE:
             for data in rows.write(iter(counted), counted.empty, self.form):
-                if self.screen.is_terminal:
-                    sys.stdout.write(harmless(data.decode(), _FORMS[self.form]))
+                if self.screen.is_terminal:  # control characters other than newlines and tabs are escaped
+                    text = data.decode()
+                    sys.stdout.write(_CONTROL.sub(lambda c: c[0] if c[0] in "\n\r\t" else escape(c[0]), text))
                 else:
                     sys.stdout.buffer.write(data)
         else:
