@@ -194,17 +194,6 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 def _recover(arguments: argparse.Namespace) -> int:
     """0: done. 1: with `--dry-run`, there are shards whose newest version would not be recovered."""
-    try:
-        recovered = _recovered(arguments)
-    except InvalidUsage as error:
-        if arguments.older_consensus or not error.details.get("in_use"):
-            raise
-        raise InvalidUsage(f"{error.message}; give an older copy of the lost store by --older-consensus") from error
-    show_recovered(recovered, dry_run=arguments.dry_run)
-    return EXIT_LOST if arguments.dry_run and recovered.lacking else 0
-
-
-def _recovered(arguments: argparse.Namespace) -> Recovered:
     with ExitStack() as stack:
         location = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
         older = None
@@ -214,7 +203,14 @@ def _recovered(arguments: argparse.Namespace) -> Recovered:
                 older = open_consensus(arguments.older_consensus)
             stack.callback(older.close)
         request = RecoveryRequest(arguments.accept_loss, arguments.gap, older)
-        return plan(location, request) if arguments.dry_run else run_recovery(location, request)
+        try:
+            recovered = plan(location, request) if arguments.dry_run else run_recovery(location, request)
+        except InvalidUsage as error:
+            if older is not None or not error.details.get("in_use"):
+                raise
+            raise InvalidUsage(f"{error.message}; give an older copy of the lost store by --older-consensus") from error
+    show_recovered(recovered, dry_run=arguments.dry_run)
+    return EXIT_LOST if arguments.dry_run and recovered.lacking else 0
 
 
 def show_recovered(recovered: Recovered, *, dry_run: bool) -> None:

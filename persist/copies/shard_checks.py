@@ -15,9 +15,18 @@ from blob import Blob, BlobError, BlobNotFound
 from persist.attributes.node_codec import Leaf, check_nodes
 from persist.attributes.node_store import ChunkReader, NodeCache
 from persist.commit.state_loader import Versions
-from persist.copies.shard_facts import NOT_THERE, Fault, FaultKind, LoggedDiff, NamedPart, Readable, all_parts
+from persist.copies.shard_facts import (
+    NOT_THERE,
+    Fault,
+    FaultKind,
+    LoggedDiff,
+    NamedPart,
+    Readable,
+    all_parts,
+    needed_blobs,
+)
 from persist.core import invariants, state_diff
-from persist.core.attribute import KEY_BYTES, IndexChunk
+from persist.core.attribute import KEY_BYTES
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.blob_keys import belongs_to, is_rollup_key, rollup_seqno, shard_of
 from persist.core.errors import Corruption, HistoryLost, PersistError
@@ -425,36 +434,31 @@ Check = Callable[[bytes], object]
 def _auxiliary_faults(state: State, blob: Blob, build: Build, takes: Callable[[str], bool]) -> Iterator[Fault]:
     """The faults of each blob that `takes` selects. Memory: one such blob."""
     checks: dict[str, Check] = {rollup.key: partial(decode_state, build=build) for rollup in state.rollups.values()}
+    sizes: dict[str, int] = {}
     for first, chunk in state.attribute_chunks.items():
-        checks[chunk.key] = partial(_check_chunk, chunk, first)
+        checks[chunk.key], sizes[chunk.key] = partial(check_nodes, first=first), chunk.length
     for spill_kind, files in state.spilled.items():
-        checks.update({file.key: partial(_check_spill, spill_kind, file) for file in files})
+        for file in files:
+            checks[file.key], sizes[file.key] = partial(_check_spill, spill_kind, file), file.size
     for key in filter(takes, dict.fromkeys(auxiliary_blob_keys(state))):
         of_index = FaultKind.INDEX if key.endswith(".nodes") else FaultKind.BLOB
         kind = FaultKind.ROLLUP if is_rollup_key(key) else of_index
         try:
             with translated_but_missing():
-                if key in checks:
-                    checks[key](blob.get(key))
-                elif blob.stat(key) is None:
-                    raise BlobNotFound(key)
+                if key not in checks:
+                    if blob.stat(key) is None:
+                        raise BlobNotFound(key)
+                    continue
+                data = blob.get(key)
+            if len(data) != sizes.get(key, len(data)):
+                raise Corruption(f"it has {len(data)} bytes, not {sizes[key]}")
+            checks[key](data)
         except BlobNotFound:
             yield Fault(state.name, kind, f"the blob {key} {NOT_THERE}", key)
         except Corruption as error:
             yield Fault(state.name, kind, f"the blob {key} is damaged: {error.message}", key)
 
 
-def _check_chunk(chunk: IndexChunk, first: int, data: bytes) -> None:
-    _check_size(data, chunk.length)
-    check_nodes(data, first)
-
-
 def _check_spill(kind: SpillKind, file: SpillFile, data: bytes) -> None:
-    _check_size(data, file.size)
     for _, value in decode_run(data, LAYOUTS[kind], file.index_at):
         LAYOUTS[kind].value(value)
-
-
-def _check_size(data: bytes, size: int) -> None:
-    if len(data) != size:
-        raise Corruption(f"it has {len(data)} bytes, not {size}")
