@@ -15,16 +15,7 @@ from blob import Blob, BlobError, BlobNotFound
 from persist.attributes.node_codec import Leaf, check_nodes
 from persist.attributes.node_store import ChunkReader, NodeCache
 from persist.commit.state_loader import Versions
-from persist.copies.shard_facts import (
-    NOT_THERE,
-    Fault,
-    FaultKind,
-    LoggedDiff,
-    NamedPart,
-    Readable,
-    all_parts,
-    needed_blobs,
-)
+from persist.copies.shard_facts import NOT_THERE, Fault, FaultKind, LoggedDiff, NamedPart, Readable, all_parts
 from persist.core import invariants, state_diff
 from persist.core.attribute import KEY_BYTES
 from persist.core.batch import HollowBatch, Part, Run
