@@ -121,7 +121,7 @@ class MaintenanceMetrics:
         return figures
 
 
-class MeteredBlob(PacedBlob):
+class MergeBlob(PacedBlob):
     """The blob store of merges: reads and writes are counted, and limited to `rate` bytes a second together."""
 
     def __init__(self, inner: Blob, metrics: MaintenanceMetrics, rate: int | None, clock: Clock) -> None:

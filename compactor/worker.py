@@ -16,7 +16,7 @@ from enum import Enum
 from blob import BlobError, BlobNotFound
 from compactor.engine import Engine, EngineSettings, LocalEngine, MergeJob
 from compactor.loop import Ending, never
-from compactor.metering import MaintenanceMetrics, MeteredBlob
+from compactor.metering import MaintenanceMetrics, MergeBlob
 from persist.client.idempotency import send
 from persist.client.transport import Transport
 from persist.commit.location import Location
@@ -55,7 +55,7 @@ def local_engine(
     location: Location, settings: EngineSettings, metrics: MaintenanceMetrics, rate: int | None = None
 ) -> Engine:
     """Merges in this process. Workers that share it share `rate`, its limit in bytes per second."""
-    return LocalEngine(MeteredBlob(location.blob, metrics, rate, location.clock), location.ids, settings)
+    return LocalEngine(MergeBlob(location.blob, metrics, rate, location.clock), location.ids, settings)
 
 
 class MergeOutcome(Enum):

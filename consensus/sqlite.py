@@ -119,7 +119,7 @@ class SqliteConsensus(SqlConsensus):
     def _check_file(self) -> None:
         """Raise ConsensusUnavailable if another file, or none, is now where the open file was.
 
-        SQLite goes on with the file that it has open, wherever that is now: what it commits would be lost for every
+        SQLite keeps using the file that it has open, wherever that is now: what it commits would be lost for every
         process that opens the path later.
         """
         if self._file is not None and self._file != _file_at(self._path):
