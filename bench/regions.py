@@ -28,8 +28,8 @@ from blob import open_blob
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.clocks_and_ids import SystemClock
 from persist.commit.location import Location, LocationSettings, open_location, open_stores
-from persist.commit.system import SystemClock
 from persist.copies.recovery import RecoveryRequest
 from persist.core.state import Policy
 from persist.maintenance.journal_keeper import Published

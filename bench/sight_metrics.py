@@ -32,8 +32,8 @@ from persist.cli.long_running import configure_logs
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.clocks_and_ids import SystemClock, SystemIds
 from persist.commit.location import Location, LocationSettings, open_location
-from persist.commit.system import SystemClock, SystemIds
 from rpc.app import bind, serve, url_of
 from rpc.app_state import Service
 from rpc.client.http_transport import HttpTransport

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from blob import Blob
-from persist.commit.system import Clock
+from persist.commit.clocks_and_ids import Clock
 from persist.copies.throttled_blob import PacedBlob
 from persist.core.state import State
 

@@ -21,8 +21,8 @@ from itertools import islice
 from blob import BlobNotFound, BlobStat
 from compactor.metering import MaintenanceMetrics
 from persist.commit.blob_tasks import keys_in
+from persist.commit.clocks_and_ids import StoreClock
 from persist.commit.location import Location
-from persist.commit.system import StoreClock
 from persist.core import commands as c
 from persist.core.blob_keys import belongs_to, born_ms, is_bundle_key, shard_of
 from persist.core.errors import Corruption, InvalidUsage, Unavailable

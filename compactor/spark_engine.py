@@ -16,7 +16,7 @@ from typing import Any
 
 from blob import Blob, open_blob
 from compactor.engine import EngineSettings, Keep, MergedChunk, MergeJob, RangeMerger, keep_until_done
-from persist.commit.system import SystemIds
+from persist.commit.clocks_and_ids import SystemIds
 from persist.parts import KeyRange
 from persist.parts.read_plan import expand_bundles
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from persist.client.merge import Merge, source, target
     from persist.client.optimistic_edit import Edited
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
-    from persist.client.restore_truncation import Restored, Truncated
+    from persist.client.restore_and_truncate import Restored, Truncated
     from persist.client.row_retention import RetentionRun, RowRetention
     from persist.client.scan import Scan
     from persist.client.shard import HandleSettings, Shard
+    from persist.client.shard_cuts import Cut, CutTruncated, ShardTruncated
     from persist.client.shard_listing import ShardDropped, ShardsDropped, ShardSummary
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
-    from persist.client.stream_cuts import Cut, CutTruncated, ShardTruncated
     from persist.client.write import WriteHandle, WriteSettings
     from persist.commit.location import LocationSettings
     from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, attribute_key, named_key
@@ -70,7 +70,7 @@ __all__ += ["__version__"]
 _MODULES = (
     "core.errors", "core.frontier", "core.attribute", "core.ids", "core.commands", "client.connect",
     "client.pipelined", "client.listen", "client.write", "client.history_api", "client.snapshot",
-    "client.contents_diff", "client.restore_truncation", "client.stream_cuts", "client.row_retention",
+    "client.contents_diff", "client.restore_and_truncate", "client.shard_cuts", "client.row_retention",
     "client.erasure_api", "client.column_retention", "client.shard_listing", "client.maintenance_api",
     "client.read_api", "client.optimistic_edit", "client.merge", "client.shard", "attributes", "client.scan",
 )  # fmt: skip

@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, ValidationError, convert, to
 
 from persist.client.arguments import read_bounded
 from persist.client.transport import AsCaller, Transport
-from persist.commit.system import Clock
+from persist.commit.clocks_and_ids import Clock
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Part, parts_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from persist.client.server_address import ClientTls
-from persist.commit.system import Clock
+from persist.commit.clocks_and_ids import Clock
 from persist.copies.verify import samples_of
 from persist.core import record
 from persist.core.errors import InvalidUsage

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from persist.commit.system import SystemIds
+from persist.commit.clocks_and_ids import SystemIds
 from persist.core import commands as c
 from persist.core.ids import ShardId, Token, WriterId, mint
 from persist.formats.http_messages import RECORD

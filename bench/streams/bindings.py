@@ -20,7 +20,7 @@ import pyarrow as pa
 import persist
 from bench.bars import bar, interleaved, median, timed
 from persist.bindings import Bindings
-from persist.commit.system import SystemClock
+from persist.commit.clocks_and_ids import SystemClock
 from persist.sources.reclock import KEY, SCHEMA
 
 MINTS = 1_000

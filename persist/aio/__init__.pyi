@@ -21,14 +21,14 @@ from persist.client.optimistic_edit import Edited
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.read_api import Key
 from persist.client.read_leases import ReadLease
-from persist.client.restore_truncation import Restored, Truncated
+from persist.client.restore_and_truncate import Restored, Truncated
 from persist.client.row_retention import RetentionRun, RowRetention
 from persist.client.scan import Scan
 from persist.client.schema_api import BrokenConstraint
 from persist.client.shard import Shard
+from persist.client.shard_cuts import Cut, CutTruncated
 from persist.client.shard_listing import ShardsDropped, ShardSummary
 from persist.client.snapshot import Snapshot
-from persist.client.stream_cuts import Cut, CutTruncated
 from persist.client.unique_insert import _T, CheckedWriter
 from persist.client.write import Time, Updates
 from persist.core import commands as c

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from persist.check.findings import DAY_MS, CheckedShard, Diagnosis, age, at, diagnosis, is_or_are, many, size
-from persist.commit.system import OFFSET_MS_MAX
+from persist.commit.clocks_and_ids import OFFSET_MS_MAX
 from persist.copies.shard_facts import newest
 from persist.core.blob_keys import belongs_to, born_ms, is_rollup_key, shard_of
 from persist.core.errors import PersistError, UnknownShard

@@ -14,8 +14,8 @@ from blob import open_blob
 from blob.errors import without_secrets
 from blob.private_files import is_open
 from persist.check.findings import HOUR_MS, CheckThresholds, Diagnosis, age, at, diagnosis, is_or_are, many, size, some
+from persist.commit.clocks_and_ids import Clock, SystemIds
 from persist.commit.location import Location
-from persist.commit.system import Clock, SystemIds
 from persist.copies.backup_store import BackupListing, BackupStore
 from persist.copies.blob_store_scan import last_heartbeat_ms
 from persist.copies.shard_facts import Fault

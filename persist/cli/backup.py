@@ -20,7 +20,7 @@ from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.connection_args import add_subcommand, check_there, where_of
 from persist.cli.output_files import replacing
 from persist.client.timestamps import instant_text, read_instant, retention_ms
-from persist.commit.system import SystemClock, SystemIds
+from persist.commit.clocks_and_ids import SystemClock, SystemIds
 from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up
 from persist.copies.backup_restore import RestoreRequest, ShardRestored, restore, select_backup, verify_backup
 from persist.copies.backup_store import Backup, BackupStore, KeepRule, check_separate, prune

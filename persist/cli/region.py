@@ -22,7 +22,7 @@ from persist.cli.backup import EXIT_LOST, blob_at, show_recovered
 from persist.cli.connection_args import Where, add_subcommand, check_given, read_age_ms, trust_in, where_of
 from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.long_running import LEVELS, configure_logs, on_signals
-from persist.commit.system import SystemClock
+from persist.commit.clocks_and_ids import SystemClock
 from persist.copies.recovery import GAP, RecoveryRequest, plan
 from persist.copies.throttled_blob import read_rate
 from persist.core.errors import Conflict, InvalidUsage, Overloaded, Unavailable

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from persist.cli.connection_args import add_client_arguments, add_shard_arguments, add_subcommand, client_of, shard_of
-from persist.client.restore_truncation import DROP, RETRACT, mode_of
+from persist.client.restore_and_truncate import DROP, RETRACT, mode_of
 from persist.client.row_retention import read_policy
-from persist.client.stream_cuts import TEXT_CHARS_MAX, Cut
+from persist.client.shard_cuts import TEXT_CHARS_MAX, Cut
 from persist.client.timestamps import read_instant, read_point
 from persist.core.errors import InvalidUsage
 

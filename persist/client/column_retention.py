@@ -22,7 +22,7 @@ from persist.client.optimistic_loop import (
     read_facts,
 )
 from persist.client.read_leases import HandleSettings
-from persist.client.restore_truncation import DROP, DropOperation, Truncated
+from persist.client.restore_and_truncate import DROP, DropOperation, Truncated
 from persist.client.snapshot import Held, hold_time, part_reader, with_renewal
 from persist.client.timestamps import to_datetime
 from persist.client.transport import OneShard

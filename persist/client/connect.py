@@ -20,11 +20,10 @@ from persist.client.commit_info import Info
 from persist.client.contents_diff import NamedTime
 from persist.client.deadlines import Timeable, checked_timeout
 from persist.client.optimistic_loop import check_complete
-from persist.client.restore_truncation import RestoreOperation
+from persist.client.restore_and_truncate import RestoreOperation
 from persist.client.server_address import ClientTls
 from persist.client.shard import HandleSettings, Shard
-from persist.client.shard_listing import PAGE_MAX, DropRequest, ShardsDropped, ShardSummary, drop_shards, summary_page
-from persist.client.stream_cuts import (
+from persist.client.shard_cuts import (
     ASKED_AT_ONCE,
     TRUNCATED_AT_ONCE,
     Cut,
@@ -34,6 +33,7 @@ from persist.client.stream_cuts import (
     take_cut,
     truncate_by_cut,
 )
+from persist.client.shard_listing import PAGE_MAX, DropRequest, ShardsDropped, ShardSummary, drop_shards, summary_page
 from persist.client.timestamps import retention_ms
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location, LocationSettings, all_names, open_location, open_stores

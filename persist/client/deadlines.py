@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from blob import Blob, BlobUnavailable
 from blob.metrics import ForwardingBlob
 from persist.client.arguments import NUMBER_MAX, checked
-from persist.commit.system import Clock
+from persist.commit.clocks_and_ids import Clock
 from persist.core.errors import Indeterminate, InvalidUsage, Unavailable, shown
 
 # Deadlines: the time by which a call must be answered, whatever steps it consists of.

@@ -20,7 +20,7 @@ from persist.client.commit_info import (
 )
 from persist.client.contents_diff import Changes, DiffRequest, NamedTime, changes_between, changes_of
 from persist.client.optimistic_loop import RETRIES_MAX
-from persist.client.restore_truncation import (
+from persist.client.restore_and_truncate import (
     DROP,
     DropOperation,
     Restored,

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from persist.client import deadlines
 from persist.client.transport import Transport
-from persist.commit.system import jittered
+from persist.commit.clocks_and_ids import jittered
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import DIGEST_BYTES, NOBODY, Caller

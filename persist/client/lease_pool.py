@@ -20,7 +20,7 @@ from typing import Protocol
 
 from persist.client import deadlines
 from persist.client.deadlines import Deadline
-from persist.commit.system import Clock, OwnProcess
+from persist.commit.clocks_and_ids import Clock, OwnProcess
 from persist.core.errors import Expired
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId

@@ -27,7 +27,7 @@ from persist.client.arguments import check_numbers
 from persist.client.deadlines import Timeable
 from persist.client.unique_insert import CheckedWriter, conform_rows
 from persist.client.write import Updates
-from persist.commit.system import Clock, OwnProcess
+from persist.commit.clocks_and_ids import Clock, OwnProcess
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
 from persist.core.errors import (

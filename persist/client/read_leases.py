@@ -15,7 +15,7 @@ from persist.client.idempotency import send
 from persist.client.lease_pool import run_aside
 from persist.client.transport import Transport
 from persist.client.write import WriteSettings
-from persist.commit.system import OwnProcess
+from persist.commit.clocks_and_ids import OwnProcess
 from persist.core import commands as c
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable
 from persist.core.frontier import Antichain

@@ -29,7 +29,7 @@ from persist.client.lease_pool import LeasePool
 from persist.client.maintenance_api import Maintain
 from persist.client.optimistic_loop import read_facts
 from persist.client.read_leases import HandleSettings
-from persist.client.restore_truncation import Truncated, TruncateOperation
+from persist.client.restore_and_truncate import Truncated, TruncateOperation
 from persist.client.timestamps import instant_ms, period_ms, record_json, to_datetime
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location

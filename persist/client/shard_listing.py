@@ -11,7 +11,7 @@ from persist.client.idempotency import send
 from persist.client.optimistic_loop import read_facts
 from persist.client.read_leases import HandleSettings
 from persist.client.row_retention import policy_json
-from persist.client.stream_cuts import check_names_or_prefix, chosen_names, error_json, map_names
+from persist.client.shard_cuts import check_names_or_prefix, chosen_names, error_json, map_names
 from persist.client.timestamps import instant_of, record_json
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from blob import Blob, BlobError
 from persist.client.lease_pool import LeasePool
+from persist.commit.clocks_and_ids import Clock
 from persist.commit.location_identity import ID_KEY, ensure_id
-from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
 from persist.core.batch import Run

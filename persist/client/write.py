@@ -17,7 +17,7 @@ from persist.client.commit_info import Info, info_bytes
 from persist.client.deadlines import Timeable
 from persist.client.idempotency import digest_of, send, send_for, with_id_digests
 from persist.client.transport import OneShard
-from persist.commit.system import OwnProcess
+from persist.commit.clocks_and_ids import OwnProcess
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from persist.commit.clocks_and_ids import Clock
 from persist.commit.state_loader import Versions
-from persist.commit.system import Clock
 from persist.core.errors import Corruption, HistoryLost, PersistError, ReadOnly, UnknownShard
 from persist.core.shard_view import SeenVersion
 from persist.core.state import State

@@ -28,11 +28,7 @@ from blob.private_files import FILE_MODE, make_directories, replace_file
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.node_store import CACHE_BYTES_MAX, NodeCache, StaleIndex
-from persist.commit.location_identity import Identity
-from persist.commit.machine import Machine, MachineSettings
-from persist.commit.spill_files import SpillReader
-from persist.commit.state_loader import Versions
-from persist.commit.system import (
+from persist.commit.clocks_and_ids import (
     Background,
     CheckedClock,
     Clock,
@@ -43,6 +39,10 @@ from persist.commit.system import (
     SystemIds,
     ThreadBackground,
 )
+from persist.commit.location_identity import Identity
+from persist.commit.machine import Machine, MachineSettings
+from persist.commit.spill_files import SpillReader
+from persist.commit.state_loader import Versions
 from persist.core.audit_log import EntryPlace, HistoryPage
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.core.ids import IdSource

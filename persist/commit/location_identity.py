@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from blob import Blob, BlobExists, BlobNotFound, BlobStat
 from consensus import HIDDEN, Consensus, ConsensusIndeterminate, Entry
-from persist.commit.system import Clock, Moment, moment
+from persist.commit.clocks_and_ids import Clock, Moment, moment
 from persist.core.errors import InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.core.ids import IdSource, LocationBinding
 from persist.formats.state_frames import FIRST_FORMAT, THIS_BUILD, Build, decode_binding, encode_binding

@@ -11,8 +11,8 @@ store another home may have taken over, which does not know the write. A diff th
 from __future__ import annotations
 
 from consensus import ConsensusError, ConsensusIndeterminate, ConsensusNotWritable, ConsensusUnavailable
+from persist.commit.clocks_and_ids import System, jittered
 from persist.commit.state_loader import Versions
-from persist.commit.system import System, jittered
 from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
 from persist.core.state_diff import StateDiff, only_holds, referring_to
 from persist.formats.store_errors import translate, translated

@@ -21,6 +21,7 @@ from persist.attributes.node_store import NodeCache, StaleIndex
 from persist.commit.background_duties import Duty, Upkeep
 from persist.commit.blob_tasks import BlobWorker, GroupRead, read_apart
 from persist.commit.cached_state import CachedState
+from persist.commit.clocks_and_ids import StoreClock, System, checked_ms, probed
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
 from persist.commit.commit_plan import (
     BatchMerge,
@@ -37,7 +38,6 @@ from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.part_validator import BRINGING, Inspector, schema_change_of
 from persist.commit.spill_files import SpillReader, SpillWriter
 from persist.commit.state_loader import Versions, dropped
-from persist.commit.system import StoreClock, System, checked_ms, probed
 from persist.core import commands as c
 from persist.core import invariants
 from persist.core.audit_log import NOBODY, Caller

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from blob import Blob, BlobError
 from persist.commit.blob_tasks import check_moved
-from persist.commit.part_receipts import Receipts
+from persist.commit.validation_receipts import Receipts
 from persist.core import commands as c
 from persist.core.batch import Part, Run, parts_of
 from persist.core.blob_keys import belongs_to

@@ -18,7 +18,7 @@ from itertools import islice
 from blob import Blob, BlobNotFound
 from consensus import Consensus
 from persist.commit.location_identity import Identity, raise_format, read_format
-from persist.commit.part_receipts import Receipts
+from persist.commit.validation_receipts import Receipts
 from persist.core import commands as c
 from persist.core import state_diff
 from persist.core.blob_keys import is_rollup_key, loan_key, rollup_key, rollup_seqno, rollups_prefix

@@ -18,8 +18,8 @@ from itertools import islice
 from blob import BlobNotFound
 from persist.client.arguments import checked
 from persist.client.embedded import EmbeddedTransport
+from persist.client.shard_cuts import check_at_once
 from persist.client.snapshot import ReadLease, ReadSettings
-from persist.client.stream_cuts import check_at_once
 from persist.client.timestamps import instant_text, resolve_time, to_datetime
 from persist.commit.location import Location
 from persist.copies.backup_store import (

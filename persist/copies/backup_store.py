@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct, ValidationError, convert, to_builtins
 
 from blob import Blob, BlobExists, BlobNotFound, without_secrets
-from persist.commit.system import Clock
+from persist.commit.clocks_and_ids import Clock
 from persist.core.blob_keys import belongs_to
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UpgradeNeeded
 from persist.core.ids import IdSource, ShardId, check_shard_name, family_of, shard_id_of

@@ -16,8 +16,8 @@ from typing import Protocol
 from blob import Blob, BlobNotFound, BlobStat
 from consensus import Consensus, Entry
 from persist.commit.blob_tasks import keys_in
+from persist.commit.clocks_and_ids import Clock
 from persist.commit.state_loader import FIRST, LogCut, Versions
-from persist.commit.system import Clock
 from persist.core import state_diff
 from persist.core.batch import Description, Part
 from persist.core.blob_keys import belongs_to, is_bundle_key, is_rollup_key, rollup_seqno, shard_of

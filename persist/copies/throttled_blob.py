@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from blob import Blob
 from blob.metrics import ForwardingBlob
-from persist.commit.system import Clock
+from persist.commit.clocks_and_ids import Clock
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.shard_settings import bytes_of
 

@@ -67,10 +67,10 @@ class Part(Record, frozen=True):
     the rows before that time (a replicated append of which the shard had the beginning already).
     `diff_sum` is None if it is unknown (clipped parts), or takes more than 64 bits.
 
-    Three fields are of staged parts only; in a State they have their defaults (`as_durable`). `receipt` proves that the
-    other fields were checked against the rows (`persist.commit.part_receipts`). `given`: it counts as another number of
-    updates than `rows`. `rows_digest`: of its rows, for a command with a token (`persist.parts.row_stats`); no receipt
-    covers it.
+    Three fields are of staged parts only; in a State they have their defaults (`as_durable`). `receipt` proves that
+    the other fields were checked against the rows (`persist.commit.validation_receipts`). `given`: it counts as
+    another number of updates than `rows`. `rows_digest`: of its rows, for a command with a token
+    (`persist.parts.row_stats`); no receipt covers it.
 
     With `bundle` it represents all the parts that the blob at `key` lists: `rows`, `size` and `diff_sum` are sums over
     them, and the bounds include theirs. `checksum` is that of the list.

@@ -19,7 +19,7 @@ from persist.client import deadlines
 from persist.client.connect import Connection
 from persist.client.server_address import ClientTls
 from persist.client.server_address import normalize_url as normalize_url
-from persist.commit.system import Clock, OwnProcess, SystemIds
+from persist.commit.clocks_and_ids import Clock, OwnProcess, SystemIds
 from persist.core.errors import (
     Corruption,
     Indeterminate,

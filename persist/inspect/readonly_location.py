@@ -18,10 +18,10 @@ from consensus import Consensus, ConsensusMisconfigured, ConsensusNotWritable, o
 from consensus.interface import Wanted
 from consensus.metrics import ForwardingConsensus
 from persist.attributes.node_store import NodeCache
+from persist.commit.clocks_and_ids import Clock, SystemClock, SystemIds
 from persist.commit.location import MARKER, MARKER_VERSION, Location, all_names, read_marker, url_path
 from persist.commit.location_identity import COPY_KEY, ID_KEY, LOG_KEY, Identity, epoch_key, epochs_in, read_format
 from persist.commit.state_loader import Versions
-from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.copies.shard_facts import FaultKind, Faults
 from persist.core.errors import (
     Corruption,

@@ -24,10 +24,10 @@ from itertools import islice
 
 from blob import BlobNotFound
 from persist.commit.blob_tasks import keys_in
+from persist.commit.clocks_and_ids import StoreClock, probed
 from persist.commit.location import Location
 from persist.commit.machine import Committer, CommitterOf
 from persist.commit.state_loader import check_replayed, rolled_up
-from persist.commit.system import StoreClock, probed
 from persist.core import commands as c
 from persist.core.blob_keys import is_bundle_key, is_diff_key, is_loan_key, is_rollup_key, shard_of
 from persist.core.errors import Corruption, PersistError, Unavailable, UnknownShard

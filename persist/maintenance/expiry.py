@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from persist.commit.clocks_and_ids import Clock, StoreClock
 from persist.commit.location import Location
 from persist.commit.machine import Committer
 from persist.commit.state_loader import rolled_up
-from persist.commit.system import Clock, StoreClock
 from persist.core import commands as c
 from persist.core.errors import PersistError
 from persist.core.ids import SeqNo

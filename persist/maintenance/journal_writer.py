@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blob import Blob, BlobError
+from persist.commit.clocks_and_ids import Clock
 from persist.commit.location_identity import Identity
-from persist.commit.system import Clock
 from persist.core.blob_keys import Journal, ShardEntries, journal_key
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import IdSource

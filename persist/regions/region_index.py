@@ -20,7 +20,7 @@ from blob import without_secrets
 from blob.private_files import locked, replace_file
 from persist.client.arguments import read_bounded
 from persist.client.server_address import ClientTls
-from persist.commit.system import Clock
+from persist.commit.clocks_and_ids import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.formats.records import json_crc
 from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, TimedOut, tls_of

@@ -11,8 +11,8 @@ from typing import Any
 
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.client.transport import Transport
+from persist.commit.clocks_and_ids import Clock
 from persist.commit.location import Location
-from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.errors import Expired, NotReadable, PersistError, Unavailable, UnknownShard
 from persist.core.frontier import Antichain

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from blob import Blob, BlobNotFound
 from consensus.interface import ENDED
-from persist.commit.system import Clock
+from persist.commit.clocks_and_ids import Clock
 from persist.copies.blob_store_scan import BlobStoreScan, Evidence
 from persist.copies.shard_facts import needed_blobs
 from persist.core.batch import Part

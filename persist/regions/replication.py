@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from blob import Blob
+from persist.commit.clocks_and_ids import Clock
 from persist.commit.location_identity import COPY_KEY, EPOCHS, FORMATS, ID_KEY, epochs_in
-from persist.commit.system import Clock
 from persist.copies.throttled_blob import PacedBlob, check_rate
 from persist.core.blob_keys import (
     CATALOGUES,

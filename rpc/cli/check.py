@@ -24,7 +24,7 @@ from persist.cli.connection_args import add_client_arguments, check_given
 from persist.cli.inspect import FOUND, HEALTHY, exit_of, open_readonly, server_of
 from persist.cli.inspect_client import understood
 from persist.cli.terminal import complain, plain, texts_of
-from persist.commit.system import SystemClock
+from persist.commit.clocks_and_ids import SystemClock
 from persist.copies.throttled_blob import PacedBlob, read_rate
 from persist.copies.verify import QUICK, Depth
 from persist.core.errors import InvalidUsage, PersistError

@@ -20,7 +20,7 @@ from persist.client.deadlines import Deadline, Patience
 from persist.client.idempotency import RetriedCall, call_with_retries
 from persist.client.lease_pool import LeasePool
 from persist.client.listen import ListenEvent
-from persist.commit.system import Clock, SystemClock, SystemIds
+from persist.commit.clocks_and_ids import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
 from persist.core.batch import Run

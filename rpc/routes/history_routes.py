@@ -14,7 +14,7 @@ from persist.client.commit_info import entry_json, read_place, to_history_entry
 from persist.client.contents_diff import Changes
 from persist.client.history_api import ShardTag, tag_json
 from persist.client.optimistic_loop import RETRIES_MAX
-from persist.client.restore_truncation import RETRACT, mode_of
+from persist.client.restore_and_truncate import RETRACT, mode_of
 from persist.client.timestamps import datetime_text, instant_of, instant_text, read_instant, read_point, resolve_time
 from persist.codecs import rows
 from persist.core import commands as c

@@ -15,7 +15,7 @@ from persist.client.erasure_api import ErasureStatus
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.row_retention import RowRetention
 from persist.client.shard import Shard
-from persist.client.stream_cuts import (
+from persist.client.shard_cuts import (
     ASKED_AT_ONCE,
     SHARDS_MAX,
     TEXT_CHARS_MAX,

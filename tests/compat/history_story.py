@@ -24,9 +24,9 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller
+from persist.commit.clocks_and_ids import SystemClock
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.commit.machine import MachineSettings
-from persist.commit.system import SystemClock
 from persist.core import commands as c
 from persist.core.audit_log import Caller
 from persist.core.state import Policy

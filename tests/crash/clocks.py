@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Self
 from unittest.mock import patch
 
-import persist.commit.system
+import persist.commit.clocks_and_ids
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -84,7 +84,7 @@ class WrongTime:
 
 def set_clock(text: str, say: Callable[[str], None]) -> None:
     """Give this process that wall clock, for as long as it lives."""
-    patch.object(persist.commit.system, "time", WrongTime.of(text, say)).start()
+    patch.object(persist.commit.clocks_and_ids, "time", WrongTime.of(text, say)).start()
 
 
 __all__ = ["AHEAD", "BEHIND", "JUMPED", "RIGHT", "WRONG_MS_MAX", "WrongTime", "chosen", "set_clock"]

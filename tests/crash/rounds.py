@@ -15,8 +15,8 @@ from compactor.worker import Worker
 from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.commit.clocks_and_ids import PREFIX, SystemClock
 from persist.commit.location import Location, LocationSettings
-from persist.commit.system import PREFIX, SystemClock
 from persist.core.blob_keys import shard_prefix
 from persist.core.ids import SeqNo
 from persist.maintenance.collector import Collector, GcReport

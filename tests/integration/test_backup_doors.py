@@ -15,7 +15,7 @@ import pytest
 
 import persist
 from blob import open_blob
-from persist.commit.system import SystemClock, SystemIds
+from persist.commit.clocks_and_ids import SystemClock, SystemIds
 from persist.copies.backup_store import BLOBS, RUNNING, BackupStore
 from rpc.cli.program import main
 from tests.support.pages import error_rows

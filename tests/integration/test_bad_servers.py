@@ -25,7 +25,7 @@ from persist.client.deadlines import Deadline
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
-from persist.commit.system import SystemClock
+from persist.commit.clocks_and_ids import SystemClock
 from persist.core.errors import Indeterminate, PersistError, Unavailable
 from persist.core.ids import Token, mint
 from persist.formats.http_messages import PROTOCOL_VERSION

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.stream_cuts import Cut
+from persist.client.shard_cuts import Cut
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain
 from persist.core.shard_settings import DEFAULT_HISTORY, history_ms

@@ -15,7 +15,7 @@ import pytest
 
 import persist
 from persist.client.server_address import ClientTls
-from persist.commit.system import SystemClock
+from persist.commit.clocks_and_ids import SystemClock
 from persist.core.errors import Forbidden, InvalidUsage, PersistError, Unauthorized, Unavailable
 from persist.regions.region_index import RegionEntry, RegionIndex, open_index, write_index
 from rpc.auth import mint

@@ -566,7 +566,7 @@ def test_a_build_that_forgets_rollups_is_caught(
     Maintenance(machine).step()
     assert shard.erased(told.id).phase == "rewritten", "the State itself refuses: it names a rollup of before"
     machine.location.machine(NAME)
-    monkeypatch.setattr("persist.core.transitions.removal_progress.min", lambda _: 2**62, raising=False)
+    monkeypatch.setattr("persist.core.transitions.policy_and_erasure_progress.min", lambda _: 2**62, raising=False)
     Maintenance(machine).step()
     assert shard.erased(told.id).done
     assert {place.split()[0] for place in found(world, secret)} >= {"log"}

@@ -243,7 +243,7 @@ def test_a_long_diff_is_planned_once(log: Consensus, monkeypatch: pytest.MonkeyP
         ("machine", "plan_commit", lambda base: True),
         ("state_loader", "encode_diff", lambda change: change.trace is not None),
         ("state_loader", "decode_diff", lambda data: len(data) > VALUE_BYTES),
-        ("part_receipts", "_digest", lambda key: True),
+        ("validation_receipts", "_digest", lambda key: True),
     ):
         path = f"persist.commit.{module}"
         real = getattr(__import__(path, fromlist=[name]), name)

@@ -13,7 +13,7 @@ import pytest
 from persist.client.arguments import read_attribute
 from persist.client.contents_diff import DiffRequest, hold_interval
 from persist.client.optimistic_loop import RETRIES_MAX, Attempt
-from persist.client.restore_truncation import RestoreOperation
+from persist.client.restore_and_truncate import RestoreOperation
 from persist.client.shard import Shard
 from persist.client.snapshot import Held, ReadSettings
 from persist.client.write import WriteHandle

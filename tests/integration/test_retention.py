@@ -17,7 +17,7 @@ from compactor.metering import MaintenanceMetrics
 from compactor.tasks import retention_task
 from compactor.worker import Worker
 from persist.client.embedded import EmbeddedTransport
-from persist.client.restore_truncation import TruncateOperation
+from persist.client.restore_and_truncate import TruncateOperation
 from persist.client.shard import Shard
 from persist.client.timestamps import to_datetime
 from persist.core import commands as c

@@ -17,8 +17,8 @@ from persist.attributes.node_store import NodeCache
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.clocks_and_ids import SystemClock
 from persist.commit.location import Location
-from persist.commit.system import SystemClock
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import Corruption

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from persist.codecs import rows
 from persist.codecs.decode_limits import Allowance
-from persist.commit.system import SystemIds
+from persist.commit.clocks_and_ids import SystemIds
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, PersistError
 from persist.core.ids import ShardId, WriterId, mint, shard_id_of

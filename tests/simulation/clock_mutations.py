@@ -13,7 +13,7 @@ import persist.core.transitions.reader_holds
 from compactor import orphans
 from compactor.orphans import Sweeper
 from persist.commit.cached_state import LeaseWatch
-from persist.commit.system import OFFSET_MS_MAX, CheckedClock, _Compared, probed
+from persist.commit.clocks_and_ids import OFFSET_MS_MAX, CheckedClock, _Compared, probed
 from persist.core import commands as c
 from persist.core.errors import PersistError
 from persist.core.record import replace

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from persist.commit.system import JUMP_MS_MAX, OFFSET_MS_MAX
+from persist.commit.clocks_and_ids import JUMP_MS_MAX, OFFSET_MS_MAX
 from persist.core.frontier import Antichain
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import State

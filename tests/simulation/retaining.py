@@ -20,7 +20,7 @@ from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import Conflict, Corruption, Indeterminate, Overloaded, Unavailable
 from persist.core.retention_plan import facts_of, next_ms
 from persist.core.state import State
-from persist.core.transitions import removal_progress
+from persist.core.transitions import policy_and_erasure_progress
 from tests.simulation.breaking import Broken, every, transition
 from tests.simulation.host import HANDLES, MAIN, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import Write, expect
@@ -137,7 +137,7 @@ def check_retained(host: Host) -> None:
 
 def policy_by_its_own_clock() -> Broken:
     """A policy goes by the clock of who commits, whether the blob store agrees with it or not."""
-    real = removal_progress.take_cuts
+    real = policy_and_erasure_progress.take_cuts
 
     def read(state: State, command: c.ReadRetention, context: Any) -> Any:
         return state, c.RetentionIs(facts_of(state), context.now_ms, None)

@@ -19,8 +19,8 @@ import persist.commit.cached_state
 import persist.commit.command_queue
 import persist.commit.location
 import persist.commit.location_identity
-import persist.commit.part_receipts
 import persist.commit.state_loader
+import persist.commit.validation_receipts
 import persist.parts.part_files
 import persist.parts.read_plan
 import persist.parts.reader
@@ -68,7 +68,7 @@ LOCKING = (
     persist.commit.location_identity,
     persist.commit.location,
     persist.commit.location_identity,
-    persist.commit.part_receipts,
+    persist.commit.validation_receipts,
     persist.parts.part_files,
     persist.parts.reader,
     persist.parts.read_plan,

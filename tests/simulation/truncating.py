@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import compactor.worker
 import persist.client.listen
-import persist.client.restore_truncation
+import persist.client.restore_and_truncate
 import persist.commit.blob_tasks
 import persist.core.shard_view
 import persist.core.transitions.row_drops
@@ -144,8 +144,8 @@ def truncate_by_time_only() -> Broken:
         floor = floor_at(going.view.drops, going.start)
         return dataclasses.replace(going, end=going.start, taken_at=(), floor=floor)
 
-    real = persist.client.restore_truncation._RemovedRows.of
-    return patch.object(persist.client.restore_truncation._RemovedRows, "of", of)
+    real = persist.client.restore_and_truncate._RemovedRows.of
+    return patch.object(persist.client.restore_and_truncate._RemovedRows, "of", of)
 
 
 def truncate_ignores_the_upper() -> Broken:

@@ -7,8 +7,8 @@ from unittest.mock import patch
 import persist.commit.commit_plan
 import persist.commit.part_validator
 import persist.core.transitions.part_admission
-from persist.commit.part_receipts import Receipts
 from persist.commit.part_validator import Inspector
+from persist.commit.validation_receipts import Receipts
 from tests.simulation.breaking import Broken, every
 
 

@@ -29,7 +29,7 @@ from persist.cli.long_running import (
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.idempotency import RetriedCall, call_with_retries
-from persist.commit.system import SystemClock
+from persist.commit.clocks_and_ids import SystemClock
 from persist.core import commands as c
 from persist.core.errors import Corruption, Overloaded, Unavailable
 from persist.core.frontier import Antichain

@@ -30,7 +30,7 @@ from persist.core.transitions.history_control import forgotten
 from persist.core.transitions.lease_expiry import check_lease, heartbeat_ms, without_lapsed_writers
 from persist.core.transitions.lifecycle import with_schema
 from persist.core.transitions.part_admission import check_near, check_staged, check_upper, no_time_left
-from persist.core.transitions.removal_progress import with_passed_cut
+from persist.core.transitions.policy_and_erasure_progress import with_passed_cut
 from persist.core.transitions.row_drops import (
     check_not_withdrawn,
     drops_rows,

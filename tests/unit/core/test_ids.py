@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.commit.system import SystemIds
+from persist.commit.clocks_and_ids import SystemIds
 from persist.core.blob_keys import belongs_to, bundle_key, chunk_key, is_key_of, part_key, rollup_key, shard_prefix
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, frontier, join, meet

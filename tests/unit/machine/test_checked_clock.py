@@ -6,7 +6,7 @@ import pytest
 
 from blob.errors import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
-from persist.commit.system import COMPARED_EVERY_S, OFFSET_MS_MAX, CheckedClock, checked_ms
+from persist.commit.clocks_and_ids import COMPARED_EVERY_S, OFFSET_MS_MAX, CheckedClock, checked_ms
 from tests.support.clocks import HOUR_MS, Clock, Ids, World
 
 

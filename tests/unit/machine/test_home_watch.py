@@ -22,9 +22,9 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit import location_identity as module
+from persist.commit.clocks_and_ids import moment
 from persist.commit.location import Location
 from persist.commit.location_identity import LOOK_EVERY_S, TRIES_MAX, Looks, epoch_key
-from persist.commit.system import moment
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate, attribute_key
 from persist.core.errors import Indeterminate, InvalidUsage, ReadOnly, Unavailable

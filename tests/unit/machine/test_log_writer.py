@@ -18,10 +18,10 @@ from consensus import (
 )
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
+from persist.commit.clocks_and_ids import System
 from persist.commit.location_identity import Identity
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.state_loader import Versions
-from persist.commit.system import System
 from persist.core.errors import Indeterminate, PersistError, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.state_diff import StateDiff

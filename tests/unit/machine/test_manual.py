@@ -11,11 +11,11 @@ from persist.attributes.node_store import NodeCache
 from persist.commit.background_duties import Upkeep
 from persist.commit.blob_tasks import BlobWorker
 from persist.commit.cached_state import CachedState
+from persist.commit.clocks_and_ids import System
 from persist.commit.command_queue import CommandQueue, Pending
 from persist.commit.commit_plan import Outcome, PlanInput, plan_commit, supplied
 from persist.commit.log_writer import LogWriter
 from persist.commit.spill_files import SpillWriter
-from persist.commit.system import System
 from persist.core import commands as c
 from persist.core.frontier import Antichain
 from persist.core.state import Policy, initial_state

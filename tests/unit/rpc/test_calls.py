@@ -14,7 +14,7 @@ import pytest
 import persist
 from blob import BlobUnavailable
 from persist.client.listen import ListenEvent
-from persist.commit.system import SystemClock
+from persist.commit.clocks_and_ids import SystemClock
 from persist.core.errors import (
     Conflict,
     Corruption,

@@ -14,7 +14,7 @@ import pytest
 from blob import BlobError
 from persist.client import deadlines
 from persist.client.deadlines import Deadline
-from persist.commit.system import SystemClock
+from persist.commit.clocks_and_ids import SystemClock
 from rpc.client.http_stores import HttpBlob, place_of
 from rpc.client.http_transport import _open_blob
 from tests.support.of_aws import give_credentials

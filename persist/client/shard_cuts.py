@@ -17,7 +17,7 @@ from persist.client.commit_info import Info, info_bytes
 from persist.client.contents_diff import NamedTime
 from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.read_leases import HandleSettings
-from persist.client.restore_truncation import Truncated, TruncateOperation
+from persist.client.restore_and_truncate import Truncated, TruncateOperation
 from persist.client.timestamps import INSTANT_MAX, instant_ms, resolve_time, to_datetime
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import all_names
