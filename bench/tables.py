@@ -23,7 +23,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,8 +33,7 @@ from bench.service_peers import IcebergPeer
 from compactor.worker import Worker, WorkerSettings
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings, open_location
-from persist.core.batch import Part
-from persist.parts import part_files
+from persist.parts.part_files import PartFiles
 
 Fetched = dict[tuple[str, int], tuple[int, int]]
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.int32()), ("amount", pa.int64()), ("note", pa.string())])
@@ -65,16 +63,19 @@ def some(keys: list[int], seed: int) -> pa.Table:
 def reading() -> Iterator[Fetched]:
     """Which bytes of parts are read: (part, where) -> (how often, how many)."""
     found: Fetched = {}
-    real = part_files.fetch
+    real = PartFiles.fetch
 
-    def fetch(blob: part_files.BlobReads, part: Part, size: int, start: int, length: int) -> bytes:
-        if start + length < size:  # no footer
+    def fetch(self: PartFiles, part: Any, start: int, length: int) -> bytes:
+        if start + length < part.size:  # no footer
             times = found.get((str(part.id), start), (0, 0))[0]
             found[str(part.id), start] = times + 1, length
-        return real(blob, part, size, start, length)
+        return real(self, part, start, length)
 
-    with patch.object(part_files, "fetch", fetch):
+    PartFiles.fetch = fetch  # type: ignore[method-assign]
+    try:
         yield found
+    finally:
+        PartFiles.fetch = real  # type: ignore[method-assign]
 
 
 class Tables:
