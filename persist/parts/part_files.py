@@ -160,9 +160,9 @@ class PartFiles:
     def _read(self, part: Part) -> tuple[Footer, bytes | None]:
         """The verified footer of a part, and all its bytes if it is small."""
         if not self.is_small(part):
-            tail = fetch(self.blob, part, part.size, part.size - part.footer_size, part.footer_size)
+            tail = self.fetch(part, part.size - part.footer_size, part.footer_size)
             return decode_footer(part, tail, is_foreign=self._are_foreign), None
-        whole = fetch(self.blob, part, part.size, 0, part.size)
+        whole = self.fetch(part, 0, part.size)
         if zlib.crc32(whole) != part.checksum:
             raise Corruption(f"{part_label(part)} does not match its checksum", part=str(part.id))
         return decode_footer(part, whole[part.size - part.footer_size :], is_foreign=self._are_foreign), whole
@@ -181,6 +181,10 @@ class PartFiles:
             return _count_from(self.inline(part), time)
         file = self.open(part)
         return sum(_count_from(file.read((group,), (TIME,)), time) for group in range(len(file.groups)))
+
+    def fetch(self, part: Part, start: int, length: int) -> bytes:
+        """Exactly the bytes `[start, start + length)` of a part's blob."""
+        return fetch(self.blob, part, part.size, start, length)
 
 
 class PartFile:
@@ -374,7 +378,7 @@ class PartFile:
             start = span[0].start
             length = span[-1].start + span[-1].size - start
             if self._whole is None:
-                data = fetch(self._files.blob, self.part, self.part.size, start, length)
+                data = self._files.fetch(self.part, start, length)
             else:
                 data = self._whole[start : start + length]
             view = memoryview(data)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import duckdb
 import pandas
@@ -27,7 +26,6 @@ from persist.client.connect import Client
 from persist.client.read_leases import Hold
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings
-from persist.core import merge_plan
 from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable, Unavailable
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
@@ -94,9 +92,9 @@ def merged(shard: Shard) -> Shard:
 
 def merge(shard: Shard) -> None:
     """All files into one."""
-    eager = WorkerSettings(policy=MergePolicy(fan_in=2, small_rows=0))
-    with patch.multiple(merge_plan, WORKER_GARBAGE_PERCENT=1, GARBAGE_GROWTH=1_000):
-        Worker(shard._transport.inner.location, eager).run(shard.name, idle=False)  # type: ignore[attr-defined]
+    eager = MergePolicy(fan_in=2, small_rows=0, garbage_percent=1, garbage_growth=1_000)
+    location = shard._transport.inner.location  # type: ignore[attr-defined]
+    Worker(location, WorkerSettings(policy=eager)).run(shard.name, idle=False)
 
 
 def with_duckdb(scan: persist.Scan) -> list[Any]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -20,7 +19,7 @@ import pytest
 import persist
 from persist.client.connect import Client
 from persist.client.shard import HandleSettings
-from persist.client.snapshot import ReadLease, ReadSettings
+from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.commit.location import LocationSettings
 from persist.commit.machine import MachineSettings
@@ -160,7 +159,8 @@ def test_a_server_reads_a_full_disk(full: Path) -> None:
 def test_a_read_without_a_hold_ends_where_a_blob_goes(full: Path) -> None:
     with connected(full) as client:
         snapshot = client.shard("orders").snapshot()
-        assert not cast(ReadLease, snapshot._lease.lease).is_held
+        [lease] = snapshot._lease.leases
+        assert not lease.is_held
         for part in (full / "blob").rglob("*.parquet"):
             part.unlink()
         with pytest.raises(Expired):
@@ -170,7 +170,8 @@ def test_a_read_without_a_hold_ends_where_a_blob_goes(full: Path) -> None:
 def test_a_read_that_holds_goes_on_when_the_disk_gets_full(location: Path) -> None:
     with connected(location) as client:
         snapshot = client.shard("orders").snapshot()
-        assert cast(ReadLease, snapshot._lease.lease).is_held
+        [lease] = snapshot._lease.leases
+        assert lease.is_held
         fill(location.parent)
         assert ids(snapshot.to_arrow()) == ROWS
 
