@@ -252,7 +252,7 @@ def load_clock_stretches(transport: Transport, name: str, first: int, last: int,
 
 
 def instant_of(transport: Transport, name: str, time: int, retry_s: float) -> datetime | None:
-    """The wall clock from which a time is shown; None if it is not known. Raises what `dates_of` raises."""
+    """The wall clock from which a time is shown; None if it is not known. Raises as `load_clock_stretches`."""
     frontier(time)  # raises InvalidUsage unless it is a time
     return load_clock_stretches(transport, name, time, time, retry_s).of_time(time)
 

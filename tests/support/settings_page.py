@@ -70,8 +70,8 @@ Variables are `PERSIST_LIMIT_` and the name in capitals. Each server counts for 
 LEVERS = """
 ## Levers
 
-Each trades one cost for another; the defaults are those of all measurements. Variables are `PERSIST_LEVER_`
-and the name in capitals. Use the same levers for all servers of a location.
+Each lever trades one cost for another; measurements use the defaults. Variables are `PERSIST_LEVER_` and the
+name in capitals. Use the same levers for all servers of a location.
 """
 TAIL = """
 - `linger_ms` is for many writers on one shard with expensive commits, such as a remote store. Commands that
