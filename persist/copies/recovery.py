@@ -38,7 +38,7 @@ from persist.core.ids import LocationBinding, SeqNo
 from persist.core.record import replace
 from persist.core.shard_view import digest_of
 from persist.core.state import State
-from persist.core.transitions.writers import with_times
+from persist.core.transitions.time_checks import with_times
 from persist.formats.state_frames import Build, decode_binding, encode_binding
 from persist.formats.store_errors import read_or_none, translated
 from persist.maintenance.journal_writer import Publisher, PublishSettings

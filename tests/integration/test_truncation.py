@@ -16,7 +16,7 @@ from persist.core.errors import InvalidUsage, TokenReused, UnknownShard, UpperMi
 from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
-from persist.core.transitions import writers
+from persist.core.transitions import rewrites
 from tests.support.clocks import Machine, World
 
 NAME = "orders"
@@ -103,7 +103,7 @@ def test_a_row_that_went_is_not_taken_again_as_an_equal_one_that_came_since(shar
 def test_truncations_that_readable_times_tell_apart_are_bounded(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
 ) -> None:
-    monkeypatch.setattr(writers, "TRUNCATIONS_MAX", 2)
+    monkeypatch.setattr(rewrites, "TRUNCATIONS_MAX", 2)
     shard.truncate(1)
     shard.truncate(2)
     before = machine.location.machine(NAME).refresh()

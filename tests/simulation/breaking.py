@@ -14,7 +14,7 @@ from persist.core import commands as c
 from persist.core.errors import Indeterminate
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions import writers
+from persist.core.transitions import rewrites
 from tests.simulation.host import WEATHER
 
 Broken = AbstractContextManager[Any]
@@ -36,7 +36,7 @@ def transition(kind: type[Any], broken: Callable[[State, Any, Any], Any]) -> Bro
 
 def ignores_the_upper(operation: str) -> Broken:
     """Rewrites of this operation land though another write came since they looked."""
-    real = writers.rewrite
+    real = rewrites.rewrite
 
     def rewrite(state: State, command: c.Rewrite, context: Any) -> Any:
         if command.operation == operation and command.as_of != c.NEVER:  # that asks only whether it has landed

@@ -25,7 +25,7 @@ from persist.core.errors import Corruption, Indeterminate, InvalidUsage, NotRead
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions import writers
+from persist.core.transitions import rewrites
 from persist.core.truncation import floor_at
 from persist.maintenance.expiry import forget_outlived
 from tests.simulation.breaking import Broken, every, ignores_the_upper, transition
@@ -155,7 +155,7 @@ def truncate_ignores_the_upper() -> Broken:
 
 def truncated_once_more() -> Broken:
     """The cut is not remembered: what was written again since goes too when the truncation comes again."""
-    real = writers.rewrite
+    real = rewrites.rewrite
 
     def rewrite(state: State, command: c.Rewrite, context: Any) -> Any:
         known = state if command.truncates is None else replace(state, truncations=())

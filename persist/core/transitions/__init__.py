@@ -23,6 +23,7 @@ from persist.core.transitions import (
     part_maintenance,
     policy_and_erasure_progress,
     reader_holds,
+    rewrites,
     wall_clocks,
     writers,
 )
@@ -38,7 +39,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.CompareAndAppend: writers.compare_and_append,
     c.Append: writers.append,
     c.Insert: writers.insert,
-    c.Rewrite: writers.rewrite,
+    c.Rewrite: rewrites.rewrite,
     c.NoteRewritten: policy_and_erasure_progress.note_rewritten,
     c.ProveErasure: policy_and_erasure_progress.prove,
     c.ReadErasures: policy_and_erasure_progress.read,

@@ -22,8 +22,8 @@ from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.transitions.audit_recording import of_ended_life, retired
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.lease_expiry import without_lapsed_readers
-from persist.core.transitions.part_admission import check_upper
 from persist.core.transitions.row_drops import without_pending
+from persist.core.transitions.time_checks import check_upper
 
 FINALISE_BATCHES_PER_STEP = 100
 HOLDERS_NAMED_MAX = 5

@@ -1,4 +1,4 @@
-"""Which parts a command may add, and the checks of a shard's upper before a write.
+"""Which parts a command may add.
 
 A command may name new parts of this shard that the committer has validated. A part is named at most once, ever. Ids of
 present parts are in the State. `State.left` has the ids of staged parts that left the State; forgotten ones are refused
@@ -14,8 +14,8 @@ from itertools import islice
 
 from persist.core.batch import Part, Run, parts_of
 from persist.core.blob_keys import belongs_to, is_key_of, is_of_maintenance, is_part_key, part_id_of
-from persist.core.errors import Expired, InvalidUsage, SchemaMismatch, UpperMismatch
-from persist.core.frontier import FAR_TIME, TIME_MAX, Antichain
+from persist.core.errors import Expired, InvalidUsage, SchemaMismatch
+from persist.core.frontier import TIME_MAX
 from persist.core.ids import PartId, parse
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
@@ -206,31 +206,3 @@ def _compact(part_id: str) -> bytes:
 def _is_staged(key: str) -> bool:
     """Whether a writer has staged the part with this key. Writers may not name parts that maintenance wrote."""
     return not is_of_maintenance(key)
-
-
-def check_upper(state: State, expected: Antichain) -> None:
-    if state.upper != expected:
-        raise UpperMismatch(
-            f"shard {state.name!r} has upper {state.upper}, not the expected {expected}; read it and decide anew",
-            expected=expected.to_json(),
-            actual=state.upper.to_json(),
-        )
-
-
-def check_near(state: State, upper: Antichain) -> None:
-    """Refuse a far upper, which is usually a mistake and would use up all times of the shard. An upper that is already
-    far may advance.
-    """
-    if upper.element is not None and upper.element > FAR_TIME and state.upper <= Antichain(FAR_TIME):
-        raise InvalidUsage(
-            f"the upper {upper} of shard {state.name!r} would be beyond {FAR_TIME}, where no clock counts, and it "
-            "never moves back; give it in the unit of the other times, or advance the upper with force"
-        )
-
-
-def no_time_left(state: State) -> UpperMismatch:
-    return UpperMismatch(
-        f"shard {state.name!r} has no time left: its upper is {state.upper}",
-        expected=None,
-        actual=state.upper.to_json(),
-    )
