@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from rpc.cli.program import COMMANDS, GROUPS, parser_for
+from rpc.cli.program import COMMANDS, GROUPS, candidates, main, parser_for
 from tests.support.examples import thinned
 from tests.support.forked import Forked, ran
 from tests.support.shells import environment
@@ -178,88 +178,83 @@ def test_rows_in_csv_or_ndjson_could_take_a_terminal_over(directory: Path, form:
 # --- the list of commands
 
 
-def test_help_has_a_line_for_each_command_in_five_groups() -> None:
-    shown = ran("--help")
-    assert re.findall(r"^    (\S+)", shown.stdout, re.MULTILINE) == list(COMMANDS)
-    assert re.findall(r"^(\S.*):$", shown.stdout, re.MULTILINE) == ["options", *GROUPS]
-    assert max(map(len, shown.stdout.splitlines())) < 80
-    assert shown.returncode == 0
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """What a command that argparse ends prints into a pipe, after its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return (int(ended.value.code or 0), *capsys.readouterr())
+
+
+def test_help_has_a_line_for_each_command_in_five_groups(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, shown, _ = printed(capsys, "--help")
+    assert re.findall(r"^    (\S+)", shown, re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^(\S.*):$", shown, re.MULTILINE) == ["options", *GROUPS]
+    assert max(map(len, shown.splitlines())) < 80
+    assert code == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_has_an_example_that_can_be_typed(command: str) -> None:
-    _, example = ran(command, "--help").stdout.split("\nexample: persist ")
+def test_the_help_of_a_command_has_an_example_that_can_be_typed(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, example = printed(capsys, command, "--help")[1].split("\nexample: persist ")
     assert parser_for(command).parse_args(shlex.split(example)).command == command
 
 
 @pytest.mark.parametrize("typo", ["ipmort", "drpo", "ersae"])
-def test_a_mistyped_command_is_answered_by_the_list_of_commands_and_no_guess(typo: str) -> None:
-    told = ran(typo)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert f"invalid choice: '{typo}' (choose from " in told.stderr
-    assert "did you mean" not in told.stderr.lower()
+def test_a_mistyped_command_is_answered_by_the_list_of_commands_and_no_guess(
+    typo: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown, said = printed(capsys, typo)
+    assert (code, shown) == (2, "")
+    assert f"invalid choice: '{typo}' (choose from " in said
+    assert "did you mean" not in said.lower()
 
 
 # --- completion
 
 
-def completed(script: Path, directory: Path, *lines: str) -> list[list[str]]:
-    """What bash would offer at the end of each line."""
-    asked = "".join(
-        f"COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _persist; echo ${{COMPREPLY[*]}}\n" for line in lines
-    )
-    shell = subprocess.run(
-        ["bash", "-c", f"persist() {{ {' '.join(COMMAND)} \"$@\"; }}\nsource {script}\n{asked}"],
-        capture_output=True, text=True, timeout=WAIT_S, cwd=directory, env=environment(),
-    )  # fmt: skip
-    assert shell.stderr == ""
-    return [line.split() for line in shell.stdout.splitlines()]
-
-
-def script_of(shell: str, directory: Path) -> Path:
-    path = directory / f"completion.{shell}"
-    path.write_text(ran("completion", shell).stdout)
-    return path
-
-
 @pytest.mark.parametrize("kind", thinned(KINDS, 2))
-def test_bash_completes_commands_options_values_and_names_of_shards(kind: str, tmp_path: Path) -> None:
+def test_commands_options_values_and_names_of_shards_are_completed(kind: str, tmp_path: Path) -> None:
     with place_of(kind, tmp_path) as place, place.client() as client:
         for name in ("orders", "orders-old", "eu/people"):
             client.create_shard(name, SCHEMA, ["id"])
         where = " ".join(place.where)
-        found = completed(
-            script_of("bash", tmp_path),
-            tmp_path,
-            "persist c",
-            f"persist cat {where} ord",
-            f"persist cat {where} eu/",
-            "persist cat orders --form",
-            "persist cat orders --format ",
-            f"persist diff orders 1 2 {where} --other e",
-            "persist cat orders --limit ",
-            "persist backup ver",
-            "persist backup verify --de",
-            "persist nothing ",
-        )
-    assert found == [
-        ["create", "cat", "clone", "check", "completion"],
-        ["orders", "orders-old"],
-        ["eu/people"],
-        ["--format"],
-        ["table", "ndjson", "csv", "parquet", "arrow"],
-        ["eu/people"],
-        [],
-        ["verify"],
-        ["--deep"],
-        [],
-    ]
+        for line, wanted in {
+            "persist c": ["create", "cat", "clone", "check", "completion"],
+            f"persist cat {where} ord": ["orders", "orders-old"],
+            f"persist cat {where} eu/": ["eu/people"],
+            "persist cat orders --form": ["--format"],
+            "persist cat orders --format ": ["table", "ndjson", "csv", "parquet", "arrow"],
+            f"persist diff orders 1 2 {where} --other e": ["eu/people"],
+            "persist cat orders --limit ": [],
+            "persist backup ver": ["verify"],
+            "persist backup verify --de": ["--deep"],
+            "persist nothing ": [],
+        }.items():
+            assert candidates(line) == wanted, line
+
+
+def script_of(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["completion", shell]) == 0
+    return capsys.readouterr().out
+
+
+def test_bash_offers_what_the_command_says(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "COMP_LINE='persist cat --dir data ord and more'; COMP_POINT=26; _persist; echo ${COMPREPLY[*]}\n"
+    shell = subprocess.run(
+        ["bash", "-c", f"persist() {{ {' '.join(COMMAND)} \"$@\"; }}\n{script_of('bash', capsys)}\n{asked}"],
+        capture_output=True, text=True, timeout=WAIT_S, env=environment(),
+    )  # fmt: skip
+    assert (shell.stdout, shell.stderr) == ("orders\n", "")
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_scripts_of_other_shells_ask_the_same_command(shell: str, tmp_path: Path) -> None:
-    text = script_of(shell, tmp_path).read_text()
-    assert f"persist completion {shell} --line " in text
+def test_the_scripts_of_other_shells_ask_the_same_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"persist completion {shell} --line " in script_of(shell, capsys)
 
 
 def test_an_import_that_is_ended_leaves_no_file_and_no_row(directory: Path) -> None:

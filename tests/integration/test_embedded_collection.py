@@ -19,11 +19,13 @@ from persist.core.state import ROLLUP_LEAST, Policy
 from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
-INSERTS = 2_000
+INSERTS = 1_200
+INSERTS_OF_EACH = 300  # of several programs
 LIVE_ROWS = 100
 SINCE_EVERY = 50
-BLOBS_MAX = 60
-ENTRIES_MAX = 4 * Policy().rollup_every
+BLOBS_MAX = 20  # 26 if nothing is collected
+ENTRIES_MAX = 450
+assert Policy().rollup_every < INSERTS - ENTRIES_MAX // 4
 ROLLUP = ROLLUP_LEAST  # commits that bring LARGE rows, after which one is due
 LARGE = "x" * 20_000
 
@@ -32,7 +34,7 @@ import sys, persist, pyarrow as pa
 schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
 with persist.connect(sys.argv[1]) as client:
     shard = client.create_shard("orders", schema, ["k"])
-    for number in range({INSERTS // 4}):
+    for number in range({INSERTS_OF_EACH}):
         shard.insert([{{"k": number % {LIVE_ROWS}, "v": "value"}}])
         if number % {SINCE_EVERY} == 0:
             upper = shard.upper().element
@@ -117,9 +119,9 @@ def test_several_programs_collect_at_once(tmp_path: Path) -> None:
         assert [program.wait(WAIT_S) for program in programs] == [0, 0]
         shard = client.shard("orders")
         assert shard.upper().element is not None
-        assert sum(shard.snapshot().to_arrow()["__diff"].to_pylist()) == 2 * (INSERTS // 4)
+        assert sum(shard.snapshot().to_arrow()["__diff"].to_pylist()) == 2 * INSERTS_OF_EACH
         blobs, entries = kept(client)
-        assert entries < 2 * ENTRIES_MAX, (blobs, entries)
+        assert entries < ENTRIES_MAX, (blobs, entries)
 
 
 def test_collections_keep_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

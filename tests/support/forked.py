@@ -120,6 +120,17 @@ def ran(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(list(words), code, printed, said)
 
 
+def print_ascii() -> None:
+    """As `before`: standard output has the encoding of a terminal that shows ASCII alone."""
+    sys.stdout = open(1, "w", encoding="ascii", closefd=False)  # noqa: SIM115 - as long as the process
+
+
+def close_stream(number: int) -> None:
+    """As `before`: the process began with this standard stream closed."""
+    os.close(number)
+    setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+
+
 def _command(
     words: list[str],
     environment: dict[str, str],

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tests.support.installed import installed
 from tests.support.pages import ROOT
@@ -23,42 +27,51 @@ def promtool(*arguments: str) -> str:
 
 
 def firing(
-    directory: Path,
+    directory: Path, alerts: Sequence[str], before: Mapping[str, float], after: Mapping[str, float], *more: str
+) -> None:
+    """Check that these alerts fire where what came between the two scrapes comes again every minute, and not before.
+
+    Those of `more` fire as well, and perhaps before. Only the rules of these alerts are evaluated, with the series
+    that they name: promtool computes each rule at every minute.
+    """
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    rules = [rule for rule in group["rules"] if rule["alert"] in {*alerts, *more}]
+    tests = [
+        _test([*alerts, *more], before, after, rules, fires=True),
+        _test(alerts, before, before, rules, fires=False),
+    ]
+    only = directory / "rules.yaml"
+    only.write_text(json.dumps({"groups": [{**group, "rules": rules}]}))
+    path = directory / "provoked.yaml"
+    path.write_text(json.dumps({"rule_files": [str(only)], "evaluation_interval": "1m", "tests": tests}))
+    promtool("test", "rules", str(path))
+
+
+def _test(
     alerts: Sequence[str],
     before: Mapping[str, float],
     after: Mapping[str, float],
+    rules: Sequence[Mapping[str, str]],
     *,
-    fires: bool = True,
-) -> None:
-    """Check that these alerts fire, or do not, where what came between the two scrapes comes again every minute.
-
-    What did not change stays as it was. Series that no rule names are left out: promtool computes each of them.
-    """
-    named = set(re.findall(r"\w+", ALERTS.read_text()))
-    series = {name: last for name, last in {**before, **after}.items() if name.partition("{")[0] in named}
-    lines = [
-        "rule_files:",
-        f"  - {ALERTS}",
-        "evaluation_interval: 1m",
-        "tests:",
-        "  - interval: 1m",
-        "    input_series:",
+    fires: bool,
+) -> dict[str, Any]:
+    """One test of promtool. What did not change stays as it was."""
+    named = set(re.findall(r"\w+", " ".join(rule["expr"] for rule in rules)))
+    series = []
+    for name, last in {**before, **after}.items():
+        if name.partition("{")[0] in named:
+            step = last - before.get(name, 0.0) if _is_count(name) else 0.0
+            first = before.get(name, 0.0) if step else last
+            series.append({"series": _at_target(name), "values": f"{first!r}+{step!r}x{MINUTES}"})
+    wanted = [
+        {
+            "expr": f'group by (alertname) (ALERTS{{alertname="{alert}",alertstate="firing"}})',
+            "eval_time": f"{MINUTES - 5}m",
+            "exp_samples": [{"labels": f'{{alertname="{alert}"}}', "value": 1}] if fires else [],
+        }
+        for alert in alerts
     ]
-    for name, last in series.items():
-        step = last - before.get(name, 0.0) if _is_count(name) else 0.0
-        first = before.get(name, 0.0) if step else last
-        lines.append(f"      - {{series: '{_at_target(name)}', values: '{first!r}+{step!r}x{MINUTES}'}}")
-    lines += ["    promql_expr_test:"]
-    for alert in alerts:
-        want = f"[{{labels: '{{alertname=\"{alert}\"}}', value: 1}}]" if fires else "[]"
-        lines += [
-            f'      - expr: group by (alertname) (ALERTS{{alertname="{alert}",alertstate="firing"}})',
-            f"        eval_time: {MINUTES - 5}m",
-            f"        exp_samples: {want}",
-        ]
-    path = directory / "provoked.yaml"
-    path.write_text("\n".join(lines) + "\n")
-    promtool("test", "rules", str(path))
+    return {"interval": "1m", "input_series": series, "promql_expr_test": wanted}
 
 
 def _is_count(name: str) -> bool:
