@@ -18,14 +18,14 @@ import persist
 import persist.aio
 from persist.aio.client import AsyncClient, AsyncListen, AsyncShard, AsyncSnapshot
 from persist.aio.handles import AsyncHandle
-from persist.aio.threads import CALLS_MAX, Threads
+from persist.aio.threads import Threads
 from persist.client.shard import Shard
 from tests.support import aio_stub
 from tests.support.server import url_of
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
-TASKS = 60
+TASKS = 30  # more than there are threads
 Opening = Callable[[AsyncHandle[Any]], Coroutine[Any, Any, Any]]
 
 
@@ -299,12 +299,14 @@ def test_a_bad_number_of_threads_is_refused(what: str, threads: Any, sentence: s
         persist.aio.connect("persist:///nowhere", threads=threads)
 
 
-def test_calls_beyond_the_bound_are_refused() -> None:
+def test_calls_beyond_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist.aio.threads, "CALLS_MAX", 3)
+
     async def main() -> None:
         pool = Threads(1)
         held = threading.Event()
         first = asyncio.create_task(pool.run(held.wait))
-        others = [asyncio.create_task(pool.run(int)) for _ in range(CALLS_MAX - 1)]
+        others = [asyncio.create_task(pool.run(int)) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(persist.Overloaded):
             await pool.run(int)

@@ -556,10 +556,15 @@ def test_planted_damage_is_found_and_named(place: Damaged, name: str) -> None:
     planted = CASES[name]
     key = planted.plant(place) or ""
     depths = list(DEPTHS)
+    with closing(opened(place.root)) as location:
+        found = {
+            depth: [fault for told in verify_shards(location, iter([planted.shard]), how) for fault in told.faults]
+            for depth, how in DEPTHS.items()
+        }
     for depth in depths[: depths.index(planted.depth)]:
-        assert list(found_by(place, DEPTHS[depth])) == [], depth
+        assert found[depth] == [], depth
     for depth in depths[depths.index(planted.depth) :]:
-        faults = list(found_by(place, DEPTHS[depth]))
+        faults = found[depth]
         meant = [fault for fault in faults if fault.kind is planted.kind and fault.shard == planted.shard]
         assert any(re.search(planted.says, fault.what) and fault.key == key for fault in meant), (depth, faults, key)
         assert all(repr(fault.shard) in str(fault) and str(fault.kind) in str(fault) for fault in meant)

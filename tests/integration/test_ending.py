@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import persist
 from tests.support.examples import size
-from tests.support.server import Server
+from tests.support.forked import Module
 from tests.support.waiting import WAIT_S, wait_until
-
-GRACE_S = 1.0
 
 
 def read_proc(path: Path) -> bytes:
@@ -35,53 +34,45 @@ def wait_until_gone(pid: int) -> None:
     wait_until(lambda: is_gone(pid), f"the end of process {pid}")
 
 
-def started(program: str) -> tuple[subprocess.Popen[bytes], int]:
-    """A process that runs `program`, and the number that it printed first: the id of a child of its own."""
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    return process, int(process.stdout.readline())
+class Program:
+    """A program of `signal_programs`, which runs, and the lines that it and its children have written."""
 
+    def __init__(self, directory: Path, *words: str) -> None:
+        self._said = directory / "said"
+        self._said.touch()
+        self.process = Module("tests.support.signal_programs", words, said=self._said)
 
-def closed(process: subprocess.Popen[bytes]) -> None:
-    process.wait(WAIT_S)
-    for stream in (process.stdout, process.stderr):
-        assert stream is not None
-        stream.close()
+    @property
+    def lines(self) -> list[str]:
+        return self._said.read_text().splitlines()
 
+    def child(self) -> int:
+        """The process id that it wrote."""
+        wait_until(lambda: any(map(str.isdecimal, self.lines)), "it has a child")
+        return int(next(filter(str.isdecimal, self.lines)))
 
-MAINTAINED = """
-import subprocess, sys, time
-from rpc.cli.serve import maintenance_command
-from rpc.settings import ServerSettings
-child = subprocess.Popen(maintenance_command(ServerSettings(directory={directory!r}), None))
-print(child.pid, flush=True)
-{then}
-"""
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: any(text in line for line in self.lines), text)
 
 
 def test_maintenance_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    with Server(tmp_path / "x"):
-        pass  # makes the location
-    parent, child = started(MAINTAINED.format(directory=f"{tmp_path}/x", then="time.sleep(600)"))
-    assert parent.stderr is not None
-    assert b"running" in parent.stderr.readline()
+    persist.connect(f"persist://{tmp_path}/x").close()  # makes the location
+    parent = Program(tmp_path, "maintain", f"{tmp_path}/x", "sleep")
+    child = parent.child()
+    parent.wait_for("running")
     assert not is_gone(child)
-    parent.kill()
+    parent.process.kill()
     wait_until_gone(child)
-    closed(parent)
 
 
 @pytest.mark.smoke
 @pytest.mark.proof
 def test_maintenance_ends_with_a_parent_that_is_gone_before_it_can_look(tmp_path: Path) -> None:
     """The parent ends at once; its child has not even begun to import anything."""
-    with Server(tmp_path / "x"):
-        pass
-    parent, child = started(MAINTAINED.format(directory=f"{tmp_path}/x", then="import os; os._exit(0)"))
-    wait_until_gone(child)
-    assert parent.stderr is not None
-    assert parent.stderr.read().endswith(b", which started this one, has exited\n")
-    closed(parent)
+    persist.connect(f"persist://{tmp_path}/x").close()
+    parent = Program(tmp_path, "maintain", f"{tmp_path}/x", "exit")
+    wait_until_gone(parent.child())
+    assert parent.lines[-1].endswith(", which started this one, has exited")
 
 
 @pytest.mark.smoke
@@ -95,48 +86,20 @@ def test_maintenance_of_a_server_that_is_killed_as_soon_as_it_is_up_ends_with_it
     process.communicate(timeout=WAIT_S)  # returns when nobody holds the other end of its standard error any more
 
 
-STUBBORN = f"""
-import os, signal, subprocess, sys, time
-from persist.cli import long_running
-long_running.GRACE_S = {GRACE_S}
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = os.fork()
-if child:
-    print(child, flush=True)
-    time.sleep(600)
-long_running.end_with_parent(os.getppid())
-print("watching", file=sys.stderr, flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_child_that_does_not_end_by_itself_is_killed() -> None:
-    parent, child = started(STUBBORN)
-    assert parent.stderr is not None
-    assert parent.stderr.readline() == b"watching\n"
-    parent.kill()
+def test_a_child_that_does_not_end_by_itself_is_killed(tmp_path: Path) -> None:
+    parent = Program(tmp_path, "be stubborn")
+    child = parent.child()
+    parent.wait_for("watching")
+    parent.process.kill()
     wait_until_gone(child)
-    closed(parent)
 
 
 SERVE = [sys.executable, "-m", "rpc.cli", "serve", "--port", "0"]
-# A server that is told to end at the very moment when it is ready, before uvicorn listens to signals.
-ENDED_WHEN_READY = """
-import os, signal, sys
-from persist.commit.location import open_location
-from rpc.app import bind, serve
-from rpc.settings import ServerSettings
-location = open_location(sys.argv[1])
-serve(location, ServerSettings(), bind("127.0.0.1", 0), lambda: os.kill(os.getpid(), signal.SIGTERM))
-location.close()
-print("ended", flush=True)
-"""
 
 
 def test_sigterm_between_ready_and_listening_is_not_swallowed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ENDED_WHEN_READY, f"persist://{tmp_path}/x"]
-    done = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
-    assert (done.returncode, done.stdout) == (0, b"ended\n"), done.stderr.decode()
+    server = Program(tmp_path, "end when ready", f"persist://{tmp_path}/x")
+    assert server.process.wait(WAIT_S) == 0, server.lines
 
 
 @pytest.mark.smoke
@@ -165,52 +128,10 @@ def test_impatient_signals_do_not_leave_maintenance_behind(tmp_path: Path) -> No
     assert process.returncode in (0, -signal.SIGTERM), "a signal may still strike while Python itself ends"
 
 
-# Runs a loop of maintenance again and again; each time SIGTERM comes one line of Python later than the time before,
-# counted over the lines of the loop and of the events that it waits for.
-INTERRUPTED = """
-import signal, sys, threading, faulthandler
-import compactor.loop
-from compactor.loop import Loop
-from persist.cli.long_running import on_signals
-from persist.commit.location import open_stores
-
-FILES = (compactor.loop.__file__, threading.__file__)
-location = open_stores("mem:", "mem:")
-rounds = 0
-compactor.loop.RESCAN_S = 0.0001
-
-def interrupted(at):
-    lines = 0
-
-    def trace(frame, event, _):
-        nonlocal lines
-        if frame.f_code.co_filename not in FILES:
-            return None
-        lines += 1
-        if lines == at:
-            signal.raise_signal(signal.SIGTERM)
-        return trace
-
-    compactor.loop.INTERVAL_S = 0.0001
-    loop = Loop(location, lambda name: None)
-    on_signals(loop.stop)
-    sys.settrace(trace)
-    try:
-        loop.run()
-    finally:
-        sys.settrace(None)
-
-for at in range(1, 400):
-    faulthandler.dump_traceback_later({wait}, exit=True)
-    interrupted(at)
-print("ended", flush=True)
-"""
-
-
-def test_sigterm_ends_the_loop_of_maintenance_at_any_line() -> None:
+def test_sigterm_ends_the_loop_of_maintenance_at_any_line(tmp_path: Path) -> None:
     """Also where the loop holds the lock of the event by which it is told to stop."""
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED.replace("{wait}", str(WAIT_S))], capture_output=True)
-    assert done.stdout == b"ended\n", done.stderr.decode()
+    loops = Program(tmp_path, "interrupt at any line")
+    assert loops.process.wait() == 0, loops.lines
 
 
 def children_of(process: subprocess.Popen[bytes]) -> list[int]:
