@@ -131,7 +131,7 @@ def test_what_is_refused_over_http(http: TestClient, verb: str) -> None:
 
 COLUMNS = pa.schema([("k", pa.string())])
 BATCHES_MAX = 50
-INSERTS = 130
+INSERTS = 70
 
 
 @pytest.mark.parametrize("inline", [0, 64 * 1024], ids=["blob", "inline"])

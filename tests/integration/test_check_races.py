@@ -7,7 +7,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from persist.maintenance.collector import Collector
 from rpc.cli.program import main
 from tests.support.ailments import DAY_MS, HOUR_MS, NAME, SCHEMA, World, examine, made
 from tests.support.damaged import Damaged
+from tests.support.forked import Forked
 from tests.support.read_comparison import reader_differences
 
 NO_INLINE = Policy(inline_part_bytes_max=0, rollup_every=4)
@@ -184,20 +184,18 @@ def test_an_empty_argument_is_no_default(words: list[str], capsys: pytest.Captur
 
 
 def test_ctrl_c_ends_a_look_that_waits_for_its_rate(place: Path) -> None:
-    command = [sys.executable, "-m", "rpc.cli", "check", "--deep", "--rate", "1024", "--dir", str(place)]
     with persist.connect(f"persist://{place}", collect=False) as client:
         note = os.urandom(100_000).hex()
         client.shard("eu/orders").insert([{"id": 1, "note": note}])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(3)
-        while (
-            process.poll() is None
-        ):  # Python may lose one that comes while it imports, which a slow machine still does
-            process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(1)
-    assert process.returncode != 0
+    look = Forked(["check", "--deep", "--rate", "1024", "--dir", str(place)], os.environ)
+    with pytest.raises(subprocess.TimeoutExpired):
+        look.wait(1)
+    while look.poll() is None:  # Python may lose one that comes while it imports
+        look.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            look.wait(1)
+    look.communicate()
+    assert look.poll() != 0
 
 
 # --- what is held, and who

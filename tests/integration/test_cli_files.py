@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,13 +35,24 @@ from tests.support.waiting import WAIT_S
 FILE = ("--file", "tokens.json")
 
 
+@pytest.fixture(scope="module")
+def location(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    columns = pa.schema([pa.field("id", pa.int64(), nullable=False), ("state", pa.string())])
+    directory = tmp_path_factory.mktemp("location") / "persist-data"
+    with persist.connect(f"persist://{directory}") as client:
+        client.create_shard("orders", columns, ["id"]).insert([{"id": 1, "state": "new"}])
+    return directory
+
+
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(location: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The working directory: it has a location where commands look for one."""
     monkeypatch.chdir(tmp_path)
-    columns = pa.schema([pa.field("id", pa.int64(), nullable=False), ("state", pa.string())])
-    with persist.connect(f"persist://{tmp_path / 'persist-data'}") as client:
-        client.create_shard("orders", columns, ["id"]).insert([{"id": 1, "state": "new"}])
+    shutil.copytree(location, "persist-data")
+
+
+def connected() -> persist.Client:
+    return persist.connect(f"persist://{Path.cwd() / 'persist-data'}")
 
 
 # --- tokens
@@ -372,7 +384,7 @@ LISTS: dict[str, tuple[pa.DataType, list[object]]] = {
 def test_a_shard_that_was_made_of_parquet_had_items_of_another_name(kind: str) -> None:
     its, values = LISTS[kind]
     rows = pa.table({"id": range(len(values)), "v": pa.array(values, its)})
-    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+    with connected() as client:
         made = client.create_shard("made", rows.schema, ["id"])
         made.insert(rows)
         assert main(["export", "made", "rows.parquet"]) == 0
@@ -384,7 +396,7 @@ def test_a_shard_that_was_made_of_parquet_had_items_of_another_name(kind: str) -
 
 def test_days_beyond_32_bits_were_written_as_others() -> None:
     far = pa.array([86_400_000 * (2**31 + 5)]).view(pa.date64())
-    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+    with connected() as client:
         days = client.create_shard("days", pa.schema([("id", pa.int64()), ("day", pa.date64())]), ["id"])
         with pytest.raises(InvalidUsage, match="32 bits"):
             days.insert(pa.table({"id": [1], "day": far}))
@@ -424,7 +436,7 @@ def test_a_token_of_such_a_name_saw_the_figures_of_others(name: str) -> None:
 @pytest.mark.parametrize("verb", [(), ("--upsert",), ("--overwrite",)], ids=["insert", "upsert", "overwrite"])
 @pytest.mark.parametrize("form", ["ndjson", "csv", "parquet"])
 def test_rows_of_a_file_that_lacks_a_column_had_null_for_its_default(form: str, verb: tuple[str, ...]) -> None:
-    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+    with connected() as client:
         shard = client.shard("orders")
         shard.add_column("currency", pa.string(), default="EUR")
         shard.add_column("pieces", pa.int64(), default=7, nullable=False)
@@ -434,15 +446,15 @@ def test_rows_of_a_file_that_lacks_a_column_had_null_for_its_default(form: str, 
     else:
         Path(name).write_text('{"id": 2, "state": "paid"}\n' if form == "ndjson" else "id,state\n2,paid\n")
     assert main(["import", "orders", name, *verb]) == 0
-    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+    with connected() as client:
         assert client.shard("orders").get(2) == [{"id": 2, "state": "paid", "currency": "EUR", "pieces": 7}]
 
 
 def test_a_null_that_a_line_says_stays_null() -> None:
-    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+    with connected() as client:
         client.shard("orders").add_column("currency", pa.string(), default="EUR")
     Path("more.ndjson").write_text('{"id": 2, "currency": null}\n{"id": 3}\n')
     assert main(["import", "orders", "more.ndjson"]) == 0
-    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+    with connected() as client:
         shard = client.shard("orders")
         assert [shard.get(key)[0]["currency"] for key in (2, 3)] == [None, "EUR"]

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -140,15 +141,13 @@ def test_tail_follows_until_it_is_told_to_end(kind: str, number: signal.Signals,
     with place_of(kind, tmp_path) as place, place.client() as client:
         shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), ["id"])
         shard.insert([{"id": 1}])
-        words = [*COMMAND, "tail", "orders", "-f", *place.where]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
-            assert tail.stdout is not None
-            for time in range(3):
-                assert tail.stdout.readline() == f'{{"id":{time + 1},"__time":{time},"__diff":1}}\n'
-                shard.insert([{"id": time + 2}])
-            tail.send_signal(number)
-            _, err = tail.communicate(timeout=WAIT_S)
-        assert (tail.returncode, err) == (0, "")
+        tail = Forked(["tail", "orders", "-f", *place.where], environment())
+        for time in range(3):
+            assert tail.stdout.readline() == f'{{"id":{time + 1},"__time":{time},"__diff":1}}\n'.encode()
+            shard.insert([{"id": time + 2}])
+        tail.send_signal(number)
+        _, err = tail.communicate()
+        assert (tail.poll(), err) == (0, "")
 
 
 def test_tail_ends_by_itself_once_the_shard_is_closed(directory: Path) -> None:
@@ -159,9 +158,15 @@ def test_tail_ends_by_itself_once_the_shard_is_closed(directory: Path) -> None:
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_quietly(directory: Path) -> None:
-    piped = f"{' '.join(COMMAND)} cat orders --dir data | true"
-    cat = subprocess.run(piped, shell=True, capture_output=True, text=True, timeout=WAIT_S)
-    assert (cat.stdout, cat.stderr) == ("", "")
+    reader, its_out = Pipe(duplex=False)
+    err, its_err = Pipe(duplex=False)
+    reader.close()
+    with its_out, its_err:
+        cat = Forked(["cat", "orders", "--dir", "data"], environment(), ends=(its_out, its_err))
+    with err, os.fdopen(os.dup(err.fileno())) as said:
+        assert said.read() == ""
+    cat.communicate()
+    assert cat.poll() == 1
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ def test_a_clone_of_many_parts_is_two_commits_and_touches_no_part() -> None:
 
 # --- killed at any step
 
-STRIDE = 4  # steps between two at which one test is killed
+STRIDE = 8  # steps between two at which one test is killed
 
 
 @pytest.mark.parametrize("again", ["fresh name", "name used before", "clone of a clone"])

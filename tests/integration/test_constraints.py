@@ -15,6 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
+from compactor.on_demand import maintain
 from compactor.worker import Worker
 from persist import (
     Client,
@@ -26,6 +27,7 @@ from persist import (
     ShardExists,
     UpperMismatch,
 )
+from persist.client.embedded import EmbeddedTransport
 from persist.client.optimistic_edit import EditOperation
 from persist.core import commands as c
 from persist.core.batch import Run
@@ -38,6 +40,7 @@ from rpc.app import create_app
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.clocks import World
+from tests.support.location import memory_location
 from tests.support.server import Server
 
 COLUMNS = pa.schema([("id", pa.int64()), ("n", pa.int64())])
@@ -45,8 +48,8 @@ Row = dict[str, Any]
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    with persist.connect(f"persist://{tmp_path}") as client:
+def client() -> Iterator[Client]:
+    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
         yield client
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 import persist
 from compactor.on_demand import maintain
+from persist.check import maintenance_checks
 from persist.check.check_runner import Report, run_check
 from persist.check.findings import CheckThresholds
 from persist.check.location_checks import ExternalState, list_backups, server_facts
@@ -47,6 +48,7 @@ from tests.support.shard import first_write
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
 CALM = CheckThresholds(free_percent=0)  # whatever else fills the disk of the machine on which tests run
 NAME = "orders"
+FEW = 200  # entries, in the place of the thousands after which a finding is told
 SHARED = ("-shm",)  # memory that all connections to one SQLite file share
 AILMENTS: dict[str, list[Ailment]] = {}
 
@@ -496,19 +498,21 @@ def no_rollups(place: Path) -> Told:
     location = bare(world, Policy(rollup_every=100_000))
     shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
     with patch.object(background_duties, "ROLLUP_BYTES", 1 << 40):
-        for upper in range(1, ROLLUP_ENTRIES_MAX + 4):
+        for upper in range(1, FEW + 4):
             shard.advance_upper(upper)
-    return Told(examine(world), ("opening the shard reads", "the newest rollup is v1"))
+    with patch.object(maintenance_checks, "ROLLUP_ENTRIES_MAX", FEW):
+        return Told(examine(world), ("opening the shard reads", "the newest rollup is v1"))
 
 
 @of("log-long")
 def never_collected(place: Path) -> Told:
     world = World()
-    location = bare(world)
+    location = bare(world, Policy(rollup_every=FEW // 4))
     shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
-    for upper in range(1, 2_200):
+    for upper in range(1, 2 * FEW):
         shard.advance_upper(upper)
-    return Told(examine(world), ("entries of", "and 2,"))
+    with patch.object(maintenance_checks, "LOG_ENTRIES_LONG", FEW):
+        return Told(examine(world), ("entries of", "are not needed"))
 
 
 @of("orphans-many")
