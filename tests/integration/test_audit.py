@@ -28,13 +28,13 @@ from persist.parts import ShardSchema
 from persist.parts.schema_changes import RenameColumn, apply_changes
 from rpc.app import create_app
 from rpc.audit import VALUE_CHARS_MAX, describe_command, describe_query, describe_request
-from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.route import ROUTE, SHARD
 from rpc.routes.table import TABLE
 from rpc.settings import ServerSettings
 from tests.support.location import InlineBackground
 from tests.support.server import Server
+from tests.support.token_file import bearer, write_tokens
 
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}]}
 ROW = b'{"id": 7654321}\n'
@@ -156,20 +156,15 @@ class House:
     """A server in this process, and what it has written into its log."""
 
     def __init__(self, directory: Path) -> None:
-        self.tokens: dict[str, str] = {}
-        entries = []
-        for name, scope, prefixes in (("admin", "admin", []), ("eu-admin", "admin", ["eu/"]), ("reader", "read", [])):
-            self.tokens[name], digest = mint(name)
-            entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
         self.file = directory / "tokens.json"
-        self.file.write_text(json.dumps({"tokens": entries}))
-        self.file.chmod(0o600)
+        granted = {"admin": ("admin",), "eu-admin": ("admin", "eu/"), "reader": ("read",)}
+        self.tokens = write_tokens(self.file, granted)
         self.location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
         app = create_app(self.location, ServerSettings(tokens_file=str(self.file)))
         self.client = TestClient(app)
 
     def ask(self, token: str, method: str, path: str, body: Any = None) -> Any:
-        header = {"authorization": f"Bearer {self.tokens[token]}"}
+        header = bearer(self.tokens[token])
         if isinstance(body, c.Command):
             kind = {"content-type": "application/vnd.persist.record"}
             return self.client.request(method, path, content=encoded(body), headers={**header, **kind})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import persist
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain
 from rpc.app import create_app
-from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.clocks import Machine, World
+from tests.support.token_file import bearer, write_tokens
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NAMES = ["tmp/a", "tmp/b", "eu/orders"]
@@ -106,24 +105,17 @@ def test_what_is_refused(machine: Machine, http: TestClient, body: Any) -> None:
 
 
 def test_tokens_reach_their_prefixes_only(machine: Machine, tmp_path: Path) -> None:
-    tokens, entries = {}, []
-    for scope in ("write", "admin"):
-        tokens[scope], digest = mint(scope)
-        entries.append({"id": scope, "sha256": digest, "scopes": [scope], "prefixes": ["tmp/"]})
     file = tmp_path / "tokens.json"
-    file.write_text(json.dumps({"tokens": entries}))
-
+    tokens = write_tokens(file, {"write": ("write", "tmp/"), "admin": ("admin", "tmp/")})
     with TestClient(create_app(machine.location, ServerSettings(tokens_file=str(file)))) as http:
 
         def asked(scope: str, body: Any) -> int:
-            headers = {"authorization": f"Bearer {tokens[scope]}"}
-            return int(http.post("/v1/shards:delete", json=body, headers=headers).status_code)
+            return int(http.post("/v1/shards:delete", json=body, headers=bearer(tokens[scope])).status_code)
 
         assert asked("write", {"prefix": "tmp/", "confirm": 2}) == 403
         for body in ({"prefix": "t", "confirm": 2}, {"shards": ["tmp/a", "eu/orders"], "confirm": 2}):
             assert asked("admin", body) == 403
-        headers = {"authorization": f"Bearer {tokens['admin']}"}
-        assert http.get("/v1/shards", params={"details": True}, headers=headers).status_code == 403
+        assert http.get("/v1/shards", params={"details": True}, headers=bearer(tokens["admin"])).status_code == 403
         assert sorted(machine.client.shards()) == sorted(NAMES)
         assert asked("admin", {"prefix": "tmp/", "confirm": 2}) == 200
     assert machine.client.shards() == ["eu/orders"]

@@ -18,13 +18,13 @@ from persist.check.findings import AGES, IDS, CheckThresholds
 from persist.commit.location import open_location
 from persist.inspect import readonly_location
 from rpc.app import create_app
-from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.disaster import free_port
 from tests.support.inspected import FixedClock, copied, everything, undated
 from tests.support.pages import blocks, exit_codes, page
 from tests.support.refused import check_refused, emptied, without
+from tests.support.token_file import bearer, write_tokens
 from tests.test_pages import anchors
 
 PAGE = "docs/check.md"
@@ -221,16 +221,12 @@ def test_what_is_wrong_is_one_sentence_with_its_exit_code(
 @pytest.mark.parametrize("row", OVER_HTTP)
 def test_what_is_wrong_has_its_status_over_http(row: str, tmp_path: Path) -> None:
     query, kind, status = OVER_HTTP[row]
-    entries, tokens = [], {}
-    for name, scope, prefixes in (("admin", "admin", []), ("write", "write", []), ("eu", "admin", ["eu/"])):
-        tokens[name], digest = mint(name)
-        entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
     file = tmp_path / "tokens.json"
-    file.write_text(json.dumps({"tokens": entries}))
+    tokens = write_tokens(file, {"admin": ("admin",), "write": ("write",), "eu": ("admin", "eu/")})
     who = {"no token": None, "a token without the scope `admin`": "write"}.get(
         row, "eu" if "prefixes" in row else "admin"
     )
-    headers = {} if who is None else {"authorization": f"Bearer {tokens[who]}"}
+    headers = {} if who is None else bearer(tokens[who])
     location = open_location(f"persist://{copied(tmp_path / 'location')}")
     with TestClient(create_app(location, ServerSettings(tokens_file=str(file)))) as http:
         answer = http.get(f"/v1/check{query}", headers=headers)

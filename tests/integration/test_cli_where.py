@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 import persist
-from rpc.auth import mint
 from rpc.cli.program import main
 from tests.support.server import Server
+from tests.support.token_file import write_tokens
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -40,8 +40,7 @@ def test_two_stores_are_a_place_too(directory: Path, capsys: pytest.CaptureFixtu
 def test_a_server_with_tokens_is_asked_with_the_one_of_the_environment(
     directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token, digest = mint("me")
-    Path("tokens.json").write_text(f'{{"tokens": [{{"id": "me", "sha256": "{digest}", "scopes": ["write"]}}]}}')
+    token = write_tokens(Path("tokens.json"), {"me": ("write",)})["me"]
     with Server(directory / "data", "--tokens", "tokens.json") as server:
         assert main(["cat", "orders", "--url", server.url]) == 1
         assert capsys.readouterr().err.startswith("persist cat: ")

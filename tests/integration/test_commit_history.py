@@ -31,12 +31,13 @@ from persist.core.state import Policy, State
 from persist.maintenance.collector import Collector
 from persist.maintenance.expiry import forget_outlived
 from rpc.app import create_app
-from rpc.auth import ANONYMOUS, mint
+from rpc.auth import ANONYMOUS
 from rpc.cli.program import main
 from rpc.listen_frames import read_caller as headers_said
 from rpc.settings import ServerSettings
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
 from tests.support.server import Server
+from tests.support.token_file import bearer, write_tokens
 
 NAME = "orders"
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
@@ -355,16 +356,12 @@ class Place:
     def __init__(self, directory: Path) -> None:
         machine = World().machine()
         self.location: Location = machine.location
-        self.tokens, entries = {}, []
-        for scope in ("read", "write", "admin"):
-            self.tokens[scope], digest = mint(f"{scope}r")
-            entries.append({"id": f"{scope}r", "sha256": digest, "scopes": [scope]})
         file = directory / "tokens.json"
-        file.write_text(json.dumps({"tokens": entries}))
+        self.tokens = write_tokens(file, {f"{scope}r": (scope,) for scope in ("read", "write", "admin")})
         self.http = TestClient(create_app(self.location, ServerSettings(tokens_file=str(file))))
 
     def call(self, scope: str, method: str, path: str, **more: Any) -> Any:
-        headers = {"authorization": f"Bearer {self.tokens[scope]}", **more.pop("headers", {})}
+        headers = {**bearer(self.tokens[f"{scope}r"]), **more.pop("headers", {})}
         return self.http.request(method, path, headers=headers, **more)
 
 

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 
 from persist.client.shard import Shard
-from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.services.chromium import Browser
 from tests.support.console_page import Page, page, server
 from tests.support.served import Served
+from tests.support.token_file import write_tokens
 from tests.support.waiting import wait_until
 
 SHARDS = 10_000
@@ -312,12 +312,8 @@ def test_times_beyond_what_javascript_counts_exactly_are_read_exactly(page: Page
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, dict[str, str]]]:
     """A server with tokens: one that reads all, and one that reads `eu/`."""
-    tokens, entries = {}, []
-    for name, prefixes in (("all", []), ("eu", ["eu/"])):
-        tokens[name], digest = mint(name)
-        entries.append({"id": name, "sha256": digest, "scopes": ["read"], "prefixes": prefixes})
     file = tmp_path_factory.mktemp("tokens") / "tokens.json"
-    file.write_text(json.dumps({"tokens": entries}))
+    tokens = write_tokens(file, {"all": ("read",), "eu": ("read", "eu/")})
     with server(ServerSettings(tokens_file=str(file))) as running:
         for name in ("eu/orders", "us/orders"):
             running.client.create_shard(name, SCHEMA, ["id"]).insert([{"id": 1, "state": name}])

@@ -25,7 +25,6 @@ from persist.core.commands import ADMIN, MANAGE, READ, SCOPES
 from persist.core.errors import UnknownShard
 from persist.core.state import State
 from rpc.app import create_app
-from rpc.auth import mint
 from rpc.csrf import SAFE_HEADERS
 from rpc.routes.inspection_routes import trace_json
 from rpc.routes.server_routes import PATHS, POLICY, console_files
@@ -34,6 +33,7 @@ from rpc.settings import ServerSettings
 from tests.support.location import InlineBackground
 from tests.support.served import Served
 from tests.support.server import Server
+from tests.support.token_file import bearer, write_tokens
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -62,17 +62,12 @@ class Place:
     """An app, and a token of each scope on all shards, and one that reads those of `eu/`."""
 
     def __init__(self, location: Location, directory: Path) -> None:
-        self.tokens, entries = {}, []
-        for scope in (*SCOPES, "eu"):
-            self.tokens[scope], digest = mint(scope)
-            entries.append({"id": scope, "sha256": digest, "scopes": [READ if scope == "eu" else scope],
-                            "prefixes": ["eu/"] if scope == "eu" else []})  # fmt: skip
         file = directory / "tokens.json"
-        file.write_text(json.dumps({"tokens": entries}))
+        self.tokens = write_tokens(file, {**{scope: (scope,) for scope in SCOPES}, "eu": (READ, "eu/")})
         self.http = TestClient(create_app(location, ServerSettings(tokens_file=str(file))))
 
     def get(self, path: str, token: str | None = READ, **headers: str):  # type: ignore[no-untyped-def]
-        given = {} if token is None else {"authorization": f"Bearer {self.tokens[token]}"}
+        given = {} if token is None else bearer(self.tokens[token])
         return self.http.get(path, headers={**given, **headers})
 
 

@@ -20,12 +20,12 @@ from persist.core import commands as c
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard, UpgradeNeeded
 from persist.core.frontier import EMPTY, Antichain
 from rpc.app import create_app
-from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.asking import typed
 from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
 from tests.support.epochs import raise_epoch
+from tests.support.token_file import bearer, write_tokens
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NAMES = ["eu/items", "eu/orders"]
@@ -300,18 +300,13 @@ def test_what_is_refused_of_a_truncation_by_a_cut(machine: Machine, http: TestCl
 
 
 def test_tokens_reach_their_prefixes_only(machine: Machine, tmp_path: Path) -> None:
-    tokens, entries = {}, []
-    for scope in ("read", "write"):
-        tokens[scope], digest = mint(scope)
-        entries.append({"id": scope, "sha256": digest, "scopes": [scope], "prefixes": ["eu/"]})
     file = tmp_path / "tokens.json"
-    file.write_text(json.dumps({"tokens": entries}))
+    tokens = write_tokens(file, {"read": ("read", "eu/"), "write": ("write", "eu/")})
     app = create_app(machine.location, ServerSettings(tokens_file=str(file)))
     own, all_of_them = machine.client.cut(NAMES).to_json(), machine.client.cut(prefix="").to_json()
 
     def asked(scope: str, path: str, **more: Any) -> int:
-        answer = http.post(path, headers={"authorization": f"Bearer {tokens[scope]}"}, **more)
-        return int(answer.status_code)
+        return int(http.post(path, headers=bearer(tokens[scope]), **more).status_code)
 
     with TestClient(app) as http:
         assert asked("read", "/v1/cuts", json={"prefix": "eu/"}) == 200

@@ -39,6 +39,7 @@ from tests.support.location import InlineBackground, memory_location
 from tests.support.served import Served
 from tests.support.server import Server
 from tests.support.shard import make_part
+from tests.support.token_file import bearer, write_tokens
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
 SCHEMA = pa.schema([("id", pa.string())])
@@ -53,23 +54,13 @@ class Tokens:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.by_name: dict[str, str] = {}
-        entries = []
-        for name, scope, prefixes in (
-            ("reader", "read", []),
-            ("writer", "write", []),
-            ("manager", "manage", []),
-            ("admin", "admin", []),
-            ("eu-reader", "read", ["eu/"]),
-            ("eu-writer", "write", ["eu/"]),
-            ("eu-manager", "manage", ["eu/"]),
-        ):
-            self.by_name[name], digest = mint(name)
-            entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
-        path.write_text(json.dumps({"tokens": entries}))
+        scopes = {"reader": "read", "writer": "write", "manager": "manage"}
+        of_eu = {f"eu-{name}": (scope, "eu/") for name, scope in scopes.items()}
+        granted: dict[str, tuple[str, ...]] = {name: (scope,) for name, scope in scopes.items()}
+        self.by_name = write_tokens(path, {**granted, "admin": ("admin",), **of_eu})
 
     def header(self, name: str) -> dict[str, str]:
-        return {"authorization": f"Bearer {self.by_name[name]}"}
+        return bearer(self.by_name[name])
 
 
 @pytest.fixture
