@@ -19,7 +19,6 @@ import persist.aio
 from persist.aio.client import AsyncClient, AsyncListen, AsyncShard, AsyncSnapshot
 from persist.aio.handles import AsyncHandle
 from persist.aio.threads import Threads
-from persist.client.shard import Shard
 from tests.support import aio_stub
 from tests.support.server import url_of
 from tests.support.waiting import WAIT_S
@@ -316,7 +315,3 @@ def test_calls_beyond_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         pool.close()
 
     asyncio.run(main())
-
-
-def test_what_is_asked_below_is_the_shard_itself() -> None:
-    assert AsyncShard.below is Shard

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.check.check_runner import OF_SHARD, Report, decode_report, make_report, run_check
+from persist.check.check_runner import Report, decode_report, make_report, run_check
 from persist.check.findings import IDS, SEVERITIES, age, at, diagnosis, many, ranked, size, some
-from persist.core.frontier import Antichain
 from persist.inspect.readonly_location import LocationSummary, open_readonly_directory
 from rpc.cli.program import parser_for
 from tests.support import json_schemas
@@ -197,9 +196,3 @@ def test_ages_and_sizes_are_told_in_words() -> None:
     ]  # fmt: skip
     assert (some(["a", "b"]), some(list("abcde"))) == ("a, b", "a, b, c and 2 more")
     assert (at(None), at(1_760_000_000_123)) == ("an unknown time", "2025-10-09T08:53:20Z")
-
-
-def test_every_check_says_what_it_looks_for() -> None:
-    assert all(check.__doc__ for check in OF_SHARD)
-    assert Antichain(1) < Antichain(2)
-    assert CALM.held_ms == DAY_MS

@@ -58,17 +58,6 @@ def connected() -> persist.Client:
 # --- tokens
 
 
-@pytest.mark.parametrize("prefix", [("",), ("eu/", "")])
-def test_a_token_of_an_empty_prefix_locked_everybody_out(
-    prefix: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["token", "create", "good", *FILE]) == 0
-    good = capsys.readouterr().out.strip()
-    assert main(["token", "create", "bad", *(word for one in prefix for word in ("--prefix", one)), *FILE]) == 1
-    assert capsys.readouterr().err == "persist token: --prefix is empty: give a prefix, or omit it for all shards\n"
-    assert Tokens("tokens.json", now_s=lambda: 0.0).principal(f"Bearer {good}").name == "good"
-
-
 @pytest.mark.parametrize(
     ("entry", "said"),
     [

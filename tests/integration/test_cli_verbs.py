@@ -257,14 +257,6 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_shows_what_is_kept_and_changes_it(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
-    [found] = told(capsys, "--dir", directory)
-    assert (found["history"], found["version"], found["since"]) == ("1w", 1, [0])
-    assert found["settled"]
-    [found] = told(capsys, "--dir", directory, "--keep", "30d", "--forget", "2")
-    assert (found["history"], found["version"], found["since"]) == ("30d", 2, [2])
-
-
 def test_tells_which_time_an_instant_names_and_back(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     before, _ = told(capsys, "--dir", directory, "--at", "2020-01-01T00:00:00+01:00")
     assert before == {"at": "2020-01-01T00:00:00+01:00", "frontier": [0]}

@@ -96,6 +96,13 @@ def found(world: World, wanted: str) -> list[str]:
     return where(in_memory(world.blob, world.consensus), wanted)
 
 
+def expect_erased(machine: Machine, erasure: str, secret: str, most_h: float = 1.0) -> None:
+    """After maintenance the erasure has its receipt, and neither store has a byte of it."""
+    Maintenance(machine).run(most_h)
+    assert machine.shard(NAME).erased(erasure).done
+    assert found(machine.world, secret) == []
+
+
 def rows(shard: Shard, as_of: int | None = None) -> list[str]:
     return [row["id"] for row in shard.snapshot(as_of).to_arrow().to_pylist()]
 
@@ -158,9 +165,7 @@ def test_a_rollup_of_before_that_comes_late_is_swept_before_the_receipt(
     machine.location.versions.write_rollup(late)
     Maintenance(machine).run(most_h=12)
     assert not shard.erased(told.id).done, "it is there"
-    Maintenance(machine).run(most_h=30)
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(machine, told.id, secret, most_h=30)
 
 
 def test_a_staged_part_that_nothing_names_is_swept_before_the_receipt(
@@ -174,9 +179,7 @@ def test_a_staged_part_that_nothing_names_is_swept_before_the_receipt(
     Maintenance(machine).run(most_h=12)
     assert shard.erased(told.id).phase == "rewritten", "it waits: a writer may still be about to name it"
     assert [place.split()[0] for place in found(world, secret)] == ["blob"]
-    Maintenance(machine).run(most_h=30)
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(machine, told.id, secret, most_h=30)
 
 
 @pytest.mark.parametrize("by", ["tag", "reader"])
@@ -252,9 +255,7 @@ def test_a_clock_that_is_behind_does_not_make_old_files_young(world: World, mach
     with pytest.raises(Unavailable, match="are older than its erasure; set the clock, or retry"):
         Eraser(behind.location, Collector(behind.location)).run(NAME)
     assert shard.erased(told.id).phase == "retracted"
-    Maintenance(machine).run(most_h=40)
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(machine, told.id, secret, most_h=40)
 
 
 def test_an_erasure_that_landed_is_never_said_not_to_have_happened(machine: Machine, shard: Shard) -> None:
@@ -285,9 +286,7 @@ def test_a_tag_is_named_until_it_goes(world: World, machine: Machine, shard: Sha
     assert [(wait.kind, wait.name, wait.time) for wait in waiting.waits] == [("tag", "eom", 0)]
     assert shard.snapshot(tag="eom").to_arrow().num_rows == 1, "what is kept is readable all the while"
     shard.untag("eom")
-    Maintenance(machine).run()
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(machine, told.id, secret)
 
 
 def test_tags_go_where_that_is_asked_for(world: World, machine: Machine, shard: Shard) -> None:
@@ -296,9 +295,7 @@ def test_tags_go_where_that_is_asked_for(world: World, machine: Machine, shard: 
     shard.tag("eom", 0)
     told = shard.erase(keys=[secret], tags=True)
     assert shard.tags() == {}
-    Maintenance(machine).run()
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(machine, told.id, secret)
 
 
 def test_a_cursor_is_named(machine: Machine, shard: Shard) -> None:
@@ -334,9 +331,7 @@ def test_a_write_that_comes_between_is_erased_too(
     assert shard.snapshot().to_arrow()["__diff"].to_pylist() == [2]
     assert (told.removed, told.at) == (4, 5)
     assert shard.erase(keys=[(secret,), secret], token=token).id == told.id, "a retry is told of the first one"
-    Maintenance(machine).run()
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(machine, told.id, secret)
 
 
 def test_what_others_take_away_meanwhile_is_not_written_once_more(
@@ -403,9 +398,7 @@ def test_who_is_killed_in_the_commit_asks_again_with_the_token(
     other = world.machine()
     told = other.shard(NAME).erase(keys=[secret], token=token)
     assert (len(other.shard(NAME).erasures()), told.at) == (1, 1)
-    Maintenance(other).run(most_h=40)
-    assert other.shard(NAME).erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(other, told.id, secret, most_h=40)
     assert rows(other.shard(NAME)) == ["b"]
 
 
@@ -465,9 +458,7 @@ def test_who_is_killed_at_any_step_is_followed_by_another(
         world.pass_ms(10 * 60_000)
     left[0] = 0
     other = world.machine()
-    Maintenance(other).run(most_h=40)
-    assert other.shard(NAME).erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(other, told.id, secret, most_h=40)
     assert rows(other.shard(NAME)) == ["b", "n0", "n1", "n2"]
 
 
@@ -652,9 +643,7 @@ def test_while_only_the_sweep_can_help_nothing_is_committed(world: World, machin
     assert shard.erased(told.id).phase == "rewritten"
     Maintenance(machine).run(most_h=12)
     assert (machine.location.machine(NAME).refresh().seqno, len(list(world.blob.list("s")))) == rested
-    Maintenance(machine).run(most_h=30)
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(machine, told.id, secret, most_h=30)
 
 
 def test_published_log_entries_have_it_no_more(world: World, machine: Machine, shard: Shard) -> None:
@@ -676,9 +665,7 @@ def test_published_log_entries_have_it_no_more(world: World, machine: Machine, s
     assert found(world, secret)
     told = shard.erase(keys=[secret])
     publish()
-    Maintenance(machine).run()
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(machine, told.id, secret)
 
 
 def test_behind_an_old_reader_no_new_one_comes(world: World, machine: Machine, shard: Shard) -> None:
@@ -703,9 +690,7 @@ def test_behind_an_old_reader_no_new_one_comes(world: World, machine: Machine, s
     assert old.to_arrow().num_rows == 2
     old.close()
     shard.untag("eom")
-    Maintenance(machine).run()
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
+    expect_erased(machine, told.id, secret)
 
 
 def test_the_digest_is_the_one_that_the_page_tells(shard: Shard) -> None:

@@ -317,6 +317,3 @@ def test_two_rows_with_large_diffs_made_a_shard_unreadable(http: TestClient) -> 
     refused = http.get("/v1/shards/t/snapshot?format=csv&expand=true")
     assert refused.status_code == 400
     assert "rows would be repeated" in refused.json()["detail"]
-
-
-# --- a real process, since only its memory tells
