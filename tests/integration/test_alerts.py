@@ -286,34 +286,24 @@ def test_a_reader_that_holds_the_log_back() -> None:
         assert server.scrape()[name] < begun + 50
 
 
-def _maintained(
-    work: Callable[[Location, MaintenanceMetrics, FaultPlan], Loop], rounds: int
-) -> tuple[Figures, Figures]:
-    """The figures of a loop before and after so many rounds over stores that fail."""
-    with troubled() as server:
-        server.insert()
-        metrics = MaintenanceMetrics()
-        loop = work(server.location, metrics, server.plan)
-        read = series_of(server.location, loop, metrics)
-        before = read()
-        server.plan.resume()
-        for _ in range(rounds):
-            with suppress(PersistError):
-                loop._attempt("orders")
-        loop._due(NameScan(loop._list_page, loop._matches, RESCAN_S, RESCAN_PER_S), 0.0, 1)
-        server.plan.heal()
-        return before, read()
-
-
 def series_of(location: Location, loop: Loop, metrics: MaintenanceMetrics) -> Callable[[], Figures]:
     return lambda: series(exposition(of_maintenance(location, loop, metrics)).decode())
 
 
 def test_collections_that_fail_and_a_loop_that_cannot_list_the_shards(tmp_path: Path) -> None:
-    def collecting(location: Location, metrics: MaintenanceMetrics, _: FaultPlan) -> Loop:
-        return Loop(location, gc_task(location, Collector(location, count=metrics.add), every_s=0.0))
-
-    before, after = _maintained(collecting, 10)
+    with troubled() as server:
+        server.insert()
+        location, metrics = server.location, MaintenanceMetrics()
+        loop = Loop(location, gc_task(location, Collector(location, count=metrics.add), every_s=0.0))
+        read = series_of(location, loop, metrics)
+        before = read()
+        server.plan.resume()
+        for _ in range(10):
+            with suppress(PersistError):
+                loop._attempt("orders")
+        loop._due(NameScan(loop._list_page, loop._matches, RESCAN_S, RESCAN_PER_S), 0.0, 1)
+        server.plan.heal()
+        after = read()
     firing(tmp_path, ["PersistGcFailing", "PersistMaintenanceFailing"], before, after, "PersistMaintenanceStuck")
 
 

@@ -156,7 +156,7 @@ def test_deleting_and_restoring_in_turn_went_past_the_quota_of_bytes(house: Hous
     house.says(prefixes={"eu/": {"bytes": 300_000}})
     tally.refresh()
     statuses = []
-    for _ in range(40):
+    for _ in range(12):
         deleted = house.ask("etl", "POST", "/v1/shards/eu/a/delete", {"where": "id >= 0"})
         statuses += [deleted.status_code, house.ask("etl", "POST", "/v1/shards/eu/a/restore?as_of=0").status_code]
     assert set(statuses) == {200, 429}

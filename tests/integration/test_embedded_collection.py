@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,30 +14,18 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.state import ROLLUP_LEAST, Policy
+from tests.support.forked import Module
+from tests.support.insert_driver import SCHEMA, SINCE_EVERY
 from tests.support.waiting import WAIT_S, wait_until
 
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 INSERTS = 1_200
 INSERTS_OF_EACH, ENTRIES_OF_BOTH_MAX = 200, 300  # of two programs
 LIVE_ROWS = 100
-SINCE_EVERY = 50
 BLOBS_MAX = 20  # 26 if nothing is collected
 ENTRIES_MAX = 450
 assert Policy().rollup_every < INSERTS - ENTRIES_MAX // 4
 ROLLUP = ROLLUP_LEAST  # commits that bring LARGE rows, after which one is due
 LARGE = "x" * 20_000
-
-PROGRAM = f"""
-import sys, persist, pyarrow as pa
-schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
-with persist.connect(sys.argv[1]) as client:
-    shard = client.create_shard("orders", schema, ["k"])
-    for number in range({INSERTS_OF_EACH}):
-        shard.insert([{{"k": number % {LIVE_ROWS}, "v": "value"}}])
-        if number % {SINCE_EVERY} == 0:
-            upper = shard.upper().element
-            shard.downgrade_since(max(0, upper - 1), cursor=sys.argv[2])
-"""
 
 
 def location_of(client: persist.Client) -> Location:
@@ -115,8 +101,11 @@ def test_a_dropped_shard_is_deleted_by_who_dropped_it(tmp_path: Path) -> None:
 def test_several_programs_collect_at_once(tmp_path: Path) -> None:
     url = f"persist://{tmp_path}/data"
     with persist.connect(url) as client:
-        programs = [subprocess.Popen([sys.executable, "-c", PROGRAM, url, f"c{number}"]) for number in range(2)]
-        assert [program.wait(WAIT_S) for program in programs] == [0, 0]
+        said = tmp_path / "said"
+        said.touch()
+        words = [[url, f"c{number}", str(INSERTS_OF_EACH)] for number in range(2)]
+        programs = [Module("tests.support.insert_driver", each, said=said) for each in words]
+        assert [program.wait(WAIT_S) for program in programs] == [0, 0], said.read_text()
         shard = client.shard("orders")
         assert shard.upper().element is not None
         assert sum(shard.snapshot().to_arrow()["__diff"].to_pylist()) == 2 * INSERTS_OF_EACH
