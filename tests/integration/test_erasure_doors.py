@@ -266,19 +266,10 @@ def test_commands_erase_and_no_file_has_a_byte_of_it(
     [
         (["erase", "start", NAME], "give one of --keys, --where and --gone"),
         (["erase", "start", NAME, "--gone", "--where", "id = 'a'"], "give one of --keys"),
-        (
-            ["erase", "start", NAME, "--keys", "nothing.json"],
-            "--keys cannot be read: No such file or directory",
-        ),
+        (["erase", "start", NAME, "--keys", "nothing.json"], "--keys cannot be read: No such file or directory"),
         (["erase", "status", NAME, "--id", "e1"], "has no erasure 'e1'"),
-        (
-            ["erase", "status", NAME, "--id", "e1", "--before", "1"],
-            "give --id or --before, not both",
-        ),
-        (
-            ["erase", "status", NAME, "--before", "7"],
-            "time 6 of shard 'orders' is not complete",
-        ),
+        (["erase", "status", NAME, "--id", "e1", "--before", "1"], "give --id or --before, not both"),
+        (["erase", "status", NAME, "--before", "7"], "time 6 of shard 'orders' is not complete"),
     ],
 )
 def test_commands_say_what_is_wrong(

@@ -200,10 +200,7 @@ def test_a_redirect_took_the_token_to_another_host(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PERSIST_TOKEN", SECRET)
-    with (
-        closing(Answers(200, b"{}")) as other,
-        closing(Answers(302, b"", location=f"{other.url}/x")) as asked,
-    ):
+    with closing(Answers(200, b"{}")) as other, closing(Answers(302, b"", location=f"{other.url}/x")) as asked:
         assert main([*words, "--url", asked.url]) == 3
         assert "redirects" in said(capsys)
         assert (len(asked.tokens), other.tokens) == (1, [])
@@ -221,11 +218,7 @@ def test_a_redirect_took_the_token_to_another_host(
     ],
 )
 def test_an_error_showed_the_token_or_the_password(
-    url: str,
-    token: str,
-    words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    url: str, token: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PERSIST_TOKEN", token)
     assert main([*words, "--url", url]) == (1 if words[0] == "cat" else 2)
@@ -235,11 +228,7 @@ def test_an_error_showed_the_token_or_the_password(
 
 @pytest.mark.parametrize("words", FAR, ids=" ".join)
 def test_the_url_of_the_environment_was_not_asked(
-    words: list[str],
-    place: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.rename(tmp_path / "persist-data")
     monkeypatch.chdir(tmp_path)

@@ -259,13 +259,7 @@ BAD_REQUESTS: list[tuple[str, str, bytes | None, int, str]] = [
     ("POST", "/v1/shards/orders/commands", packb(["expire_reader", "r1"]), 400, "invalid_usage"),
     ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9]])[:-1], 400, "invalid_usage"),
     ("POST", "/v1/shards/orders/commands", packb(["fly", [9]]), 501, "upgrade_needed"),
-    (
-        "POST",
-        "/v1/shards/orders/commands",
-        packb(["advance_upper", [9], None, False, "twice"]),
-        501,
-        "upgrade_needed",
-    ),
+    ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9], None, False, "twice"]), 501, "upgrade_needed"),
     ("POST", "/v1/shards/nope/commands", packb(["drop"]), 404, "unknown_shard"),
     ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, [b"garbage", ["id"]]]), 400, "invalid_usage"),
     ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, RENAMED]), 400, "invalid_usage"),
@@ -303,11 +297,7 @@ def test_bad_requests(http: TestClient, location: Location) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "says"),
     [
-        (
-            "GET",
-            "/v1/shards/orders/snapshot?asof=0",
-            "'asof'; this request takes format, expand, wait, tag, as_of",
-        ),
+        ("GET", "/v1/shards/orders/snapshot?asof=0", "'asof'; this request takes format, expand, wait, tag, as_of"),
         ("POST", "/v1/shards/orders/insert?tokn=k2", "'tokn'; this request takes"),
         ("GET", "/v1/shards?prefx=eu/", "'prefx'; this request takes prefix, after, limit"),
         ("GET", "/v1/shards/orders?wait=1", "'wait'; this request takes past, timeout"),

@@ -98,11 +98,7 @@ def test_the_line_tells_what_the_answer_tells_and_the_place_of_a_bug(
     assert (line["exc_info"] is not None) == isinstance(error, ZeroDivisionError)
 
 
-ERRORS = [
-    Corruption("a part is damaged"),
-    UnknownShard("it was dropped"),
-    ZeroDivisionError("a bug"),
-]
+ERRORS = [Corruption("a part is damaged"), UnknownShard("it was dropped"), ZeroDivisionError("a bug")]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
