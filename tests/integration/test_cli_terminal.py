@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 import persist
 from rpc.cli.program import COMMANDS, GROUPS, candidates, main, parser_for
 from tests.support.examples import thinned
-from tests.support.forked import Forked, ran
+from tests.support.forked import Forked, ran, read_from
 from tests.support.shells import environment
 from tests.support.typed import KINDS, place_of
 from tests.support.waiting import WAIT_S, wait_until
@@ -265,20 +266,15 @@ def test_the_scripts_of_other_shells_ask_the_same_command(shell: str, capsys: py
 def test_an_import_that_is_ended_leaves_no_file_and_no_row(directory: Path) -> None:
     kept = directory / "temporary"
     kept.mkdir()
-    words = [*COMMAND, "import", "orders", "-", "--format", "csv", "--dir", "data"]
-    env = environment(TMPDIR=str(kept))
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as ran:
-        assert ran.stdin is not None
-        ran.stdin.write(b"id,state,amount\n9,new,1\n")
-        ran.stdin.flush()
+    os.mkfifo("rows")
+    words = ["import", "orders", "-", "--format", "csv", "--dir", "data"]
+    ended = Forked(words, environment(TMPDIR=str(kept)), before=partial(read_from, "rows"))
+    with open("rows", "wb", buffering=0) as rows:
+        rows.write(b"id,state,amount\n9,new,1\n")
         wait_until(lambda: any(kept.iterdir()), "a temporary file")
-        try:
-            ran.send_signal(signal.SIGTERM)
-            assert ran.wait(WAIT_S) == 130
-        finally:
-            ran.kill()
-        assert ran.stdout is not None
-        assert ran.stdout.read() == b""
+        ended.send_signal(signal.SIGTERM)
+        printed, _ = ended.communicate()
+    assert (ended.poll(), printed) == (130, "")
     assert list(kept.iterdir()) == []
     with persist.connect(f"persist://{directory / 'data'}") as client:
         assert client.shard("orders").count("id = 9") == 0

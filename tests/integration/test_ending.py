@@ -14,6 +14,7 @@ import pytest
 import persist
 from tests.support.examples import size
 from tests.support.forked import Module
+from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 
 
@@ -134,23 +135,18 @@ def test_sigterm_ends_the_loop_of_maintenance_at_any_line(tmp_path: Path) -> Non
     assert loops.process.wait() == 0, loops.lines
 
 
-def children_of(process: subprocess.Popen[bytes]) -> list[int]:
-    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+def children_of(server: Server) -> list[int]:
+    tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
     every = [int(pid) for task in tasks for pid in read_proc(task).split()]
     return [pid for pid in every if b"maintain" in read_proc(Path(f"/proc/{pid}/cmdline"))]
 
 
 def test_maintenance_that_was_killed_is_started_again(tmp_path: Path) -> None:
     """Nobody did: from then on no shard of the location was merged or collected."""
-    command = [*SERVE, "--dir", f"{tmp_path}/x"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith(b"http://")
-    wait_until(lambda: bool(children_of(process)), "maintenance is started")
-    (first,) = children_of(process)
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: children_of(process) not in ([], [first]), "it is started again")
-    process.terminate()
-    _, said = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, said
-    assert b"maintenance ended; it is restarted" in said
+    with Server(tmp_path / "x", maintenance=True) as server:
+        wait_until(lambda: bool(children_of(server)), "maintenance is started")
+        (first,) = children_of(server)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: children_of(server) not in ([], [first]), "it is started again")
+        assert server.stop() == 0
+    assert "maintenance ended; it is restarted" in server.said()

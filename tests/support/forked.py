@@ -125,6 +125,12 @@ def print_ascii() -> None:
     sys.stdout = open(1, "w", encoding="ascii", closefd=False)  # noqa: SIM115 - as long as the process
 
 
+def read_from(path: str) -> None:
+    """As `before`: standard input is this file."""
+    os.dup2(os.open(path, os.O_RDONLY), 0)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process
+
+
 def close_stream(number: int) -> None:
     """As `before`: the process began with this standard stream closed."""
     os.close(number)
