@@ -81,12 +81,13 @@ class Forked(_Started):
         unread: bool = False,
         before: Callable[[], None] | None = None,
         ends: tuple[Connection, Connection] | None = None,
+        directory: Path | None = None,
     ) -> None:
         out, its_out = _FORKING.Pipe(duplex=False)
         err, its_err = _FORKING.Pipe(duplex=False)
         with out, its_out, err, its_err:
             pipes = None if unread else ends or (its_out, its_err)
-            super().__init__(_command, list(words), dict(environment), os.getcwd(), pipes, before)
+            super().__init__(_command, list(words), dict(environment), str(directory or Path.cwd()), pipes, before)
             self.stdout: BinaryIO = os.fdopen(os.dup(out.fileno()), "rb")
             self.stderr: BinaryIO = os.fdopen(os.dup(err.fileno()), "rb")
 
