@@ -18,7 +18,7 @@ from persist.cli.import_job import INSERT, OVERWRITE, UPSERT, after
 from persist.client.commit_info import HistoryEntry
 from persist.client.shard import Shard
 from persist.client.timestamps import to_datetime
-from tests.support.examples import thinned
+from tests.support.examples import size, thinned
 from tests.support.typed import KINDS, Place, place_of
 
 DAY1, DAY2 = "id,v\n1,a\n2,b\n", "id,v\n3,c\n4,d\n"
@@ -233,7 +233,7 @@ def test_after_an_import_its_rows_are_there_once(tmp_path: Path, seed: int, caps
             assert mode != OVERWRITE or len(there) == 2
 
         other = 100
-        for _ in range(12):
+        for _ in range(size(6, 12)):
             once()
             for _ in range(chance.randint(1, 3)):
                 other += 1
@@ -249,7 +249,7 @@ def test_after_an_import_its_rows_are_there_once(tmp_path: Path, seed: int, caps
                     shard.restore(chance.randint(0, latest))
 
 
-@pytest.mark.parametrize("seed", thinned(range(24), 8))
+@pytest.mark.parametrize("seed", thinned(range(24), 12))
 def test_after_any_four_operations_an_import_leaves_its_rows_once(
     tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,7 +267,7 @@ def test_after_any_four_operations_an_import_leaves_its_rows_once(
     kinds = ("import", "import --overwrite", "restore", "truncate", "overwrite")
     sequences = [one for one in product(kinds, repeat=4) if any(kind.startswith("import") for kind in one)]
     with persist.connect(place.url) as client:
-        for number, sequence in enumerate(chance.sample(sequences, 12)):
+        for number, sequence in enumerate(chance.sample(sequences, size(9, 12))):
             name, done = f"t{number}", []
             shard = client.create_shard(name, pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"])
             shard.insert([{"id": 1, "v": "a"}])

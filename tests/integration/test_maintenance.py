@@ -77,7 +77,7 @@ def test_compactors_keep_up_and_end_gracefully(tmp_path: Path) -> None:
         with running(*arguments) as one, running(*arguments) as two:
             for process in (one, two):
                 assert json.loads(process.stderr.readline())["message"] == "running"
-            for number in range(300):
+            for number in range(100):
                 shard.insert(rows(number))
             wait_until(lambda: len(machine.refresh().trace.batches) <= 30, "compaction")
             for process in (one, two):
@@ -87,7 +87,7 @@ def test_compactors_keep_up_and_end_gracefully(tmp_path: Path) -> None:
                 assert all({"at", "level", "logger", "message"} <= set(line) for line in lines)
                 assert (lines[-1]["message"], lines[-1]["merges_failed"]) == ("ended", 0)
         table = shard.snapshot().to_arrow()
-        assert pa.compute.sum(table.column("__diff")).as_py() == 300 * 50
+        assert pa.compute.sum(table.column("__diff")).as_py() == 100 * 50
 
 
 MERGE_ALONE = """
@@ -165,11 +165,11 @@ def test_writers_are_slowed_by_backpressure_but_never_failed() -> None:
     thread = threading.Thread(target=maintain)
     thread.start()
     try:
-        for number in range(120):
+        for number in range(60):
             shard.insert(rows(number, 5))
     finally:
         stop.set()
         thread.join()
     assert most <= policy.batches_max
-    assert pa.compute.sum(shard.snapshot().to_arrow().column("__diff")).as_py() == 600
+    assert pa.compute.sum(shard.snapshot().to_arrow().column("__diff")).as_py() == 300
     client.close()

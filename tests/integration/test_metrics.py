@@ -109,7 +109,7 @@ def test_a_process_of_maintenance_tells_what_the_page_says(command: tuple[str, .
 def test_maintenance_beside_a_server_tells_its_metrics_at_the_port_that_was_asked_for(tmp_path: Path) -> None:
     with closing(Monitor("127.0.0.1", 0, lambda: b"")) as taken:
         port = taken.url.rpartition(":")[2]
-    with Server(tmp_path / "d", "--maintenance-metrics-port", port, maintenance=True) as server:
+    with Server(tmp_path / "d", "--maintenance-metrics-port", port, maintenance="own") as server:
 
         def answers() -> bool:
             try:

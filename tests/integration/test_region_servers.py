@@ -62,7 +62,7 @@ class Two:
     def serve(self) -> Server:
         """A server at home, with maintenance."""
         where = () if self.consensus is None else ("--blob", self.blobs, "--consensus", self.consensus)
-        return Server(self.data, *where, environment={"PERSIST_PUBLISH_EVERY": "1"}, maintenance=True)
+        return Server(self.data, *where, environment={"PERSIST_PUBLISH_EVERY": "1"}, maintenance="beside")
 
     def replicate(self) -> Forked:
         command = ["region", "replicate", "--every", "100ms", "--keep", "2s", "--whole", "2s"]

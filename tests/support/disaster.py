@@ -100,7 +100,7 @@ class Disaster:
 
     def serve(self, blob: str, consensus: str, port: int = 0) -> Server:
         where = ("--blob", blob, "--consensus", consensus, "--region", "eu", "--index", str(self.index))
-        started = Server(self.root, *where, "--port", str(port), environment=PUBLISH, maintenance=True)
+        started = Server(self.root, *where, "--port", str(port), environment=PUBLISH, maintenance="beside")
         self.running.append(started)
         return started
 

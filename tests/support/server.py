@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self
+from typing import BinaryIO, Literal, Protocol, Self
 
 from tests.support.forked import Forked
 from tests.support.waiting import WAIT_S
@@ -30,27 +30,46 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
+OF_MAINTENANCE = ("--blob", "--consensus", "--region", "--index")
+
+
 class Server:
-    """Started when made; its URL is its first line. Use it in a `with`."""
+    """Started when made; its URL is its first line. Use it in a `with`.
+
+    `maintenance`: "own" is a process that the server starts, as in production; "beside" is the same command, forked.
+    """
 
     def __init__(
         self,
         directory: Path,
         *arguments: str,
         environment: dict[str, str] | None = None,
-        maintenance: bool = False,
+        maintenance: Literal["none", "own", "beside"] = "none",
         begin: Callable[[Sequence[str], Mapping[str, str]], Process] = Forked,
     ) -> None:
         command = ["serve"]
         if "--blob" not in arguments:
             command += ["--dir", str(directory)]
-        if not maintenance:
+        if maintenance != "own":
             command.append("--no-maintenance")
         if "--port" not in arguments:
             arguments = (*arguments, "--port", "0")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PERSIST_")}
-        self.process = begin([*command, *arguments], {**kept, **(environment or {})})
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("PERSIST_")}
+        variables |= environment or {}
+        self.process = begin([*command, *arguments], variables)
         self.url = self.process.stdout.readline().decode().strip()
+        self._beside: Forked | None = None
+        if maintenance == "beside":
+            words = [
+                "maintain",
+                "run",
+                "--url",
+                self.url,
+                *([] if "--blob" in arguments else ["--dir", str(directory)]),
+            ]
+            pairs = zip(arguments, arguments[1:], strict=False)
+            words += [word for pair in pairs if pair[0] in OF_MAINTENANCE for word in pair]
+            self._beside = Forked(words, variables, unread=True)
         self._said: list[bytes] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -68,7 +87,8 @@ class Server:
 
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
-        self.process.send_signal(signal.SIGTERM)
+        for process in [self.process, *([self._beside] if self._beside else [])]:
+            process.send_signal(signal.SIGTERM)
         return self._ended()
 
     def kill(self) -> None:
@@ -90,6 +110,9 @@ class Server:
 
     def _ended(self) -> int:
         code = self.process.wait(WAIT_S)
+        if self._beside is not None:
+            self._beside.end(signal.SIGKILL)
+            self._beside = None
         self._reader.join(WAIT_S)
         for stream in (self.process.stdout, self.process.stderr):
             stream.close()

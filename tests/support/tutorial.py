@@ -32,6 +32,6 @@ def run(directory: Path, *, spark: bool) -> None:
             if block.language == "python":
                 run_python(PAGE, [block], names)
             elif text.strip() == SERVE:
-                url = servers.enter_context(Server(directory / "shop", maintenance=True)).url
+                url = servers.enter_context(Server(directory / "shop", maintenance="beside")).url
             else:
                 run_shell(block, directory)

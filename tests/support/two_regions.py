@@ -44,7 +44,7 @@ class TwoCentres:
 
     def _home(self, name: str) -> Server:
         named = ("--region", name, "--index", str(self.indexes[name]))
-        return Server(self.root / name, *named, environment=PUBLISH, maintenance=True)
+        return Server(self.root / name, *named, environment=PUBLISH, maintenance="beside")
 
     def replicate(self) -> Forked:
         command = ["region", "replicate", "--every", "100ms", "--keep", "10s", "--whole", "2s"]
