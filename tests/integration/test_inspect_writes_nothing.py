@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,27 +19,12 @@ from persist.core.errors import ReadOnly
 from persist.inspect.queries import ANSWERS
 from persist.inspect.readonly_location import ReadOnlyLocation
 from rpc.cli.program import main
+from tests.support.forked import Module, ran
 from tests.support.inspected import COMMANDS, copied, everything
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
-AS_NOBODY = """
-import os, sys
-from rpc.cli.program import main
-commands = [line.split() for line in sys.stdin.read().splitlines()]
-for command in commands:  # as root, so that all modules are loaded
-    main(command)
-if os.geteuid() == 0:
-    os.setgroups([]), os.setgid(65534), os.setuid(65534)
-codes = [main(command) for command in commands]
-try:
-    open(sys.argv[1] + "/blob/x", "w")
-    codes.append(99)
-except OSError:
-    pass
-print("codes", codes)
-"""
 
 
 @pytest.fixture
@@ -70,11 +53,10 @@ def test_credentials_that_may_only_read_are_enough(open_to_all: Path) -> None:
     for path in [*place.rglob("*"), place]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = everything(place)
-    lines = "\n".join(" ".join(["inspect", *words, "--dir", str(place)]) for words in COMMANDS.values())
-    command = [sys.executable, "-c", AS_NOBODY, str(place)]
-    ran = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=WAIT_S)
-    assert ran.stderr == ""
-    assert ran.stdout.splitlines()[-1] == f"codes {[0] * len(COMMANDS)}"
+    said = open_to_all / "said"
+    said.touch()
+    assert Module("tests.support.inspected", [str(place)], said=said).wait(WAIT_S) == 0
+    assert said.read_text() == f"codes {[0] * len(COMMANDS)}"
     assert everything(place) == before
 
 
@@ -88,10 +70,9 @@ def test_beside_a_process_that_writes_nothing_is_changed(tmp_path: Path) -> None
         before = everything(place, but=("-shm",))
         assert (place / "consensus.db-shm").exists()
         assert len(before["consensus.db-wal"][2]) > 0
-        command = [sys.executable, "-m", "rpc.cli", "inspect", "state", "orders", "--dir", str(place)]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
-        assert ran.returncode == 0
-        assert "upper: 5" in ran.stdout
+        told = ran("inspect", "state", "orders", "--dir", str(place))
+        assert told.returncode == 0
+        assert "upper: 5" in told.stdout
         assert everything(place, but=("-shm",)) == before
         shard.insert([{"id": 5}])
 

@@ -44,8 +44,9 @@ class Place:
         for number in range(24):
             self.shard.insert([{"id": number, "v": "x" * 20}], token=token_of_key(f"orders {number}"))
             self.world.pass_ms(1_500)
-        for number in range(40):
-            self.shard.attributes.update([AttributeUpdate.replace(named_key(f"job {number}"), number)])
+        for first in range(0, 40, 8):
+            jobs = range(first, first + 8)
+            self.shard.attributes.update([AttributeUpdate.replace(named_key(f"job {job}"), job) for job in jobs])
         writer = self.shard.open_writer()
         staged = [writer.stage([{"id": 5_000 + number, "v": "bundled" * 50}], None) for number in range(9)]
         writer.commit_insert(tuple(run for runs in staged for run in runs))

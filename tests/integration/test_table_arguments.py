@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import persist
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage
 from tests.support.clocks import Machine
+from tests.support.forked import Module
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema(
@@ -199,28 +198,10 @@ def test_the_contents_alone_could_not_be_subscribed_to(shard: Shard) -> None:
 
 # --- a program that could not end
 
-PROGRAM = """
-import asyncio, sys
-import persist.aio
-
-async def main():
-    async with persist.aio.connect(sys.argv[1]) as client:
-        shard = await client.create_shard("t", __import__("pyarrow").schema([("id", "int64")]), ["id"])
-        try:
-            await asyncio.wait_for(shard.snapshot(100, wait_s=3600.0).to_arrow(), 0.2)
-        except asyncio.TimeoutError:
-            print("given up")
-
-asyncio.run(main())
-"""
-
 
 def test_an_asyncio_program_waited_at_its_end_for_what_it_had_given_up(tmp_path: Path) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM, f"persist://{tmp_path}"],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=True,
-    )
-    assert found.stdout == "given up\n"
+    said = tmp_path / "said"
+    said.touch()
+    program = Module("tests.support.giving_up", [f"persist://{tmp_path}/data"], said=said)
+    assert program.wait(WAIT_S) == 0
+    assert said.read_text() == "given up"

@@ -154,7 +154,7 @@ def test_a_retry_is_answered_however_it_brings_its_rows(connect: Callable[[], pe
     with connect() as client:
         shard = client.create_shard("orders", VALUES, ["k"])
         cut = persist.Client(client.transport, small_parts).shard("orders")
-        rows = pa.table({"k": [f"{number % 500:030}" for number in range(1_000)], "n": range(1_000)})
+        rows = pa.table({"k": [f"{number % 100:030}" for number in range(200)], "n": range(200)})
         backwards = rows.take(list(reversed(range(len(rows)))))
         ways: list[Callable[[persist.Token], object]] = [
             lambda token: shard.insert(rows, token=token),

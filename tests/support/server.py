@@ -8,6 +8,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol, Self
 
@@ -67,8 +68,7 @@ class Server:
                 self.url,
                 *([] if "--blob" in arguments else ["--dir", str(directory)]),
             ]
-            pairs = zip(arguments, arguments[1:], strict=False)
-            words += [word for pair in pairs if pair[0] in OF_MAINTENANCE for word in pair]
+            words += [word for pair in pairwise(arguments) if pair[0] in OF_MAINTENANCE for word in pair]
             self._beside = Forked(words, variables, unread=True)
         self._said: list[bytes] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
