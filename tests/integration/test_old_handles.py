@@ -117,8 +117,8 @@ OF_THEIR_OWN = {"drop", "refresh_schema"}  # which end the shard, or are asked t
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    with persist.connect(f"persist://{tmp_path}") as client:
+def client() -> Iterator[Client]:
+    with persist.connect(blob="mem:", consensus="mem:") as client:
         yield client
 
 

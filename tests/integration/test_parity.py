@@ -31,8 +31,8 @@ ROWS = table()
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[persist.Client]:
-    with persist.connect(f"persist://{tmp_path}/location") as opened:
+def client() -> Iterator[persist.Client]:
+    with persist.connect(blob="mem:", consensus="mem:") as opened:
         yield opened
 
 

@@ -170,8 +170,8 @@ def test_sixteen_writers_through_two_servers_that_are_killed(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def shard(tmp_path: Path) -> Iterator[Shard]:
-    with persist.connect(f"persist://{tmp_path}/location") as client:
+def shard() -> Iterator[Shard]:
+    with persist.connect(blob="mem:", consensus="mem:") as client:
         yield client.create_shard(NAME, SCHEMA, ["writer"])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -104,11 +103,11 @@ PROVOKED: list[tuple[str, Callable[[Any, Any], object]]] = [
 
 
 @pytest.mark.parametrize("number", range(len(PROVOKED)))
-def test_a_message_of_the_page_is_what_a_program_sees(number: int, tmp_path: Path) -> None:
+def test_a_message_of_the_page_is_what_a_program_sees(number: int) -> None:
     heading, provoke = PROVOKED[number]
     place = number - [heading for heading, _ in PROVOKED].index(heading)
     shown = rows(heading)[place].strip("`")
-    with persist.connect(f"persist://{tmp_path}") as client:
+    with persist.connect(blob="mem:", consensus="mem:") as client:
         shard = client.create_shard("orders", COLUMNS, key=["id"])
         with pytest.raises(PersistError) as raised:
             provoke(client, shard)
