@@ -240,7 +240,8 @@ def large(client: Client, monkeypatch: pytest.MonkeyPatch) -> Shard:
     monkeypatch.setattr(codec, "ROW_GROUP_ROWS", GROUP_ROWS)
     monkeypatch.setattr(part_files, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(part_files, "GAP_BYTES_MAX", 0)
-    monkeypatch.setattr("persist.client.snapshot.FEW_MEMORY_BYTES", 1_600_000)
+    for module in ("snapshot", "shared_lease_reads"):
+        monkeypatch.setattr(f"persist.client.{module}.FEW_MEMORY_BYTES", 1_600_000)
     found = client.create_shard(
         "large", pa.schema([("id", pa.int64()), ("at", pa.int64()), ("pad", pa.string())]), ["id"]
     )
