@@ -16,7 +16,6 @@ from blob.memory_blobs import MemoryBlob
 from consensus import ConsensusNotWritable
 from consensus.memory_logs import MemoryConsensus
 from persist.core.errors import ReadOnly
-from persist.inspect.queries import ANSWERS
 from persist.inspect.readonly_location import ReadOnlyLocation
 from rpc.cli.program import main
 from tests.support.forked import Module, ran
@@ -39,12 +38,12 @@ def open_to_all() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_leaves_a_directory_as_it_was(name: str, tmp_path: Path) -> None:
+def test_no_command_changes_a_directory(tmp_path: Path) -> None:
     place = copied(tmp_path / "location")
     before = everything(place)
-    assert main(["inspect", *COMMANDS[name], "--dir", str(place)]) == 0
-    assert everything(place) == before
+    for name, words in COMMANDS.items():
+        assert main(["inspect", *words, "--dir", str(place)]) == 0, name
+        assert everything(place) == before, name
 
 
 def test_credentials_that_may_only_read_are_enough(open_to_all: Path) -> None:
@@ -114,7 +113,3 @@ def test_the_stores_of_a_look_refuse_every_write() -> None:
         look.versions.identity.check_writable()
     look.blob.check()
     look.consensus.check()
-
-
-def test_every_answer_is_looked_at_in_these_tests() -> None:
-    assert {words[0] for words in COMMANDS.values()} == set(ANSWERS)

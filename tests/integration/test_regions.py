@@ -42,7 +42,7 @@ from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.replica import Home, ReplicaLocation
 from persist.regions.replication import ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World
-from tests.support.examples import thinned
+from tests.support.examples import size, thinned
 from tests.support.regions import Regions
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -343,7 +343,7 @@ def test_what_has_arrived_can_be_read_wherever_replication_is_killed(seed: int) 
     regions = Regions(pick)
     regions.create("a")
     regions.create("b")
-    for _ in range(25):
+    for _ in range(size(12, 25)):
         name = pick.choice("ab")
         for act in pick.sample([regions.write, regions.write_bundles, regions.home.merge, regions.home.collect], 2):
             act(name)

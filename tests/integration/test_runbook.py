@@ -368,9 +368,7 @@ def test_a_backup_that_was_killed_goes_on(tmp_path: Path, after_s: float) -> Non
         for name in NAMES:
             shard = client.create_shard(name, SCHEMA, ["id"])
             for part in range(6):
-                shard.insert(
-                    pa.table({"id": [-1] * 4_000, "v": [f"{n * 7919 % 100_003} {part}" for n in range(4_000)]})
-                )
+                shard.insert(parted(part))
     arguments = ["create", "--to", home.backups, "--blob", home.stores[0], "--consensus", home.stores[1]]
     with writers(home):
         for _ in range(2):
