@@ -14,7 +14,7 @@ import persist
 from persist.regions.region_index import read_index
 from rpc.client.http_transport import open_transport
 from tests.services.postgres import Postgres
-from tests.support.disaster import NAMES, Disaster, Stores, free_port
+from tests.support.disaster import NAMES, PAUSE_S, Disaster, Stores, free_port
 from tests.support.urls import with_path
 from tests.support.waiting import wait_until
 
@@ -161,7 +161,7 @@ class Writers:
 
     def _run(self, ends: threading.Event, name: str, first: int) -> None:
         one = first
-        while not ends.is_set():
+        while not ends.wait(PAUSE_S):
             one += 1
             while not self._lands(name, one):
                 time.sleep(0.1)

@@ -37,6 +37,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAMES = ("items", "orders")
 SLOW = "cannot be compared"  # clocks, where the stores answer slowly: the command says that it is to be retried
 RETRIES_MAX = 20
+PAUSE_S = 0.01  # between two rows of the writers, which leaves the processor to the commands
 SERVERS = pytest.param("postgres-s3", marks=[pytest.mark.services, pytest.mark.proof])
 
 
@@ -108,7 +109,7 @@ def writers(home: Home) -> Iterator[None]:
     def write() -> None:
         with home.connect() as client:
             number = max(home.written["orders"], default=-1)
-            while not ended.is_set():
+            while not ended.wait(PAUSE_S):
                 number += 1
                 for name in NAMES:
                     try:
