@@ -92,11 +92,7 @@ def test_after_a_process_that_was_killed_nothing_is_changed(tmp_path: Path) -> N
 
 def test_the_stores_of_a_look_refuse_every_write() -> None:
     look = ReadOnlyLocation(MemoryBlob(), MemoryConsensus())
-    for write in (
-        lambda: look.blob.put("a", b""),
-        lambda: look.blob.delete(["a"]),
-        lambda: look.blob.abandon([]),
-    ):
+    for write in (lambda: look.blob.put("a", b""), lambda: look.blob.delete(["a"]), lambda: look.blob.abandon([])):
         with pytest.raises(BlobNotWritable, match="was opened read-only"):
             write()
     for change in (

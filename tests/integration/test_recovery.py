@@ -389,11 +389,7 @@ def foreign() -> MemoryConsensus:
 
 
 REFUSED: dict[str, tuple[type[PersistError], Callable[[World], Location], dict[str, Any]]] = {
-    "the consensus store is in use by a location": (
-        InvalidUsage,
-        lambda world: world.process(),
-        {},
-    ),
+    "the consensus store is in use by a location": (InvalidUsage, lambda world: world.process(), {}),
     "the consensus store has shards, and no recovery was started there": (InvalidUsage, stranger, {}),
     "the blob store has no location": (
         InvalidUsage,
@@ -407,11 +403,7 @@ REFUSED: dict[str, tuple[type[PersistError], Callable[[World], Location], dict[s
         {},
     ),
     "`recover`: resumed after another recovery has taken over": (Conflict, overtaken, {}),
-    "`--older-consensus` is of another location": (
-        InvalidUsage,
-        empty,
-        {"older": foreign()},
-    ),
+    "`--older-consensus` is of another location": (InvalidUsage, empty, {"older": foreign()}),
 }
 
 

@@ -122,11 +122,7 @@ BOUNDS: list[tuple[str, Callable[[int], c.Command], type[PersistError], str]] = 
 
 @pytest.mark.parametrize(("bound", "made", "kind", "said"), BOUNDS)
 def test_one_more_is_refused(
-    bound: str,
-    made: Callable[[int], c.Command],
-    kind: type[PersistError],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    bound: str, made: Callable[[int], c.Command], kind: type[PersistError], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writers if bound == "WRITERS_MAX" else reader_holds, bound, 3)
     shard = Shard()

@@ -259,9 +259,7 @@ def test_a_home_that_does_not_answer_is_not_asked_for_every_shard() -> None:
     assert many.held() == names[SILENT_MAX:]
 
 
-def test_every_shard_has_its_turn_where_there_are_more_than_one_round_asks_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_shard_has_its_turn_where_there_are_more_than_one_round_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are read all the time are held too, though others were read less lately."""
     monkeypatch.setattr(remote_holds, "PER_ROUND_MAX", 2)
     names = [f"s{number}" for number in range(5)]

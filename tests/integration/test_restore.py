@@ -161,11 +161,7 @@ BAD_CHANGES: list[tuple[Callable[[Machine, Shard], object], type[PersistError], 
 
 @pytest.mark.parametrize(("ask", "error", "sentence"), BAD_CHANGES)
 def test_changes_say_what_is_wrong_and_write_nothing(
-    machine: Machine,
-    months: Shard,
-    ask: Callable[[Machine, Shard], object],
-    error: type[PersistError],
-    sentence: str,
+    machine: Machine, months: Shard, ask: Callable[[Machine, Shard], object], error: type[PersistError], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):
         ask(machine, months)

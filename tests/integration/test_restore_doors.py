@@ -187,10 +187,7 @@ def test_commands_show_changes_and_restore(directory: str, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            ["diff", NAME, "yesterday"],
-            "T1 is 'yesterday'; it must be a time such as 416, or an inst",
-        ),
+        (["diff", NAME, "yesterday"], "T1 is 'yesterday'; it must be a time such as 416, or an inst"),
         (["restore", NAME, "--at", "2"], "time 2 of shard 'orders' is not complete: its upper is [2]"),
         (["retention", "truncate", NAME, "--before", "old"], "--before is 'old'; it must be a time"),
     ],

@@ -74,10 +74,7 @@ REFUSED: dict[str, tuple[list[Change], str]] = {
     "a place after none": ([AddColumn("x", pa.int8(), after="y")], "has no column 'y'"),
     "a place after itself": ([MoveColumn("n", "n")], "cannot be moved after itself"),
     "the key": ([DropColumn("id")], "is a key column, which cannot be dropped"),
-    "a wider key": (
-        [WidenColumn("id", pa.int64())],
-        "key column 'id' changes from int32 to int64; rows are sorted",
-    ),
+    "a wider key": ([WidenColumn("id", pa.int64())], "key column 'id' changes from int32 to int64; rows are sorted"),
     "no default": ([AddColumn("x", pa.int8(), nullable=False)], "must allow nulls or have a default"),
     "a default of another type": ([AddColumn("x", pa.int8(), default="y")], "column 'x' does not fit int8"),
     "a default that is cut short": ([AddColumn("x", pa.int8(), default=300)], "column 'x' does not fit int8"),
@@ -351,11 +348,7 @@ BAD_COMMANDS: dict[str, tuple[list[str], str, int]] = {
     "no column": (["drop", "orders"], "required: column", 2),
     "a setting of another verb": (["drop", "orders", "n", "--to", "m"], "unrecognized arguments", 2),
     "no new name": (["rename", "orders", "n"], "required: --to", 2),
-    "a default that is no JSON": (
-        ["add", "orders", "x", "--type", "string", "--default", "EUR"],
-        "double quotes",
-        1,
-    ),
+    "a default that is no JSON": (["add", "orders", "x", "--type", "string", "--default", "EUR"], "double quotes", 1),
     "changes that are no JSON": (["alter", "orders", "drop n"], "not valid JSON", 1),
 }
 

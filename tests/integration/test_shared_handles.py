@@ -82,10 +82,7 @@ def test_a_front_end_learnt_of_a_column_and_of_a_swap(client: Client) -> None:
     assert front.write([ROW]) == 0
     log.refresh_schema()
     front.write([{**ROW, "id": 2, "more": 1}])
-    assert log.snapshot().to_arrow(expand=True).to_pylist() == [
-        {**SWAPPED, "more": None},
-        {**ROW, "id": 2, "more": 1},
-    ]
+    assert log.snapshot().to_arrow(expand=True).to_pylist() == [{**SWAPPED, "more": None}, {**ROW, "id": 2, "more": 1}]
 
 
 def test_a_replica_undid_what_a_rival_had_brought_to_the_table(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,12 +32,7 @@ def world() -> World:
 def shard(world: World, machine: Machine) -> Shard:
     """At 0 and 1 three rows come; at 2 one goes and another comes; at 3 a row of 0 comes twice more."""
     found = machine.client.create_shard(NAME, SCHEMA, ["id"], history="7d")
-    for rows in (
-        [(1, "a", 1), (2, "b", 2)],
-        [(3, "c", 1)],
-        [(1, "a", -1), (4, "d", 1)],
-        [(2, "b", 2)],
-    ):
+    for rows in ([(1, "a", 1), (2, "b", 2)], [(3, "c", 1)], [(1, "a", -1), (4, "d", 1)], [(2, "b", 2)]):
         found.insert([{"id": number, "v": value, "__diff": diff} for number, value, diff in rows])
         world.pass_ms(1_000)
     return found
