@@ -212,7 +212,7 @@ def test_the_variable_says_it_for_servers_and_their_maintenance(
 def test_samples_and_their_numbers() -> None:
     assert [samples_of(text) for text in ("100%", "1%", "0.01%", "3%")] == [1, 100, 10_000, 33]
     assert (samples_per_day("0"), samples_per_day("2%")) == (None, 50)
-    names = [f"p{number:032x}" for number in range(10_000)]
-    taken = [[name for name in names if Sample(number, 100).takes(name)] for number in range(100)]
+    names = [f"p{number:032x}" for number in range(3_000)]
+    taken = [[name for name in names if Sample(number, 30).takes(name)] for number in range(30)]
     assert sorted(name for some in taken for name in some) == names, "each in one of them"
     assert max(map(len, taken)) < 160, "of about equal size"

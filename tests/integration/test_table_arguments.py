@@ -134,7 +134,7 @@ def test_a_merge_over_http_refused_columns_of_the_source_alone(http: TestClient,
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")], ids=["lists", "objects"])
-@pytest.mark.parametrize("depth", [31, 500, 100_000])
+@pytest.mark.parametrize("depth", [31, 100, 100_000])
 def test_a_source_that_is_nested_too_deep_is_refused(http: TestClient, opening: str, closing: str, depth: int) -> None:
     nested = f"{opening * depth}1{closing * depth}"
     body = '{"clauses": [{"when": "matched", "then": "delete"}], "rows": [{"id": 1, "q": ' + nested + "}]}"

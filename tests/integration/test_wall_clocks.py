@@ -60,9 +60,9 @@ def ids(shard: Shard, as_of: datetime) -> list[int]:
 def test_a_wall_clock_shows_what_was_there_by_then_for_ever_and_from_everywhere(world: World, shard: Shard) -> None:
     for number in range(30):
         insert(world, shard, number)
-    shown = {ago: ids(shard, at(world, ago * 1_000)) for ago in range(30)}
-    instants = {ago: at(world, ago * 1_000) for ago in range(30)}
-    assert shown == {ago: list(range(30 - ago)) for ago in range(30)}
+    instants = {ago: at(world, ago * 1_000) for ago in range(0, 30, 3)}
+    shown = {ago: ids(shard, instant) for ago, instant in instants.items()}
+    assert shown == {ago: list(range(30 - ago)) for ago in instants}
     world.pass_ms(60_000)
     insert(world, shard, 99)
     other = world.machine().shard(NAME)

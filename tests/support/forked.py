@@ -5,6 +5,7 @@ What runs is the whole command in a process of its own, with pipes, signals and 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -29,6 +30,7 @@ LOADED = [
 os.environ.setdefault(*ARROW_ALLOCATOR)  # for the process that forks: it has loaded Arrow before a command says so
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload([*LOADED, __name__])
+gc.freeze()  # in the process that forks: else each collection of a child copies the pages of all that was loaded
 
 
 class _Started:
