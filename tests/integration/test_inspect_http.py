@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from rpc.app import create_app
 from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
+from tests.support.answers import Answers
 from tests.support.inspected import COMMANDS, PART, ROLLUP, copied, flip
 from tests.support.location import memory_location
 from tests.support.server import Server
@@ -131,30 +130,6 @@ def test_what_cannot_be_inspected_is_refused() -> None:
 # --- what is not a server of persist
 
 
-@contextmanager
-def answering(body: bytes, status: int = 200, length: int | None = None) -> Iterator[str]:
-    """A server that answers so, whatever it is asked."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("content-length", str(len(body) if length is None else length))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *said: object) -> None:
-            return
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.parametrize(
     ("body", "status", "length", "said"),
     [
@@ -169,6 +144,7 @@ def answering(body: bytes, status: int = 200, length: int | None = None) -> Iter
 def test_an_answer_that_is_none_is_told(
     body: bytes, status: int, length: int | None, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with answering(body, status, length) as url:
-        assert main(["inspect", "parts", "orders", "--url", url]) == 3
+    headers = {} if length is None else {"content-length": str(length)}
+    with closing(Answers(status, body, **headers)) as server:
+        assert main(["inspect", "parts", "orders", "--url", server.url]) == 3
     assert said in capsys.readouterr().err

@@ -7,13 +7,12 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-import uvicorn
 
 from blob.memory_blobs import MemoryBlob
 from compactor.worker import Worker, WorkerSettings, through_server
@@ -25,10 +24,10 @@ from persist.core import commands as c
 from persist.core.ids import Token
 from persist.core.state import Policy
 from persist.formats.records import encoded
-from rpc.app import bind, create_app
 from rpc.auth import mint
 from rpc.client.http_transport import open_transport
 from tests.support.forked import ran
+from tests.support.served import Served
 from tests.support.server import Server
 from tests.support.waiting import wait_until
 
@@ -54,18 +53,8 @@ def counted(url: str, name: str) -> float:
 @contextmanager
 def served(location: Location) -> Iterator[str]:
     """The service in this process, on a socket of its own."""
-    listener = bind("127.0.0.1", 0)
-    config = uvicorn.Config(create_app(location), log_config=None)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
-        location.close()
+    with closing(location), Served(location) as found:
+        yield found.url
 
 
 def refused_insert(url: str, client: Client) -> tuple[int, str | None]:

@@ -20,8 +20,6 @@ from tests.support.server import Server
 from tests.support.shells import run_shell
 from tests.support.waiting import WAIT_S
 
-ROWS = pa.table({"id": range(3_000)})
-
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,13 @@ from persist.commit.location_identity import epoch_key
 from persist.copies.recovery import mark_recovery
 from persist.core.ids import LocationBinding
 from persist.formats.state_frames import encode_binding
-from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.failover import HomeWatch, last_promotion, record_new_home
 from persist.regions.region_index import IndexFile, read_index
 from rpc.cli.program import main, parser_for
 from rpc.settings import ServerSettings
 from tests.support.pages import blocks, error_rows
+from tests.support.regions import publish
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
 
@@ -76,12 +76,7 @@ class Place:
     def publish(self, blob: str, consensus: str) -> None:
         """What maintenance does until all is published."""
         with closing(open_stores(blob, consensus)) as location:
-            published = Published(location, PublishSettings(), at_once=True)
-            names = {name: location.machine(name).refresh() for name in location.all_names(with_dropped=True)}
-            for name, state in names.items():
-                published.visit(name, state)
-            published.round({name: state.is_closed for name, state in names.items()})
-            published.close()
+            publish(location, PublishSettings())
 
     def replicate(self) -> None:
         assert run("region", "replicate", "--from", self.blob, "--to", self.copy, "--once") == 0

@@ -26,7 +26,6 @@ from persist.core.attribute import AttributeUpdate
 from persist.core.errors import Conflict, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import shard_id_of
 from persist.core.state import Policy
-from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import PublishSettings
 from persist.regions import switchover
 from persist.regions.divergence import Diverged, find_diverged, salvage
@@ -39,7 +38,7 @@ from tests.support.clones import SCHEMA, ClockedIds, Shards
 from tests.support.examples import thinned
 from tests.support.location import memory_location
 from tests.support.markers import in_memory, marker, uncompressed, where
-from tests.support.regions import POLICY, Row
+from tests.support.regions import POLICY, Row, publish
 
 
 class Dies(BaseException):
@@ -109,13 +108,7 @@ class World:
     def publish(self, location: Location | None = None) -> None:
         """What maintenance does until all is published."""
         self.home.clock.advance_ms(6_000)
-        found = location or self.home.process()
-        published = Published(found, PublishSettings(every_s=5.0), at_once=True)
-        states = {name: found.machine(name).refresh() for name in found.all_names(with_dropped=True)}
-        for name, state in states.items():
-            published.visit(name, state)
-        published.round({name: state.is_closed for name, state in states.items()})
-        published.close()
+        publish(location or self.home.process(), PublishSettings(every_s=5.0))
 
     def sleep(self, seconds: float) -> None:
         self.home.clock.sleep(seconds)
@@ -570,21 +563,17 @@ def test_a_receipt_is_given_anew_by_the_home_that_was_a_copy(monkeypatch: pytest
     test_erasure.padded(shard, secret, "b")
     copy, log = MemoryBlob("us", now_ms=lambda: world.true_ms), MemoryConsensus("mem:us")
 
-    def publish() -> None:
+    def published() -> None:
         world.pass_ms(6_000)
-        location = world.machine().location
-        published = Published(location, PublishSettings(every_s=5.0), at_once=True)
-        published.visit(test_erasure.NAME, location.machine(test_erasure.NAME).refresh())
-        published.round({test_erasure.NAME: False})
-        published.close()
+        publish(world.machine().location, PublishSettings(every_s=5.0))
 
-    publish()
+    published()
     replicator = Replicator(world.blob, copy, machine.clock, ReplicateSettings())
     replicator.round(whole=True)
     told = shard.erase(keys=[secret])
     test_erasure.Maintenance(machine).run()
     assert shard.erased(told.id).done
-    publish()
+    published()
     replicator.round(whole=True)
     old = world.machine().location
     world.blob, world.consensus = copy, log  # whose machines are of the new home from now on

@@ -25,7 +25,6 @@ from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
 from persist.core.ids import PartId, mint, shard_id_of
 from persist.maintenance.collector import Collector
-from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import PublishSettings
 from rpc.cli.program import main
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
@@ -33,6 +32,7 @@ from tests.support.examples import thinned
 from tests.support.location import AscendingIds, memory_location
 from tests.support.maintained import NAME, SCHEMA, World
 from tests.support.pages import error_rows
+from tests.support.regions import publish as publish_all
 
 SETTINGS = PublishSettings(every_s=5.0)
 SOON = 100  # a gap for tests that look at every time
@@ -52,13 +52,7 @@ def append(world: World) -> None:
 
 
 def publish(world: World) -> None:
-    """What maintenance does until all is published."""
-    location = world.process()
-    published = Published(location, SETTINGS, at_once=True)
-    for name in location.all_names(with_dropped=True):
-        published.visit(name, location.machine(name).refresh())
-    published.round(dict.fromkeys(location.all_names(with_dropped=True), False))
-    published.close()
+    publish_all(world.process(), SETTINGS)
 
 
 def empty(world: World, fuse: Fuse | None = None, consensus: MemoryConsensus | None = None, ids: int = 90) -> Location:

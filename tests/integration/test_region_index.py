@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import http.server
 import json
 import os
 import threading
@@ -41,6 +40,7 @@ from persist.regions.region_index import (
 )
 from rpc.cli.program import main
 from tests.integration.test_regions import WRITES
+from tests.support.answers import Answers
 from tests.support.location import TestClock
 from tests.support.server import Server
 from tests.support.two_regions import SCHEMA, TwoCentres
@@ -218,7 +218,10 @@ def test_an_index_that_its_server_cannot_read_now_tells_nothing_new(monkeypatch:
 @pytest.mark.parametrize("status", [301, 302, 307])
 def test_a_redirect_does_not_get_the_token(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """urllib sends the Authorization header along to whatever host a redirect names."""
-    with Listening() as elsewhere, Listening(status, f"{elsewhere.url}/v1/regions") as server:
+    with (
+        closing(Answers(200, b'{"region": "us", "index": {}}')) as elsewhere,
+        closing(Answers(status, b"", location=f"{elsewhere.url}/v1/regions")) as server,
+    ):
         monkeypatch.setenv("http_proxy", elsewhere.url)  # nor does a proxy that other programs use
         index = IndexUrl(server.url, "pt_secret", TestClock())
         with pytest.raises(Unavailable, match="redirects elsewhere"):
@@ -228,41 +231,6 @@ def test_a_redirect_does_not_get_the_token(status: int, monkeypatch: pytest.Monk
         assert not probe_server(server.url).is_silent, "who redirects is there"
         assert server.tokens == ["Bearer pt_secret", "Bearer pt_secret", None]
         assert elsewhere.tokens == []
-
-
-class Listening:
-    """A server that answers each GET with one status, and keeps the Authorization headers that it got."""
-
-    def __init__(self, status: int = 200, location: str = "") -> None:
-        tokens: list[str | None] = []
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                tokens.append(self.headers.get("authorization"))
-                self.send_response(status)
-                if location:
-                    self.send_header("location", location)
-                body = b'{"region": "us", "index": {}}' if status == 200 else b""
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.tokens = tokens
-        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> Listening:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])

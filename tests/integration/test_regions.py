@@ -37,13 +37,12 @@ from persist.core.errors import (
 )
 from persist.core.shard_view import SeenVersion
 from persist.core.state import Policy
-from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.replica import Home, ReplicaLocation
 from persist.regions.replication import ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.examples import size, thinned
-from tests.support.regions import Regions
+from tests.support.regions import Regions, publish
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SMALL = Policy(inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overlay_flush_at=4)
@@ -95,13 +94,7 @@ class Place:
 
     def publish(self) -> None:
         """Maintenance at home has published everything."""
-        location = self.world.machine().location
-        published = Published(location, PublishSettings(), at_once=True)
-        names = {name: location.machine(name).refresh() for name in location.all_names(with_dropped=True)}
-        for name, state in names.items():
-            published.visit(name, state)
-        published.round({name: state.is_closed for name, state in names.items()})
-        published.close()
+        publish(self.world.machine().location, PublishSettings())
 
     def replicate(self) -> None:
         self.publish()

@@ -203,5 +203,8 @@ def test_an_asyncio_program_waited_at_its_end_for_what_it_had_given_up(tmp_path:
     said = tmp_path / "said"
     said.touch()
     program = Module("tests.support.giving_up", [f"persist://{tmp_path}/data"], said=said)
-    assert program.wait(WAIT_S) == 0
+    try:
+        assert program.wait(WAIT_S) == 0
+    finally:
+        program.kill()
     assert said.read_text() == "given up"

@@ -7,14 +7,13 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-import uvicorn
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -32,8 +31,9 @@ from persist.core import commands as c
 from persist.core.frontier import Antichain
 from persist.telemetry.otel import OtelTracer, exporting
 from persist.telemetry.tracing import Tracer
-from rpc.app import bind, create_app
+from rpc.app import create_app
 from tests.support.location import EAGER, InlineBackground
+from tests.support.served import Served
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -81,25 +81,15 @@ def path(spans: Sequence[ReadableSpan], span: ReadableSpan) -> list[str]:
     return [*([] if above is None else path(spans, above)), span.name]
 
 
-@contextmanager
-def served(location: Location) -> Iterator[str]:
-    listener = bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(location), log_config=None, access_log=False))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        wait_until(lambda: server.started, "it serves")
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(WAIT_S)
-
-
 def test_one_trace_goes_from_the_client_over_the_server_to_the_stores(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("persist.http_client.http_calls.open_tracer", lambda: traced.tracer)
-    with closing(traced.location()) as location, served(location) as url, persist.connect(url, traces=True) as client:
+    with (
+        closing(traced.location()) as location,
+        Served(location) as server,
+        persist.connect(server.url, traces=True) as client,
+    ):
         shard = client.create_shard("orders", SCHEMA, key=["id"])
         shard.insert([{"id": 0}])
         traced.exporter.clear()

@@ -20,7 +20,7 @@ class Answers:
                 seen.tokens.append(self.headers.get("authorization"))
                 seen.paths.append(self.path)
                 self.send_response(status)
-                for name, value in {**headers, "content-length": str(len(body))}.items():
+                for name, value in {"content-length": str(len(body)), **headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)

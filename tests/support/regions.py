@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from random import Random
 
@@ -11,6 +12,7 @@ from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
+from persist.commit.location import Location
 from persist.copies.shard_facts import needed_blobs
 from persist.core.errors import Expired, NotReadable, Unavailable, UnknownShard
 from persist.core.ids import ShardId
@@ -28,6 +30,18 @@ HOME = Home("eu", ("http://eu:8787",))
 HELD_MAX = 12  # steps for which the adversary keeps a blob back
 
 Row = tuple[str, int]
+
+
+def publish(location: Location, settings: PublishSettings, names: Iterable[str] = ()) -> None:
+    """What maintenance does until all of these shards is published. Without names: everything, and a heartbeat."""
+    published = Published(location, settings, at_once=True)
+    found = tuple(names)
+    states = {name: location.machine(name).refresh() for name in found or location.all_names(with_dropped=True)}
+    for name, state in states.items():
+        published.visit(name, state)
+    if not found:
+        published.round({name: state.is_closed for name, state in states.items()})
+    published.close()
 
 
 class Copier:
@@ -127,14 +141,7 @@ class Regions:
 
     def publish(self, *names: str) -> None:
         """What maintenance does until all of these shards is published."""
-        location = self.home.process()
-        published = Published(location, PUBLISH, at_once=True)
-        states = {name: location.machine(name).refresh() for name in names or location.all_names(with_dropped=True)}
-        for name, state in states.items():
-            published.visit(name, state)
-        if not names:
-            published.round({name: state.is_closed for name, state in states.items()})
-        published.close()
+        publish(self.home.process(), PUBLISH, names)
 
     def publish_some(self, name: str) -> None:
         """A process publishes what is in the log of one shard; others are left to maintenance."""
