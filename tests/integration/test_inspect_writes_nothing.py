@@ -84,9 +84,8 @@ def test_after_a_process_that_was_killed_nothing_is_changed(tmp_path: Path) -> N
         shutil.copytree(place, killed)
     before = everything(killed)
     assert {"consensus.db-wal", "consensus.db-shm"} <= before.keys()
-    for what in ("usage",):
-        assert main(["inspect", what, "--dir", str(killed)]) == 0
-    assert main(["inspect", "parts", "orders", "--dir", str(killed)]) == 0
+    for words in (["usage"], ["parts", "orders"]):
+        assert main(["inspect", *words, "--dir", str(killed)]) == 0
     assert everything(killed) == before
 
 

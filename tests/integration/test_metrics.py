@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +25,6 @@ from persist.formats.exposition import Family
 from persist.regions.replica import Home, open_replica
 from rpc.app_state import Service
 from rpc.settings import ServerSettings
-from tests.support.location import memory_location
 from tests.support.monitored import maintenance, scraped, series, types
 from tests.support.pages import page
 from tests.support.server import Server
@@ -212,8 +210,3 @@ def test_clients_need_no_library_of_prometheus(tmp_path: Path) -> None:
     with Server(tmp_path / "d") as server:
         for url in (server.url, f"persist://{tmp_path}/e"):
             subprocess.run([sys.executable, "-c", program, url], check=True)
-
-
-def test_loops_of_tests_need_no_metrics() -> None:
-    with closing(memory_location()) as location:
-        assert partial(of_maintenance, location, Loop(location, lambda _: None), MaintenanceMetrics())

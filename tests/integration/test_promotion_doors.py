@@ -438,13 +438,6 @@ def test_what_is_no_number_is_told_with_the_usage_text(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_of_the_old_home_without_a_location_is_told_as_that(place: Place) -> None:
-    """It was told as damage: "a blob that the shard names is missing: no blob location-id"."""
-    (place.root / "empty").mkdir()
-    with pytest.raises(persist.InvalidUsage, match="empty has no location: give the blob store of the lost home"):
-        place.promote("--home-blob", f"file://{place.root}/empty")
-
-
 # --- what is done
 
 

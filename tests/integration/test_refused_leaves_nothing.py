@@ -12,7 +12,6 @@ import persist
 from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import HandleSettings
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, Overloaded, PersistError, UpperMismatch
 from persist.core.frontier import Antichain
@@ -145,14 +144,3 @@ def test_a_cursor_that_is_given_up_makes_room(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_bounds_are_such_that_a_commit_stays_small() -> None:
     assert (reader_holds.READERS_MAX, reader_holds.CURSORS_MAX) == (10_000, 1_000)
-
-
-def test_callers_without_a_server_are_bounded_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_holds, "CURSORS_MAX", 2)
-    location = memory_location()
-    client = Client(EmbeddedTransport(location, maintain), HandleSettings())
-    shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), key=["id"])
-    for name in ("a", "b", "a"):
-        shard.critical_reader(name)
-    with pytest.raises(InvalidUsage, match="shard 'orders' has 2 cursors, which is the maximum"):
-        shard.critical_reader("c")

@@ -211,9 +211,6 @@ def test_a_dry_run_and_what_is_told(world: World, machine: Machine, shard: Shard
     assert shard.retention().column_at is None
 
 
-# --- clocks
-
-
 # --- consumers
 
 

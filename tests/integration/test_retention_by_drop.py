@@ -223,9 +223,6 @@ def test_what_a_restore_brings_back_goes_again(world: World, machine: Machine, s
     assert 0 not in ids(shard)
 
 
-# --- what is refused
-
-
 # --- what a drop took away is not counted among the rows that are there: a policy would take more than half unasked
 
 

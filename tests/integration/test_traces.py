@@ -87,8 +87,8 @@ def test_one_trace_goes_from_the_client_over_the_server_to_the_stores(
     monkeypatch.setattr("persist.http_client.http_calls.open_tracer", lambda: traced.tracer)
     with (
         closing(traced.location()) as location,
-        Served(location) as server,
-        persist.connect(server.url, traces=True) as client,
+        Served(location) as served,
+        persist.connect(served.url, traces=True) as client,
     ):
         shard = client.create_shard("orders", SCHEMA, key=["id"])
         shard.insert([{"id": 0}])
