@@ -34,8 +34,8 @@ from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, open_location
-from persist.commit.machine import MachineSettings
 from persist.copies.backup_creation import UPPER, BackupRequest, back_up
 from persist.copies.backup_restore import RestoreRequest, restore, select_backup
 from persist.copies.backup_store import BackupStore

@@ -13,8 +13,8 @@ from bench.bars import bar, interleaved, median
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, open_location
-from persist.commit.machine import MachineSettings
 
 NAME = "dropped"
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])

@@ -31,7 +31,7 @@ from persist.core.named_holds import is_foreign
 from persist.core.state import State
 from persist.core.transitions import expire_lapsed
 from persist.formats.store_errors import translated
-from persist.maintenance.clone_refs import LoanLists
+from persist.maintenance.clones_and_loans import LoanLists
 from persist.maintenance.collector import DELETE_BATCH, STAGED_MS_MAX
 from persist.maintenance.expiry import Silence
 

@@ -13,8 +13,8 @@ from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, idle_for_ms
 from persist.client.row_retention import RetentionKeeper
 from persist.client.transport import Transport
+from persist.commit.committer import Committer, CommitterOf
 from persist.commit.location import Location
-from persist.commit.machine import Committer, CommitterOf
 from persist.commit.state_loader import rolled_up
 from persist.core import commands as c
 from persist.core.erasure import Erasure, Proof, Scanned

@@ -19,8 +19,8 @@ from compactor.loop import Ending, never
 from compactor.metering import MaintenanceMetrics, MergeBlob
 from persist.client.idempotency import send
 from persist.client.transport import Transport
+from persist.commit.committer import Committer, CommitterOf
 from persist.commit.location import Location
-from persist.commit.machine import Committer, CommitterOf
 from persist.core import commands as c
 from persist.core.batch import Part, Run
 from persist.core.blob_keys import COMPACTOR

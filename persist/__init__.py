@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from persist.client.history_api import ShardTag
     from persist.client.listen import Listen, ListenEvent, Subscription
     from persist.client.maintenance_api import Optimized, Vacuumed
+    from persist.client.many_shards import ShardDropped, ShardsDropped, ShardSummary
     from persist.client.merge import Merge, source, target
     from persist.client.optimistic_edit import Edited
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from persist.client.scan import Scan
     from persist.client.shard import HandleSettings, Shard
     from persist.client.shard_cuts import Cut, CutTruncated, ShardTruncated
-    from persist.client.shard_listing import ShardDropped, ShardsDropped, ShardSummary
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
     from persist.client.write import WriteHandle, WriteSettings
     from persist.commit.location import LocationSettings
@@ -71,7 +71,7 @@ _MODULES = (
     "core.errors", "core.frontier", "core.attribute", "core.ids", "core.commands", "client.connect",
     "client.pipelined", "client.listen", "client.write", "client.history_api", "client.snapshot",
     "client.contents_diff", "client.restore_and_truncate", "client.shard_cuts", "client.row_retention",
-    "client.erasure_api", "client.column_retention", "client.shard_listing", "client.maintenance_api",
+    "client.erasure_api", "client.column_retention", "client.many_shards", "client.maintenance_api",
     "client.read_api", "client.optimistic_edit", "client.merge", "client.shard", "attributes", "client.scan",
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from persist.client.optimistic_edit import unless_landed
 from persist.client.server_writer import Making, Names, ThinWriter
 from persist.codecs import rows
 from persist.codecs.decode_limits import Allowance, BodyTooLarge
-from persist.commit.machine import Machine
+from persist.commit.committer import Machine
 from persist.core import commands as c
 from persist.core.audit_log import Caller
 from persist.core.errors import (

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from persist.commit.commit_plan import Outcome
-from persist.commit.machine import Machine
+from persist.commit.committer import Machine
 from persist.commit.part_validator import BRINGING, is_at_once
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller

@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
+from persist.commit.committer import Machine
 from persist.commit.location import POLL_WITHOUT_PUSH_S, Location
-from persist.commit.machine import Machine
 from persist.core.errors import PersistError
 from persist.core.shard_view import ViewRequest
 from persist.core.state import State

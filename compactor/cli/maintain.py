@@ -32,8 +32,8 @@ from persist.cli.terminal import ProgressBar
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport, is_same
 from persist.commit.clocks_and_ids import SystemClock
+from persist.commit.committer import CommitterOf, MachineSettings
 from persist.commit.location import Location, LocationSettings
-from persist.commit.machine import CommitterOf, MachineSettings
 from persist.copies.throttled_blob import read_rate
 from persist.core.errors import InvalidUsage
 from persist.core.merge_plan import MergePolicy

@@ -16,6 +16,7 @@ from persist.client.erasure_api import ErasureStatus
 from persist.client.history_api import HistoryMethods, ShardTag
 from persist.client.listen import Listen, ListenEvent, Subscription
 from persist.client.maintenance_api import Optimized, Vacuumed
+from persist.client.many_shards import ShardsDropped, ShardSummary
 from persist.client.merge import Condition, Merge
 from persist.client.optimistic_edit import Edited
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
@@ -27,7 +28,6 @@ from persist.client.scan import Scan
 from persist.client.schema_api import BrokenConstraint
 from persist.client.shard import Shard
 from persist.client.shard_cuts import Cut, CutTruncated
-from persist.client.shard_listing import ShardsDropped, ShardSummary
 from persist.client.snapshot import Snapshot
 from persist.client.unique_insert import _T, CheckedWriter
 from persist.client.write import Time, Updates

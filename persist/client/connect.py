@@ -19,6 +19,7 @@ from persist.client.arguments import names as tuple_of
 from persist.client.commit_info import Info
 from persist.client.contents_diff import NamedTime
 from persist.client.deadlines import Timeable, checked_timeout
+from persist.client.many_shards import PAGE_MAX, DropRequest, ShardsDropped, ShardSummary, drop_shards, summary_page
 from persist.client.optimistic_loop import check_complete
 from persist.client.restore_and_truncate import RestoreOperation
 from persist.client.server_address import ClientTls
@@ -33,7 +34,6 @@ from persist.client.shard_cuts import (
     take_cut,
     truncate_by_cut,
 )
-from persist.client.shard_listing import PAGE_MAX, DropRequest, ShardsDropped, ShardSummary, drop_shards, summary_page
 from persist.client.timestamps import retention_ms
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location, LocationSettings, all_names, open_location, open_stores

@@ -28,7 +28,7 @@ from persist.core.shard_view import ShardView, ViewRequest, view_of
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.formats.exposition import Family
 from persist.formats.http_messages import validate_caller, validate_command
-from persist.maintenance.clone_refs import Cloning
+from persist.maintenance.clones_and_loans import Cloning
 from persist.maintenance.erasure_scan import scan_shard
 from persist.parts import current_schema
 from persist.parts.schema_changes import check_new

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from persist.commit.clocks_and_ids import ThreadBackground
+from persist.commit.committer import Machine
 from persist.commit.location import MACHINES_MAX, Location
-from persist.commit.machine import Machine
 from persist.core.frontier import Antichain
 from persist.core.readable_times import held_since
 from persist.core.state import State

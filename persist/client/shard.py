@@ -11,13 +11,13 @@ from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import NUMBER_MAX, check_int, checked, html_table
 from persist.client.commit_info import Info, checked_purpose
 from persist.client.critical_reader import CriticalReaderHandle
+from persist.client.edit_verbs import EditMethods
 from persist.client.erasure_api import ErasureMethods
 from persist.client.maintenance_api import MaintenanceMethods
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.read_api import ReadMethods
 from persist.client.read_leases import HandleSettings as HandleSettings
 from persist.client.row_retention import RetentionMethods
-from persist.client.row_verbs import EditMethods
 from persist.client.schema_api import SchemaMethods
 from persist.client.snapshot import ReadLease
 from persist.client.timestamps import period_ms, retention_ms

@@ -31,7 +31,7 @@ from persist.core.merge_plan import (
 )
 from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import ROLLUP_LEAST, Policy, State
-from persist.core.transitions.audit_recording import is_flush_due
+from persist.core.transitions.outcomes_and_audit import is_flush_due
 
 TURNS_LEFT_MAX = 16  # times in a row that a kind of duty is left to another process that is doing it
 ROLLUP_BYTES = 512 * 1024  # of state diffs since the newest rollup, after which one is due

@@ -25,9 +25,9 @@ from persist.core.spill import ENTRIES, SpillKind
 from persist.core.state import State
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
-from persist.core.transitions.audit_recording import check_room, entry_of, recorded
 from persist.core.transitions.context import SOUND, UNCHECKED, Verdict
 from persist.core.transitions.lease_expiry import with_lease_clock
+from persist.core.transitions.outcomes_and_audit import check_room, entry_of, recorded
 from persist.core.transitions.part_admission import departed
 from persist.core.transitions.wall_clocks import stamped
 

@@ -39,8 +39,8 @@ from persist.commit.clocks_and_ids import (
     SystemIds,
     ThreadBackground,
 )
+from persist.commit.committer import Machine, MachineSettings
 from persist.commit.location_identity import Identity
-from persist.commit.machine import Machine, MachineSettings
 from persist.commit.spill_files import SpillReader
 from persist.commit.state_loader import Versions
 from persist.core.audit_log import EntryPlace, HistoryPage

@@ -27,7 +27,7 @@ from persist.core.errors import Corruption
 from persist.core.ids import IdSource, SeqNo
 from persist.core.spill import ENTRIES, OUTCOMES, SpillFile, SpillKind, files_to_merge
 from persist.core.state import Policy, State
-from persist.core.transitions.audit_recording import is_alone, is_flush_due, is_maintenance, kept_until, to_flush
+from persist.core.transitions.outcomes_and_audit import is_alone, is_flush_due, is_maintenance, kept_until, to_flush
 from persist.formats.spill_frames import LAYOUTS, Pair, RunIndex, decode_run, encode_run
 from persist.formats.store_errors import translated, translated_but_missing
 

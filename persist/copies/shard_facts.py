@@ -29,7 +29,7 @@ from persist.core.state import Leased, LeasedReader, State, auxiliary_blob_keys,
 from persist.core.state_diff import StateDiff
 from persist.formats.state_frames import Build
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.maintenance.clone_refs import LoanLists
+from persist.maintenance.clones_and_loans import LoanLists
 from persist.parts.read_plan import read_bundle
 
 PAGE = 200  # log entries that are read at once

@@ -21,11 +21,11 @@ from persist.core.ids import LoanId, SeqNo, ShardId, family_of, shard_id_of
 from persist.core.named_holds import Loan, is_foreign
 from persist.core.record import replace
 from persist.core.state import State, auxiliary_blob_keys
-from persist.core.transitions.audit_recording import retired
 from persist.core.transitions.lifecycle import fence_of
+from persist.core.transitions.outcomes_and_audit import retired
 from persist.formats.state_frames import encode_listing
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.maintenance.clone_refs import LoanLists
+from persist.maintenance.clones_and_loans import LoanLists
 from persist.parts.read_plan import decode_bundle
 
 # The parts of a State that are carried to another location or name, and its blobs.

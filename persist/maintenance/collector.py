@@ -25,8 +25,8 @@ from itertools import islice
 from blob import BlobNotFound
 from persist.commit.blob_tasks import keys_in
 from persist.commit.clocks_and_ids import StoreClock, probed
+from persist.commit.committer import Committer, CommitterOf
 from persist.commit.location import Location
-from persist.commit.machine import Committer, CommitterOf
 from persist.commit.state_loader import check_replayed, rolled_up
 from persist.core import commands as c
 from persist.core.blob_keys import is_bundle_key, is_diff_key, is_loan_key, is_rollup_key, shard_of
@@ -35,7 +35,7 @@ from persist.core.ids import SeqNo, family_of, incarnation_of
 from persist.core.named_holds import compact, is_foreign
 from persist.core.state import ROLLUP_LEAST, State
 from persist.formats.store_errors import translated
-from persist.maintenance.clone_refs import Lending, LoanLists
+from persist.maintenance.clones_and_loans import Lending, LoanLists
 from persist.maintenance.expiry import Silence, forget_outlived
 
 log = logging.getLogger("persist.gc")

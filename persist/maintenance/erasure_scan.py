@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from blob import BlobNotFound, BlobStat
 from persist.commit.blob_tasks import keys_in
+from persist.commit.committer import Committer
 from persist.commit.location import Location
-from persist.commit.machine import Committer
 from persist.core.blob_keys import (
     JOURNALS,
     Journal,

@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Any
 
 from persist.commit.clocks_and_ids import Clock, StoreClock
+from persist.commit.committer import Committer
 from persist.commit.location import Location
-from persist.commit.machine import Committer
 from persist.commit.state_loader import rolled_up
 from persist.core import commands as c
 from persist.core.errors import PersistError

@@ -30,7 +30,7 @@ from persist.core.frontier import MINIMUM, Antichain
 from persist.core.shard_view import digest_of
 from persist.core.spill import ENTRIES
 from persist.core.state import State
-from persist.core.transitions.audit_recording import is_maintenance
+from persist.core.transitions.outcomes_and_audit import is_maintenance
 from persist.parts import TIME
 from persist.regions.failover import KeptVersion, Promotion, promotions_in
 

@@ -22,9 +22,9 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport
 from persist.commit.clocks_and_ids import Clock, System, SystemClock
 from persist.commit.commit_plan import Outcome
+from persist.commit.committer import Machine, MachineSettings
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.commit.location_identity import CONFIRM_EVERY_S, ID_KEY, Identity, epoch_key, epochs_in
-from persist.commit.machine import Machine, MachineSettings
 from persist.commit.state_loader import Versions
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller

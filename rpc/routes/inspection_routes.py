@@ -19,8 +19,8 @@ from persist.check.check_runner import run_check
 from persist.check.findings import AGES, FREE, CheckThresholds, read_limits
 from persist.check.location_checks import ExternalState, server_facts
 from persist.client.embedded import view_state
+from persist.client.many_shards import AT_ONCE, PAGE_MAX
 from persist.client.shard_cuts import map_names
-from persist.client.shard_listing import AT_ONCE, PAGE_MAX
 from persist.client.timestamps import instant_text
 from persist.core.audit_log import MAINTENANCE, CommandEntry, Committed
 from persist.core.batch import HollowBatch

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from persist.client.embedded import EmbeddedTransport
 from persist.client.history_api import settings_json
 from persist.client.maintenance_api import OPTIMIZE, VACUUM
+from persist.client.many_shards import PAGE_MAX, DropRequest, drop_shards, summary_page
 from persist.client.shard import Shard
-from persist.client.shard_listing import PAGE_MAX, DropRequest, drop_shards, summary_page
 from persist.client.transport import AsCaller
 from persist.codecs.schema_json import EXAMPLE, read_changes, read_schema, write_schema
 from persist.core import commands as c

@@ -32,8 +32,8 @@ from consensus import Consensus, open_consensus
 from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
 from persist.client.idempotency import digest_of
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, directory_urls
-from persist.commit.machine import MachineSettings
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.ids import Token, token_of_key, writer_of

@@ -25,8 +25,8 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller
 from persist.commit.clocks_and_ids import SystemClock
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, directory_urls
-from persist.commit.machine import MachineSettings
 from persist.core import commands as c
 from persist.core.audit_log import Caller
 from persist.core.state import Policy

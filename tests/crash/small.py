@@ -7,8 +7,8 @@ from compactor.worker import WorkerSettings
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
+from persist.commit.committer import MachineSettings
 from persist.commit.location import LocationSettings
-from persist.commit.machine import MachineSettings
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
 from persist.maintenance.collector import GcSettings

@@ -28,8 +28,8 @@ from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
-from persist.commit.machine import MachineSettings
 from persist.core.errors import PersistError
 from persist.core.state import Policy
 from persist.formats.exposition import exposition

@@ -18,8 +18,8 @@ from persist.client.connect import connect
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings
+from persist.commit.committer import MachineSettings
 from persist.commit.location import LocationSettings
-from persist.commit.machine import MachineSettings
 from persist.copies.shard_facts import first_live
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.state import Policy

@@ -40,7 +40,7 @@ from persist.core.errors import (
     UnknownShard,
 )
 from persist.core.state import Policy, State
-from persist.maintenance.clone_refs import Cloning
+from persist.maintenance.clones_and_loans import Cloning
 from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import Publisher, PublishSettings
 from rpc.cli.program import main

@@ -14,8 +14,8 @@ from compactor.on_demand import maintain
 from persist.client import row_retention
 from persist.client.connect import Client
 from persist.client.shard import Shard
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
-from persist.commit.machine import MachineSettings
 from persist.maintenance.collector import collect_in_background
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Ids, World
 from tests.support.clocks import Clock as MachineClock

@@ -20,8 +20,8 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
-from persist.commit.machine import MachineSettings
 from persist.core import commands as c
 from persist.core.errors import Expired, UnknownShard
 from persist.core.ids import family_of, shard_id_of

@@ -316,7 +316,7 @@ def test_the_next_life_of_a_name_begins_with_a_long_diff_beside_a_collector(
     collector = Collector(collecting)
     real = collector._has_rollup
     if build == "older":
-        monkeypatch.setattr("persist.commit.machine.diff_key", lambda shard, ids: diff_key(ended, ids))
+        monkeypatch.setattr("persist.commit.committer.diff_key", lambda shard, ids: diff_key(ended, ids))
 
     def begins(*args: Any) -> bool:  # after the collector has read the tombstone, before it lists its blobs
         Client(EmbeddedTransport(location, maintain), HANDLES).create_shard("orders", WIDE, ["k"])

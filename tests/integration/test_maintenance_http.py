@@ -18,8 +18,8 @@ from blob.memory_blobs import MemoryBlob
 from compactor.worker import Worker, WorkerSettings, through_server
 from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client, Connection, connect
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, open_location
-from persist.commit.machine import MachineSettings
 from persist.core import commands as c
 from persist.core.ids import Token
 from persist.core.state import Policy

@@ -14,8 +14,8 @@ from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.committer import Machine
 from persist.commit.location import Location
-from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
 from persist.core.shard_settings import NO_SETTINGS

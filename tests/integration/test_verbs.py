@@ -17,7 +17,7 @@ import pytest
 
 import persist
 from persist.client.connect import AT_HOME, FarShard
-from persist.client.row_verbs import EditMethods
+from persist.client.edit_verbs import EditMethods
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, TokenReused, UpperMismatch
 from persist.parts import codec, part_files

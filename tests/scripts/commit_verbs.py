@@ -43,8 +43,8 @@ from consensus.metrics import ForwardingConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.commit_plan import Outcome
+from persist.commit.committer import Machine, MachineSettings
 from persist.commit.location import Location, LocationSettings
-from persist.commit.machine import Machine, MachineSettings
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Run
 from persist.core.errors import PersistError
@@ -195,7 +195,7 @@ class CommitInterpreter:
         self._rows = elsewhere.shard(NAME).open_writer()
         self.another: Machine = location(ANOTHER, self.log.inner, self.blob, policy).machine(NAME)
         with patch.multiple(
-            "persist.commit.machine", QUEUE_MAX=args.number("queue", 100), GROUP_MAX=args.number("group", 100)
+            "persist.commit.committer", QUEUE_MAX=args.number("queue", 100), GROUP_MAX=args.number("group", 100)
         ):
             self.machine: Machine = location(OURS, self.log, self.blob, policy).machine(NAME)
         for number in range(1, 5):

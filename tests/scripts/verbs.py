@@ -42,8 +42,8 @@ from persist.core.spill import OUTCOMES, SpillFile
 from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.transitions import (
     attribute_updates,
-    audit_recording,
     lifecycle,
+    outcomes_and_audit,
     reader_holds,
     wall_clocks,
     writers,
@@ -614,7 +614,7 @@ CONSTANTS = {
     "attribute_updates_max": (attribute_updates, "UPDATES_MAX"),
     "marks_overlay_max": (wall_clocks, "MARKS_OVERLAY_MAX"),
     "finalise_batches_per_step": (lifecycle, "FINALISE_BATCHES_PER_STEP"),
-    "outcomes_max": (audit_recording, "OUTCOMES_MAX"),
+    "outcomes_max": (outcomes_and_audit, "OUTCOMES_MAX"),
     "overlay_room": (states, "OVERLAY_ROOM"),
     "readers_max": (reader_holds, "READERS_MAX"),
     "writers_max": (writers, "WRITERS_MAX"),

@@ -21,8 +21,8 @@ from persist.client.connect import Client
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
+from persist.commit.committer import MachineSettings
 from persist.commit.location import LocationSettings
-from persist.commit.machine import MachineSettings
 from persist.core.errors import Expired, NotComplete, NotReadable, PersistError, Unavailable
 from persist.core.state import Policy
 from tests.services.process import run

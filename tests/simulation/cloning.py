@@ -16,8 +16,8 @@ from persist.core.ids import SeqNo
 from persist.core.named_holds import is_foreign
 from persist.core.record import replace
 from persist.core.transitions import lifecycle
-from persist.maintenance import clone_refs, collector
-from persist.maintenance.clone_refs import LoanLists
+from persist.maintenance import clones_and_loans, collector
+from persist.maintenance.clones_and_loans import LoanLists
 from tests.simulation.breaking import Broken, transition
 from tests.simulation.host import COPIES, DOOMED, MAIN, Host, extras_of, lived, weathered
 from tests.simulation.lifecycle import drop_shard, insert
@@ -128,25 +128,25 @@ def lend_below_rollup() -> Broken:
 
 def returned_while_versions_need_it() -> Broken:
     """A clone gives back what its newest State does not name, though older versions that are read do."""
-    whole = clone_refs.Lending._needed
+    whole = clones_and_loans.Lending._needed
 
-    def needed(self: clone_refs.Lending, name: str, state: Any) -> tuple[SeqNo, set[str]]:
+    def needed(self: clones_and_loans.Lending, name: str, state: Any) -> tuple[SeqNo, set[str]]:
         first, _ = whole(self, name, state)
         return first, {key for key in state.blob_keys() if is_foreign(key, state.shard_id)}
 
-    return patch.object(clone_refs.Lending, "_needed", needed)
+    return patch.object(clones_and_loans.Lending, "_needed", needed)
 
 
 def untaken_ended_without_fence() -> Broken:
     """A loan without a clone is ended, and the clone may begin afterwards."""
 
-    def taken(self: clone_refs.Lending, state: Any, loan_id: Any, loan: Any) -> bool:
+    def taken(self: clones_and_loans.Lending, state: Any, loan_id: Any, loan: Any) -> bool:
         try:
             return loan_id in self._committer_of(loan.borrower).refresh().borrowed
         except UnknownShard:
             return False
 
-    return patch.object(clone_refs.Lending, "_may_be_taken", taken)
+    return patch.object(clones_and_loans.Lending, "_may_be_taken", taken)
 
 
 def loans_never_end() -> Broken:
@@ -156,13 +156,13 @@ def loans_never_end() -> Broken:
 
 def clone_of_an_older_state() -> Broken:
     """A clone lacks the batch that was written last."""
-    real = clone_refs.clone_of
+    real = clones_and_loans.clone_of
 
     def clone_of(state: Any, *arguments: Any) -> Any:
         born = real(state, *arguments)
         return replace(born, trace=trace_of(born.trace.batches[:-1])) if len(born.trace.batches) > 1 else born
 
-    return patch.object(clone_refs, "clone_of", clone_of)
+    return patch.object(clones_and_loans, "clone_of", clone_of)
 
 
 BROKEN = (

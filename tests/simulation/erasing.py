@@ -18,7 +18,7 @@ from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.client.erasure_api import Question
 from persist.client.shard import Shard
-from persist.commit.machine import Committer
+from persist.commit.committer import Committer
 from persist.core import commands as c
 from persist.core.blob_keys import born_ms
 from persist.core.erasure import Erasure, Scanned

@@ -79,7 +79,7 @@ def mark_with_the_commit_itself() -> Broken:
 
 def sealed_by_any_clock() -> Broken:
     """Every clock counts as checked."""
-    return patch("persist.commit.machine.checked_ms", lambda stamps, now_ms: now_ms)
+    return patch("persist.commit.committer.checked_ms", lambda stamps, now_ms: now_ms)
 
 
 def history_aged_by_any_clock() -> Broken:

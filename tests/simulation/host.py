@@ -18,8 +18,8 @@ from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteSettings
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
-from persist.commit.machine import MachineSettings
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import (

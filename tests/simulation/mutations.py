@@ -30,8 +30,8 @@ from compactor.orphans import Sweeper
 from persist.client.listen import Listen
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
+from persist.commit.committer import Machine
 from persist.commit.log_writer import LogWriter
-from persist.commit.machine import Machine
 from persist.commit.spill_files import SpillReader
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate

@@ -25,9 +25,9 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit import background_duties
 from persist.commit.clocks_and_ids import SystemClock
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
 from persist.commit.location_identity import LOG_KEY
-from persist.commit.machine import MachineSettings
 from persist.copies.verify import QUICK, Depth
 from persist.core import commands as c
 from persist.core.ids import ReaderId, WriterId

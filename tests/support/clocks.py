@@ -10,8 +10,8 @@ from consensus.memory_logs import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
-from persist.commit.machine import MachineSettings
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
 from tests.support.location import EAGER, InlineBackground

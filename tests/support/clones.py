@@ -16,7 +16,7 @@ from persist.commit.location import Location
 from persist.core.blob_keys import is_bundle_key, is_rollup_key, shard_of
 from persist.core.ids import SeqNo, family_of
 from persist.core.state import Policy, State
-from persist.maintenance.clone_refs import LoanLists
+from persist.maintenance.clones_and_loans import LoanLists
 from persist.maintenance.collector import Collector, GcSettings
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
 from tests.support.location import AscendingIds, TestClock, memory_location

@@ -10,8 +10,8 @@ from blob.memory_blobs import MemoryBlob
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
 from persist.client.lease_pool import LeasePool
+from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
-from persist.commit.machine import MachineSettings
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
 

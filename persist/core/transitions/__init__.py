@@ -16,10 +16,10 @@ from persist.core.errors import UnknownShard
 from persist.core.state import State
 from persist.core.transitions import (
     attribute_updates,
-    audit_recording,
     history_control,
     lease_expiry,
     lifecycle,
+    outcomes_and_audit,
     part_maintenance,
     policy_and_erasure_progress,
     reader_holds,
@@ -48,7 +48,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.ReadAttributes: attribute_updates.read,
     c.ScanAttributes: attribute_updates.scan,
     c.FlushAttributes: attribute_updates.flush,
-    c.Flush: audit_recording.flush,
+    c.Flush: outcomes_and_audit.flush,
     c.RegisterReader: reader_holds.register,
     c.DowngradeSince: reader_holds.downgrade_since,
     c.ExpireReader: reader_holds.expire,

@@ -16,9 +16,9 @@ from persist.core.record import replace
 from persist.core.shard_settings import DROP, ShardSettings
 from persist.core.spill import ENTRIES
 from persist.core.state import State
-from persist.core.transitions.audit_recording import without_old_entries
 from persist.core.transitions.context import Context
 from persist.core.transitions.lease_expiry import without_lapsed_readers
+from persist.core.transitions.outcomes_and_audit import without_old_entries
 from persist.core.transitions.row_drops import without_dropped
 from persist.core.transitions.wall_clocks import checked, mark_at, sealing
 

@@ -16,8 +16,8 @@ from persist.core.ids import ReaderId
 from persist.core.persistent_map import Entries, with_changes
 from persist.core.record import replace
 from persist.core.state import Leased, LeasedReader, State
-from persist.core.transitions.audit_recording import retired, without_old_outcomes
 from persist.core.transitions.context import Context
+from persist.core.transitions.outcomes_and_audit import retired, without_old_outcomes
 
 HEARTBEAT_EVERY = 4  # a heartbeat within lease / 4 of the last one changes nothing, to keep the log small
 # A lapsed claim keeps the progress of its merge for the next owner. After this many leases it is dropped.

@@ -19,9 +19,9 @@ from persist.core.record import replace
 from persist.core.shard_settings import NO_RETENTION, ShardSettings
 from persist.core.spill import OUTCOMES
 from persist.core.state import SchemaRecord, State, initial_state
-from persist.core.transitions.audit_recording import of_ended_life, retired
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.lease_expiry import without_lapsed_readers
+from persist.core.transitions.outcomes_and_audit import of_ended_life, retired
 from persist.core.transitions.row_drops import without_pending
 from persist.core.transitions.time_checks import check_upper
 

@@ -11,9 +11,7 @@ from persist.core.frontier import Antichain
 from persist.core.persistent_map import with_changes
 from persist.core.readable_times import cut_times, earliest_readable, is_kept
 from persist.core.record import replace
-from persist.core.shard_settings import KeptCut
-from persist.core.state import State
-from persist.core.truncation import (
+from persist.core.row_floors import (
     begins,
     check_droppable,
     check_not_erasing,
@@ -22,6 +20,8 @@ from persist.core.truncation import (
     known_rows,
     pending_drop,
 )
+from persist.core.shard_settings import KeptCut
+from persist.core.state import State
 
 
 def drops_rows(state: State, cut: int) -> bool:

@@ -13,9 +13,15 @@ from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
 from persist.core.ids import Token, WriterId
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
+from persist.core.row_floors import (
+    clipped,
+)
 from persist.core.state import State, WriterState
 from persist.core.transitions.attribute_updates import with_updates
-from persist.core.transitions.audit_recording import (
+from persist.core.transitions.context import RETRY_LATER_S, RETRY_SOON_S, Context
+from persist.core.transitions.history_control import forgotten
+from persist.core.transitions.lease_expiry import check_lease, heartbeat_ms, without_lapsed_writers
+from persist.core.transitions.outcomes_and_audit import (
     answered,
     check_outcome_room,
     is_alone,
@@ -24,9 +30,6 @@ from persist.core.transitions.audit_recording import (
     with_outcome,
     without_entries,
 )
-from persist.core.transitions.context import RETRY_LATER_S, RETRY_SOON_S, Context
-from persist.core.transitions.history_control import forgotten
-from persist.core.transitions.lease_expiry import check_lease, heartbeat_ms, without_lapsed_writers
 from persist.core.transitions.part_admission import check_staged
 from persist.core.transitions.row_drops import (
     check_not_withdrawn,
@@ -42,9 +45,6 @@ from persist.core.transitions.time_checks import (
     check_upper,
     no_time_left,
     with_times,
-)
-from persist.core.truncation import (
-    clipped,
 )
 
 WRITERS_MAX = 100_000  # with leases; one more is refused (Overloaded)

@@ -10,8 +10,8 @@ import pytest
 from blob.errors import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
+from persist.commit.committer import Machine
 from persist.commit.location import Location
-from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.attribute import AttributeKey, AttributeUpdate, attribute_key
 from persist.core.errors import Corruption, Overloaded

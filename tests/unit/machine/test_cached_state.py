@@ -9,7 +9,7 @@ import pytest
 
 from consensus.memory_logs import MemoryConsensus
 from persist.commit.cached_state import CachedState
-from persist.commit.machine import Machine
+from persist.commit.committer import Machine
 from persist.core import commands as c
 from persist.core.errors import UnknownShard
 from persist.core.frontier import Antichain

@@ -6,9 +6,9 @@ import pytest
 
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
+from persist.commit.committer import Machine
 from persist.commit.location import Location
 from persist.commit.location_identity import raise_format, read_format
-from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.errors import UpgradeNeeded
 from persist.core.frontier import Antichain

@@ -17,8 +17,8 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import merged, write_bundles
 from persist.commit.commit_plan import Outcome
+from persist.commit.committer import Machine
 from persist.commit.location import Location
-from persist.commit.machine import Machine
 from persist.commit.spill_files import SpillWriter
 from persist.core import commands as c
 from persist.core import invariants

@@ -15,8 +15,8 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import Listen
 from persist.client.shard import Shard
+from persist.commit.committer import Machine
 from persist.commit.location import Location
-from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.errors import Corruption, HistoryLost
 from persist.core.frontier import Antichain

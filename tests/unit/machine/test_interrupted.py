@@ -18,8 +18,8 @@ import pytest
 from compactor.on_demand import maintain
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit import command_queue, machine
-from persist.commit.machine import Machine
+from persist.commit import command_queue, committer
+from persist.commit.committer import Machine
 from persist.core import commands as c
 from persist.core.errors import Indeterminate
 from persist.core.frontier import Antichain
@@ -27,7 +27,7 @@ from tests.support.location import memory_location
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
-FILES = (machine.__file__, command_queue.__file__)
+FILES = (committer.__file__, command_queue.__file__)
 PLACES_MAX = 500
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
+from persist.commit.committer import Machine
 from persist.commit.location import Location
-from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, OutcomeForgotten
 from persist.core.frontier import Antichain

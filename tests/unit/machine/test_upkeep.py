@@ -21,7 +21,7 @@ from persist.core.merge_plan import count_newest
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import ROLLUP_LEAST, Policy, Rollup, State
-from persist.core.transitions.audit_recording import INFO_WEIGHT_BYTES
+from persist.core.transitions.outcomes_and_audit import INFO_WEIGHT_BYTES
 from tests.scripts.verbs import parse_attribute_key
 from tests.support.shard import Shard, make_part, make_run, numbered
 

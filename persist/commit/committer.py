@@ -54,8 +54,8 @@ from persist.core.errors import (
     UnknownShard,
 )
 from persist.core.state import Policy, State
-from persist.core.transitions.audit_recording import is_of_the_future
 from persist.core.transitions.context import SOUND, Context, Verdict
+from persist.core.transitions.outcomes_and_audit import is_of_the_future
 from persist.core.transitions.part_admission import check_staged
 from persist.formats.http_messages import validate_caller, validate_command
 from persist.telemetry.metrics import MachineMetrics

@@ -13,8 +13,8 @@ from typing import TypeVar
 from blob import Blob, BlobNotFound
 from persist.commit.blob_tasks import keys_in
 from persist.commit.clocks_and_ids import StoreClock, probed
+from persist.commit.committer import FINALISE_STEPS_MAX, Committer, CommitterOf
 from persist.commit.location import Location
-from persist.commit.machine import FINALISE_STEPS_MAX, Committer, CommitterOf
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.blob_keys import born_ms, is_bundle_key, rollup_key
