@@ -84,7 +84,8 @@ class Listeners:
         The selection has the column names of the schema `selection.known`, or of the current one. The first frame is
         sent at once; it contains the id by which to resume.
         """
-        frontier, is_first, known = start, True, selection.known
+        frontier, known, loop = start, selection.known, asyncio.get_running_loop()
+        due_s = loop.time()  # of the next heartbeat
         with self._watcher.watch(name) as watch:
             while frontier.element is not None and frontier < until and not self._watcher.stopping.is_set():
                 state = watch.machine.cached
@@ -93,15 +94,16 @@ class Listeners:
                 check_incarnation(state, name, hold.shard)
                 known = current_schema(state.schemas)[0] if known is None else known
                 if not is_past(state, frontier.element):
-                    if is_first or not await watch.wait(HEARTBEAT_S):
+                    # The shard may also advance without a time, as by a commit of attributes: that is no news here.
+                    if due_s <= loop.time() or not await watch.wait(due_s - loop.time()):
                         yield heartbeat(frontier, form, _source(state, (form, selection, known)))
-                    is_first = False
+                        due_s = loop.time() + HEARTBEAT_S
                     continue
                 with hold.reading(state.seqno):
                     wanted = form, selection, known
                     async for upper, frame in self._step(state, frontier, min(state.upper, until), wanted):
                         yield frame
-                        frontier, is_first = upper, False
+                        frontier, due_s = upper, loop.time() + HEARTBEAT_S
                 hold.frontier = frontier
 
     async def _step(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from operator import methodcaller
 from typing import Any, ClassVar
@@ -68,23 +68,40 @@ class AsyncListen(AsyncHandle[Listen], below=Listen):
 
     def __init__(self, threads: Threads, opener: Callable[[], Any], *, is_view: bool = False) -> None:
         super().__init__(threads, opener, is_view=is_view)
-        self._steps: Steps[ListenEvent | None] | None = None  # a cancelled loop leaves it to the next one
+        self._steps: Steps[ListenEvent] | None = None  # a task that is cancelled leaves it to the next one
 
     async def __aiter__(self) -> AsyncGenerator[ListenEvent, None]:
-        self._steps = self._steps or self._iterate(_events)
+        listen = await self._ready()
         try:
-            async for event in self._steps:
-                if event is not None:
+            while self._is_waiting or not listen.done:
+                # Waits end after a while, so that another listener gets the thread.
+                async for event in self.next_events(LISTEN_WAIT_S):
                     yield event
             await self.close()
         except GeneratorExit:
             await self.close()
             raise
-        except Exception as error:
-            self._steps = None
-            if not isinstance(error, (Unavailable, Overloaded)):  # then nothing is lost: another loop can continue
-                await self.close()
+        except (Unavailable, Overloaded):  # nothing is lost: another loop can continue
             raise
+        except Exception:
+            await self.close()
+            raise
+
+    async def next_events(self, timeout_s: float) -> AsyncGenerator[ListenEvent, None]:
+        """As `persist.Listen.next_events`. After a task that was cancelled it begins with what came for that one."""
+        if self._is_waiting:
+            assert self._steps is not None
+            async for event in self._steps:
+                yield event
+                timeout_s = 0.0  # one came
+        self._steps = self._iterate(methodcaller("next_events", timeout_s))
+        async for event in self._steps:
+            yield event
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether a thread waits for the next event, or has one that was not delivered."""
+        return self._steps is not None and self._steps.step is not None
 
     async def close(self) -> None:
         """Release the hold, after the wait that is under way, if there is one. Repeating it is safe."""
@@ -98,13 +115,6 @@ class AsyncListen(AsyncHandle[Listen], below=Listen):
 
     async def _end(self, kind: type[BaseException] | None) -> None:
         await self.close()
-
-
-def _events(listen: Listen) -> Iterator[ListenEvent | None]:
-    """All events. None: none came for a while, so another listener gets the thread."""
-    while not listen.done:
-        yield from listen.next_events(LISTEN_WAIT_S)
-        yield None
 
 
 class AsyncSubscription(AsyncListen, below=Subscription):

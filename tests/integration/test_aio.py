@@ -162,6 +162,35 @@ def test_a_listener_whose_task_is_cancelled_loses_no_event(url: str) -> None:
     on(url, work)
 
 
+@pytest.mark.parametrize("then", ["next_events", "a loop"])
+def test_a_wait_for_events_that_is_cancelled_loses_none(url: str, then: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        async with shard.listen(None) as listen:
+            seen: list[int] = []
+
+            async def take(wait_s: float) -> None:
+                async for event in listen.next_events(wait_s):
+                    seen.extend(event.updates["id"].to_pylist())
+
+            taking = asyncio.create_task(take(WAIT_S))
+            while not listen._is_waiting:
+                await asyncio.sleep(0.001)
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+            await shard.insert([{"id": 1}])
+            await shard.insert([{"id": 2}])
+            if then == "a loop":
+                events = aiter(listen)
+                while len(seen) < 2:
+                    seen.extend((await anext(events)).updates["id"].to_pylist())
+            else:
+                await take(WAIT_S)
+            assert seen == [1, 2]
+
+    on(url, work)
+
+
 def _dropped(url: str) -> None:
     with persist.connect(url) as client:
         client.shard("orders").drop(force=True)

@@ -16,6 +16,7 @@ import pytest
 from blob.memory_blobs import MemoryBlob
 from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
+from persist import AttributeUpdate, named_key
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
@@ -96,6 +97,29 @@ def test_a_step_that_is_shared_ends_where_each_of_its_listeners_ends() -> None:
                 assert await first == ([0, 1], ["a"])
                 assert await in_time(whole) == ([1, 2], ["b"])
                 assert [event async for event in events(listening, Antichain(1))] == [([0, 1], ["a"])]
+
+    asyncio.run(scenario())
+
+
+def test_commits_without_a_time_hold_up_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each began the wait for news anew: a proxy may end a stream that is silent for so long."""
+    monkeypatch.setattr(listening_module, "HEARTBEAT_S", 1.0)
+
+    async def scenario() -> None:
+        location = memory_location()
+        shard = shard_of(location)
+        async with listeners(location) as (listening, work, _), listening.leases.hold("orders", Antichain(0)) as hold:
+
+            async def committing() -> None:
+                while True:
+                    await work.run(shard.attributes.update, AttributeUpdate.replace(named_key("x"), 1))
+
+            commits = asyncio.ensure_future(committing())
+            async with aclosing(listening.stream("orders", hold, Antichain(0), EMPTY, FRAMES)) as stream:
+                for _ in range(2):
+                    data = await asyncio.wait_for(anext(stream), WAIT_S)
+                    assert [frame.event for frame in frames(iter([data]))] == [None]
+            commits.cancel()
 
     asyncio.run(scenario())
 
