@@ -197,6 +197,7 @@ def _import(
     reads = [FileReading.of(source, schema, column_names, verb) for source in sources]
     if shard is None:
         first = sources[0]  # if its columns were inferred from every row, each row fits them
+        first.check_typed()
         is_fitting = first.form == "ndjson" or (first.form == "csv" and not {TIME, DIFF} & set(first.names or ()))
         for read in reads[is_fitting:]:  # validate all rows before the shard is created
             for _ in read.tables():
@@ -385,9 +386,9 @@ class Import:
                 rows = replace(rows, interval=interval)
                 continue
             if fate.undone_by is None and not again:
-                by = [{"time": entry.lower, "operation": entry.operation} for entry in fate.removed_by]
+                by = [{"time": entry.lower, "operation": entry.operation} for entry in _latest(fate.removed_by)]
                 # None: the history does not reach back to the import.
-                return {**self._result(rows, ALREADY), "removed_by": by[:NAMES_SHOWN_MAX] if fate.is_known else None}
+                return {**self._result(rows, ALREADY), "removed_by": by if fate.is_known else None}
             if fate.undone_by is not None and self.verb == INSERT:
                 whole_times = {landed, rows.landed, (fate.undone_by.lower or 0) - 1}
                 if any(map(self._is_as_of, whole_times)):
@@ -471,6 +472,13 @@ class ImportedRows:
     def landed(self) -> int:
         """A time as of which the rows are there."""
         return (self.interval[0].element or 0) - self.is_empty
+
+
+def _latest(commits: Sequence[HistoryEntry]) -> list[HistoryEntry]:
+    """The latest commits, and the latest of each operation, in order."""
+    last = {entry.operation: number for number, entry in enumerate(commits)}
+    recent = range(max(0, len(commits) - NAMES_SHOWN_MAX), len(commits))
+    return [commits[number] for number in sorted({*last.values(), *recent})]
 
 
 def _reason(fate: Fate, rows: ImportedRows) -> str:

@@ -154,6 +154,12 @@ class RowSource:
             schema = read[self.form](self)
         return storable(pa.schema([field for field in schema if field.name not in (TIME, DIFF)]))
 
+    def check_typed(self) -> None:
+        """Raise InvalidUsage if this is CSV without rows: its columns have no types yet."""
+        fields = [pa.field(name, pa.string()) for name in self.names or ()]
+        if self.form == "csv" and not any(len(batch) for _, batch in _csv_batches(self, fields)):
+            raise self.refused("it has no rows, from which the types of new columns follow: use create --schema")
+
     @contextmanager
     def _reading(self, default: str) -> Iterator[None]:
         """Turn read errors into InvalidUsage, with the line or else `default`; also if the file has changed."""

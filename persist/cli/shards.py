@@ -221,6 +221,7 @@ def _new_schema(arguments: argparse.Namespace) -> ShardSchema:
     if arguments.schema is not None:
         return schema_of(read_columns(arguments.schema), key)
     with row_files.opened([arguments.like], None) as [source]:
+        source.check_typed()
         return schema_of(source.inferred(), key)
 
 

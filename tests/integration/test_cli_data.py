@@ -360,6 +360,22 @@ def test_a_new_shard_is_not_made_for_rows_that_it_cannot_take(
     assert typed("shards", "--names") == []
 
 
+def test_a_csv_file_without_rows_has_no_types_for_a_new_shard(
+    place: Place, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All columns were text, also for the rows of the next day."""
+    Path("day1.csv").write_text("id,amount\n")
+    Path("day2.csv").write_text("id,amount\n10,5\n9,7\n")
+    for words in (("import", "t", "day1.csv", "--create"), ("create", "t", "--like", "day1.csv")):
+        found = place.type(capsys, *words, "--key", "id")
+        assert (found.code, "day1.csv, it has no rows" in found.err) == (1, True), found.err
+    assert typed("shards", "--names") == []
+    typed("import", "t", "day2.csv", "--create", "--key", "id")
+    with place.client() as client:
+        assert client.shard("t").schema.arrow.types == [pa.int64(), pa.int64()]
+    assert json.loads(typed("import", "t", "day1.csv", "--create", "--key", "id")[0])["done"] == "nothing to do"
+
+
 def test_types_of_a_new_shard_lose_nothing_and_null_tells_what_is_none(typed: Any, place: Place) -> None:
     Path("p.csv").write_text("zip,mass,price\n01234,NA,1.50\n0870,5,2.25\n")
     typed("import", "plain", "p.csv", "--create", "--key", "zip")

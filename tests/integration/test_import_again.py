@@ -120,6 +120,17 @@ def test_a_token_of_ones_own_is_loaded_again_too(load: Any, shard: Shard) -> Non
     assert ids(shard) == [1, 2, 3, 4]
 
 
+def test_what_removed_the_rows_is_named_however_much_was_written_since(load: Any, shard: Shard) -> None:
+    """Only the first 20 commits were named, all of them upserts."""
+    assert load("day2.csv")["time"] == 1
+    shard.delete(where="id >= 3")
+    for number in range(25):
+        shard.upsert([{"id": 9, "v": str(number)}])
+    removed = load("day2.csv")["removed_by"]
+    assert [entry["operation"] for entry in removed] == ["delete", *["upsert"] * 20]
+    assert [removed[0]["time"], removed[-1]["time"]] == [2, 27]
+
+
 # --- an overwrite by the same file
 
 
