@@ -27,7 +27,7 @@ from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.btree import TreeFlush
 from persist.attributes.node_codec import DEFAULT_SHAPE, Node, Update
 from persist.attributes.node_store import NodeCache
-from persist.client.connect import Client, connect
+from persist.client.client import Client, connect
 from persist.commit.clocks_and_ids import SystemIds
 from persist.core.attribute import KEY_BYTES, NO_INDEX, AttributeKey, AttributeUpdate, attribute_key
 from persist.core.batch import EMPTY_TRACE

@@ -31,7 +31,7 @@ from bench.bars import bar, interleaved, median, timed
 from blob import open_blob
 from blob.metrics import ForwardingBlob
 from consensus import open_consensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.committer import MachineSettings

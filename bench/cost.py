@@ -36,7 +36,7 @@ from bench.cost_peers import Delta, Slate
 from compactor.metering import MaintenanceMetrics
 from compactor.scrubber import SAMPLES, Scrubber
 from consensus import open_consensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
 from tests.services.metering_proxy import Counts, MeteringProxy

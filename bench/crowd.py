@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from bench.bars import bar, median, timed
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location, open_location

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from bench.bars import bar, interleaved, median
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.committer import MachineSettings

@@ -30,7 +30,7 @@ from bench.marks import bench_append, bench_days, bench_resolve, whole
 from bench.undo import SCHEMA, bench_restore, rows_of
 from compactor.engine import EngineSettings
 from compactor.worker import WorkerSettings
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.commit.location import Location
 
 KINDS = ["append", "resolve", "days", "restore", "drop", "straight"]

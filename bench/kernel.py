@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import persist
 from bench.bars import bar, interleaved, median
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from tests.support.clocks import World

@@ -28,7 +28,7 @@ from bench.service import KEY, run_writers
 from bench.service_peers import table
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core.ids import SeqNo

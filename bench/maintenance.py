@@ -30,7 +30,7 @@ from bench.consolidation import duckdb_compact, updates
 from bench.maintenance_soak import bench_soak
 from compactor.engine import EngineSettings, use_system_allocator
 from compactor.worker import Worker, WorkerSettings
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadSettings, part_reader

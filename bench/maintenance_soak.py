@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.bars import bar, percentile
-from persist.client.connect import Client, connect
+from persist.client.client import Client, connect
 from persist.client.shard import Shard
 
 SMALL = pa.schema([("k", pa.string()), ("v", pa.int64()), ("s", pa.string())])

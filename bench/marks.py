@@ -19,7 +19,7 @@ from bench.bars import bar, median, timed
 from blob.memory_blobs import MemoryBlob
 from compactor.worker import Worker, WorkerSettings
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location

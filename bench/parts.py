@@ -29,7 +29,7 @@ from bench.bars import bar, median, timed
 from blob import open_blob
 from blob.memory_blobs import MemoryBlob
 from consensus import open_consensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.snapshot import ReadSettings, hold_time, part_reader
 from persist.commit.location import Location

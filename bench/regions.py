@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from bench.bars import bar, interleaved, median, percentile
 from blob import open_blob
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.clocks_and_ids import SystemClock

@@ -74,7 +74,7 @@ def small(root: Path, rounds: int) -> None:
     bar("PyIceberg append / HTTP append", p50["pyiceberg"] / p50["http"], ">= 60")
 
 
-def appender(client: persist.client.connect.Client, rows: pa.Table) -> Callable[[], object]:
+def appender(client: persist.client.client.Client, rows: pa.Table) -> Callable[[], object]:
     shard = client.create_shard(f"bench-{secrets.token_hex(6)}", rows.schema, KEY, history="none")
     writer = shard.open_writer()
     upper = [0]

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from bench.bars import bar
 from bench.parts import many
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import LocationSettings, open_location
 from persist.core import commands as c

@@ -29,7 +29,7 @@ from blob.metrics import MeteredBlob
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
 from persist.cli.long_running import configure_logs
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.clocks_and_ids import SystemClock, SystemIds

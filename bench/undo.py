@@ -24,7 +24,7 @@ from bench.maintenance import opened
 from bench.marks import whole
 from compactor.engine import EngineSettings
 from compactor.worker import WorkerSettings
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings, open_location

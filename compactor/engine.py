@@ -20,8 +20,8 @@ from blob import Blob
 from persist.core.batch import Part, Run
 from persist.core.blob_keys import COMPACTOR
 from persist.core.ids import IdSource, ShardId
-from persist.core.row_floors import Drops
 from persist.core.state import SchemaRecord
+from persist.core.truncations_and_drops import Drops
 from persist.parts import (
     ALL_KEYS,
     KeyRange,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persist.attributes import Attributes
+    from persist.client.client import Client, Connection, connect
     from persist.client.column_retention import ColumnRun
-    from persist.client.connect import Client, Connection, connect
     from persist.client.contents_diff import Changes, ChangesSplit
     from persist.client.critical_reader import CriticalReaderHandle
     from persist.client.erasure_api import ErasureStatus
@@ -68,7 +68,7 @@ __all__ += ["__version__"]
 
 # The modules of these names, in the order in which they are searched: modules that load Arrow come last.
 _MODULES = (
-    "core.errors", "core.frontier", "core.attribute", "core.ids", "core.commands", "client.connect",
+    "core.errors", "core.frontier", "core.attribute", "core.ids", "core.commands", "client.client",
     "client.pipelined", "client.listen", "client.write", "client.history_api", "client.snapshot",
     "client.contents_diff", "client.restore_and_truncate", "client.shard_cuts", "client.row_retention",
     "client.erasure_api", "client.column_retention", "client.many_shards", "client.maintenance_api",

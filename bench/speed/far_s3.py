@@ -30,7 +30,7 @@ from botocore.config import Config
 
 from bench.bars import bar, interleaved, median
 from bench.cost import GB
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
 from persist.parts.part_files import WHOLE_BYTES_MAX

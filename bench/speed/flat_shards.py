@@ -16,7 +16,7 @@ import pyarrow as pa
 from blob.memory_blobs import MemoryBlob
 from consensus.interface import HIDDEN
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
 from persist.core import commands as c

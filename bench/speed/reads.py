@@ -32,7 +32,7 @@ from bench.consolidation import updates
 from bench.history import NAME, files_of, make
 from bench.maintenance import opened
 from bench.undo import SCHEMA
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.snapshot import SnapshotSplit
 
 ROWS = 4_000_000

@@ -13,7 +13,7 @@ started is unknown, as after Indeterminate: repeat it with its token. Handles st
 
 from __future__ import annotations
 
-from persist.aio.client import (
+from persist.aio.async_client import (
     AsyncAttributes,
     AsyncChanges,
     AsyncClient,

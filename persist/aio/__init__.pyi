@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from persist.aio.handles import AsyncHandle, Steps
 from persist.attributes.attribute_handle import Attributes, AttributeUpdates, K
+from persist.client.client import Client
 from persist.client.commit_info import HistoryEntry, Info
-from persist.client.connect import Client
 from persist.client.contents_diff import Changes
 from persist.client.critical_reader import CriticalReaderHandle
 from persist.client.erasure_api import ErasureStatus

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from blob import without_secrets
-from persist.client.connect import Client, Connection
+from persist.client.client import Client, Connection
 from persist.client.embedded import EmbeddedTransport
 from persist.client.server_address import ClientTls, checked_token
 from persist.client.shard import Shard

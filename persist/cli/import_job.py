@@ -21,8 +21,8 @@ from persist.cli.row_files import RowPiece, RowSource, first_bad
 from persist.cli.schema import schema_of
 from persist.cli.terminal import ProgressBar, Screen, columns, plain
 from persist.client.arguments import columns_of
+from persist.client.client import Client
 from persist.client.commit_info import HistoryEntry
-from persist.client.connect import Client
 from persist.client.optimistic_edit import find_landed_write
 from persist.client.shard import Shard
 from persist.client.transport import OneShard, Transport

@@ -17,7 +17,7 @@ from persist.cli.connection_args import add_client_arguments, check_given, clien
 from persist.cli.schema import add_check_argument, read_checks, read_columns, read_schema_file, schema_of
 from persist.cli.terminal import Screen, plain
 from persist.client.arguments import columns_of
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.shard_cuts import check_names_or_prefix
 from persist.client.timestamps import read_point, retention_ms
 from persist.core.batch import HollowBatch

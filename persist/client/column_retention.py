@@ -32,11 +32,11 @@ from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import Token, mint
 from persist.core.retention_plan import Facts, behind, blocked_by_column, has_to_look, of_age_ms, passed, waiting
-from persist.core.row_floors import check_droppable, check_not_erasing
 from persist.core.shard_settings import Looked, RowPolicy
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import State
 from persist.core.transitions.row_drops import drops_rows
+from persist.core.truncations_and_drops import check_droppable, check_not_erasing
 from persist.parts import DIFF, PartReader, consolidate, current_schema, negated
 from persist.parts.row_age import AgeColumn, AgeFilter
 from persist.parts.schema_evolution import current_for_names, valid_schemas

@@ -30,8 +30,8 @@ from persist.client.transport import OneShard, Transport
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpgradeNeeded
 from persist.core.frontier import Antichain
-from persist.core.row_floors import DROPS_MAX, RowDrop, clipped, contents, floor_at, runs_until, taken_away
 from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.truncations_and_drops import DROPS_MAX, RowDrop, clipped, contents, floor_at, runs_until, taken_away
 from persist.parts import ALL_KEYS, KeyRange, PartReader, ShardSchema, at_time, negated, plan_splits, valid_schemas
 from persist.parts.schema_evolution import current_for_names
 

@@ -17,8 +17,8 @@ from persist.client.write import Updates, as_updates, names_of
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, shown
 from persist.core.frontier import Antichain
-from persist.core.row_floors import pending_drop
 from persist.core.shard_view import ShardView
+from persist.core.truncations_and_drops import pending_drop
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, ShardSchema, consolidate, current_schema, negated
 from persist.parts.consolidate import join
 from persist.parts.constraint_checks import KEYS_SHOWN_MAX, UNIQUE, count_text, duplicate_keys, key_tuples, violation

@@ -20,8 +20,8 @@ from persist.core.batch import HollowBatch
 from persist.core.errors import HistoryLost, InvalidUsage, NotReadable, Overloaded, Unavailable
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import SeqNo
-from persist.core.row_floors import RowDrop, clipped, drops_within, taken_away
 from persist.core.shard_view import SeenVersion, ShardView, ViewRequest
+from persist.core.truncations_and_drops import RowDrop, clipped, drops_within, taken_away
 from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, ShardSchema, at_time, newest, valid_schemas
 
 # A listener moves its holds at most this often per lease, so that progress does not grow the log.

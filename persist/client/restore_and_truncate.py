@@ -33,11 +33,19 @@ from persist.core.batch import Run
 from persist.core.errors import Conflict, InvalidUsage, UnknownShard, UpperMismatch
 from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
-from persist.core.row_floors import begins, check_droppable, check_not_erasing, clipped, contents, floor_at, runs_until
 from persist.core.shard_settings import DROP as DROP
 from persist.core.shard_settings import RETRACT as RETRACT
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.transitions.part_admission import DIFF_MAX
+from persist.core.truncations_and_drops import (
+    begins,
+    check_droppable,
+    check_not_erasing,
+    clipped,
+    contents,
+    floor_at,
+    runs_until,
+)
 from persist.parts import DIFF, PartReader, current_schema, negated
 from persist.parts.constraint_checks import check_rows
 

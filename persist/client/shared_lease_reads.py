@@ -27,8 +27,8 @@ from persist.client.timestamps import BEFORE_ALL, NothingWritten, latest
 from persist.client.transport import OneShard, Transport
 from persist.core.errors import Corruption, Expired, NotReadable, Unavailable, UpgradeNeeded
 from persist.core.frontier import TIME_MAX, Antichain
-from persist.core.row_floors import contents
 from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.truncations_and_drops import contents
 from persist.formats.store_errors import translated_but_missing
 from persist.parts import TIME, Selection, valid_schemas
 from persist.parts.scan_spec import resolve_selection

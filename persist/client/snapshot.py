@@ -30,9 +30,9 @@ from persist.core.batch import Run
 from persist.core.errors import Corruption, Expired, InvalidUsage, NotComplete, NotReadable, UpgradeNeeded
 from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
-from persist.core.row_floors import clipped, contents
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import SchemaRecord
+from persist.core.truncations_and_drops import clipped, contents
 from persist.formats.store_errors import translate, translated_but_missing
 from persist.parts import (
     KeyRange,

@@ -26,8 +26,8 @@ from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch, Unava
 from persist.core.frontier import Antichain
 from persist.core.ids import Token
 from persist.core.record import replace
-from persist.core.row_floors import pending_drop
 from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.truncations_and_drops import pending_drop
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.consolidate import join
 from persist.parts.constraint_checks import check_rows

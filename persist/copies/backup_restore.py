@@ -16,7 +16,7 @@ from datetime import datetime
 from blob import Blob, BlobNotFound, BlobStat
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.contents_diff import NamedTime
 from persist.client.embedded import EmbeddedTransport
 from persist.client.optimistic_loop import check_open

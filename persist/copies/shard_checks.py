@@ -23,10 +23,10 @@ from persist.core.blob_keys import belongs_to, is_rollup_key, rollup_seqno, shar
 from persist.core.errors import Corruption, HistoryLost, PersistError
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.named_holds import by_owner, is_foreign
-from persist.core.row_floors import begins
 from persist.core.spill import SpillFile, SpillKind
 from persist.core.state import State, auxiliary_blob_keys
 from persist.core.state_diff import StateDiff
+from persist.core.truncations_and_drops import begins
 from persist.formats.spill_frames import LAYOUTS, decode_run
 from persist.formats.state_frames import THIS_BUILD, Build, decode_state
 from persist.formats.store_errors import translate, translated_but_missing

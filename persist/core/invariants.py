@@ -14,10 +14,10 @@ from persist.core.frontier import MINIMUM, Antichain
 from persist.core.ids import shard_id_of
 from persist.core.named_holds import is_foreign
 from persist.core.readable_times import cut_times, earliest_readable, is_kept
-from persist.core.row_floors import begins
 from persist.core.spill import ENTRIES
 from persist.core.state import State
 from persist.core.state_diff import StateDiff, apply
+from persist.core.truncations_and_drops import begins
 
 
 def check_step(old: State, new: State) -> None:

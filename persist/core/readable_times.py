@@ -7,9 +7,9 @@ a kept time stays what it was, and a tag costs what changed since then, not a co
 from __future__ import annotations
 
 from persist.core.frontier import EMPTY, TIME_MAX, Antichain, meet
-from persist.core.row_floors import Truncations
 from persist.core.shard_settings import DROP
 from persist.core.state import State
+from persist.core.truncations_and_drops import Truncations
 
 
 def held_since(state: State, *more: Antichain) -> Antichain:

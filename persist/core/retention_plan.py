@@ -14,9 +14,9 @@ from persist.core.frontier import Antichain
 from persist.core.ids import critical_reader_id_of
 from persist.core.named_holds import Tag
 from persist.core.record import Record, asdict
-from persist.core.row_floors import Truncation
 from persist.core.shard_settings import DROP, KeptCut, Retention, RowPolicy
 from persist.core.state import State
+from persist.core.truncations_and_drops import Truncation
 
 STEP_MS_MIN = 1_000
 STEP_MS_MAX = 600_000

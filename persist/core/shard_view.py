@@ -11,9 +11,9 @@ from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId
 from persist.core.named_holds import Tag
 from persist.core.readable_times import visible_truncations
 from persist.core.record import Record
-from persist.core.row_floors import RowDrop, Truncations
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import LeasedReader, SchemaRecord, State
+from persist.core.truncations_and_drops import RowDrop, Truncations
 
 
 class SeenVersion(Record, frozen=True):
@@ -34,7 +34,7 @@ class ShardDetails(Record, frozen=True):
 class ShardView(Record, frozen=True):
     """What readers and writers need from a State: frontiers, schemas, and the requested batches.
 
-    To read contents, pass the batches through `persist.core.row_floors.contents`. `truncations` are those that a
+    For contents, pass the batches to `persist.core.truncations_and_drops.contents`. `truncations` are those that a
     readable time precedes and no restore has undone; only with batches. `service_times` are the intervals of times that
     the service chose, if requested. `erasing` is the number of pending erasures; `retracting` are their retractions at
     the upper; only with batches. `erased` is the time of the last erasure, from which on new readers may hold the

@@ -19,9 +19,9 @@ from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, ShardId,
 from persist.core.named_holds import Loan, Tag
 from persist.core.persistent_map import Entries, watched
 from persist.core.record import Record, replace
-from persist.core.row_floors import NOT_TRUNCATED, RowDrop, Truncation, Truncations
 from persist.core.shard_settings import NO_RETENTION, NO_SETTINGS, KeptCut, Retention, ShardSettings
 from persist.core.spill import SpillFile, SpillKind
+from persist.core.truncations_and_drops import NOT_TRUNCATED, RowDrop, Truncation, Truncations
 
 SERVICE_TIMES_MAX = 64
 ROLLUP_LEAST = 32  # minimum of seqnos between two rollups, unless `Policy.rollup_every` is smaller

@@ -21,7 +21,6 @@ from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, WriterId
 from persist.core.named_holds import Loan, Tag
 from persist.core.persistent_map import difference, with_changes
 from persist.core.record import Record, replace
-from persist.core.row_floors import RowDrop, Truncations
 from persist.core.shard_settings import KeptCut, Retention, ShardSettings
 from persist.core.spill import SpillFile, SpillKind
 from persist.core.state import (
@@ -34,6 +33,7 @@ from persist.core.state import (
     WriterState,
     auxiliary_blob_keys,
 )
+from persist.core.truncations_and_drops import RowDrop, Truncations
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

@@ -12,9 +12,9 @@ from blob import BlobNotFound
 from persist.copies.shard_facts import TRIES, FaultKind, newest
 from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailable, UnknownShard
 from persist.core.readable_times import is_kept
-from persist.core.row_floors import contents
 from persist.core.shard_phases import dropped
 from persist.core.state import State
+from persist.core.truncations_and_drops import contents
 from persist.formats.store_errors import translated_but_missing
 from persist.inspect.documents import Document, Frontier, JsonRecord
 from persist.inspect.readonly_location import ReadOnlyLocation

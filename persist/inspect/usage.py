@@ -25,8 +25,8 @@ from persist.core.blob_keys import belongs_to, born_ms, shard_of
 from persist.core.frontier import TIME_MAX
 from persist.core.ids import ReaderId, family_of, shard_id_of
 from persist.core.named_holds import is_foreign
-from persist.core.row_floors import contents
 from persist.core.state import State, auxiliary_blob_keys
+from persist.core.truncations_and_drops import contents
 from persist.formats.store_errors import translated
 from persist.inspect.documents import Document, JsonRecord
 from persist.inspect.part_listing import parts_noting_faults

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import ConstraintViolated, InvalidUsage, shown
-from persist.core.row_floors import Drops, RowDrop
+from persist.core.truncations_and_drops import Drops, RowDrop
 from persist.parts.consolidate import Ints, consolidate, find_twins, join
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import distinct_keys, key_schema

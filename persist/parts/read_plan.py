@@ -25,7 +25,7 @@ from persist.core.bundles import Listed, bundle_of, unpacked
 from persist.core.errors import Corruption
 from persist.core.ids import PartId
 from persist.core.record import replace
-from persist.core.row_floors import clipped
+from persist.core.truncations_and_drops import clipped
 from persist.formats.state_frames import decode_listing
 from persist.parts.codec import at_part_time
 from persist.parts.consolidate import Times, fold_twins

@@ -352,7 +352,7 @@ class ReplicaLocation(Location):
         super().close()
 
 
-# Opening a copy by the URL of its blob store. `persist.client.connect`, a lower layer, finds this module by name.
+# Opening a copy by the URL of its blob store. `persist.client.client`, a lower layer, finds this module by name.
 
 
 def open_replica(url: str, home: Home | None = None, settings: LocationSettings | None = None) -> ReplicaLocation:

@@ -16,6 +16,7 @@ from persist.client.schema_lineage import ShardSchema, copy_handle, known_schema
 from persist.client.shard import Shard
 from persist.client.write import PinnedRows
 from persist.core.errors import Conflict, InvalidUsage, Overloaded, PersistError, SchemaMismatch, Unavailable, shown
+from persist.sources.feed_position import FeedPosition
 from persist.sources.internal_shards import FeedFollower, WallClock, whole_events
 from persist.sources.reclock import (
     BEFORE_ALL,
@@ -29,8 +30,7 @@ from persist.sources.reclock import (
     checked_positions,
     times_by,
 )
-from persist.sources.sequenced_append import TIME as ROW_TIME
-from persist.sources.sequenced_append import FeedPosition
+from persist.sources.sequenced_writer import TIME as ROW_TIME
 
 SCHEMAS_TRIED_MAX = 10  # for one batch, if the constraints of the shard become stricter each time
 

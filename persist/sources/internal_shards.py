@@ -11,14 +11,14 @@ from typing import Protocol, Self
 import pyarrow as pa
 
 from persist.client.arguments import checked_wait
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.listen import Listen
 from persist.client.schema_lineage import ShardSchema, current_schema, first_schema
 from persist.client.shard import Shard
 from persist.client.write import PinnedRows, WriteHandle
 from persist.core.errors import Expired, InvalidUsage, NotReadable, ShardExists, Unavailable
 from persist.core.frontier import Antichain
-from persist.sources.sequenced_append import FeedPosition
+from persist.sources.feed_position import FeedPosition
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CONFIRM_S = 1.0  # the timeout of a request that confirms a clock

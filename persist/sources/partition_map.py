@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from persist.client.arguments import checked, names
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.schema_lineage import ShardSchema, check_alike
 from persist.client.shard import Shard
 from persist.core.attribute import AttributeKey, AttributeUpdate, named_key

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import check_int, checked, checked_wait
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.listen import Listen
 from persist.client.shard import Shard
 from persist.core.errors import (

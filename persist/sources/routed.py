@@ -37,7 +37,7 @@ from persist.core.errors import (
 from persist.core.frontier import TIME_MAX, Antichain
 from persist.sources.internal_shards import Closeable, whole_events
 from persist.sources.partition_map import Epoch, Routes
-from persist.sources.sequenced_append import Fingerprint, SequencedWriter, checked_writer_name, rereadable, table_by
+from persist.sources.sequenced_writer import Fingerprint, SequencedWriter, checked_writer_name, rereadable, table_by
 
 PARALLEL_SHARDS = 16  # that an append is sent to in parallel
 EPOCHS_TRIED_MAX = 100  # of one append; a try fails if the routes were changed meanwhile

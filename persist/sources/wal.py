@@ -16,7 +16,7 @@ from typing import Self
 import pyarrow as pa
 
 from persist.client.arguments import checked
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.schema_lineage import (
     SchemaHistory,
     ShardSchema,
@@ -45,8 +45,9 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
+from persist.sources.feed_position import FeedPosition
 from persist.sources.internal_shards import Closeable, FeedFollower, WallClock, bounded_clock, whole_events
-from persist.sources.sequenced_append import TIME, FeedPosition, SequencedWriter, checked_writer_name, pin_rows
+from persist.sources.sequenced_writer import TIME, SequencedWriter, checked_writer_name, pin_rows
 
 SCHEMAS_TRIED_MAX = 100  # of a table that follows its log; a try fails if a rival was faster
 WRITE_TRIES_MAX = 1_000  # a try fails by a write of another front end, or a lost response

@@ -23,9 +23,9 @@ from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId
-from persist.core.row_floors import Drops, RowDrop, contents, drops_within, taken_away
 from persist.core.shard_view import ShardView
 from persist.core.state import SchemaRecord
+from persist.core.truncations_and_drops import Drops, RowDrop, contents, drops_within, taken_away
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, current_schema, overlapping_runs
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import key_groups, key_schema

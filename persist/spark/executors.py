@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from blob import without_secrets
-from persist.client.connect import Connection
+from persist.client.client import Connection
 from persist.client.contents_diff import ChangesSplit, HeldInterval, PairSplit
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard

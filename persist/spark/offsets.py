@@ -29,8 +29,8 @@ from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import ShardId
-from persist.core.row_floors import RowDrop
 from persist.core.shard_view import ShardView
+from persist.core.truncations_and_drops import RowDrop
 from persist.parts import DIFF, TIME, KeyRange, PartReader, ShardSchema
 from persist.parts.key_splits import NOTHING, Limit, Weight, count_cuts, find_cut
 from persist.spark import executors

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from persist.client.client import Connection
 from persist.client.commit_info import read_info
-from persist.client.connect import Connection
 from persist.client.read_api import NOW, THEN
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings, Tagged

@@ -21,9 +21,9 @@ from persist.core.batch import Run, diff_sum_of
 from persist.core.errors import Conflict, Expired, InvalidUsage, UpperMismatch
 from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import ReaderId, SeqNo, ShardId, Token
-from persist.core.row_floors import drops_within
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import SchemaRecord
+from persist.core.truncations_and_drops import drops_within
 from persist.formats.store_errors import translated
 from persist.parts import ALL_KEYS, TIME, KeyRange, PartReader, ShardSchema
 from persist.parts.consolidate import join, negated

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from persist.client.client import Client
 from persist.client.commit_info import HistoryEntry, info_bytes
-from persist.client.connect import Client
 from persist.client.idempotency import send
 from persist.client.schema_api import ALTER_TRIES
 from persist.client.write import WriteHandle

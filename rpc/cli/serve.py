@@ -20,7 +20,7 @@ from persist.check.location_checks import open_places
 from persist.cli.connection_args import Where, check_given
 from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.long_running import LEVELS, announce, configure_logs
-from persist.client.connect import Connection
+from persist.client.client import Connection
 from persist.commit.location import Location, LocationSettings
 from persist.core.errors import InvalidUsage
 from persist.maintenance.journal_writer import PublishSettings

@@ -15,7 +15,7 @@ from msgspec import Struct
 from blob import Blob
 from blob.metrics import MeteredBlob
 from persist.client import deadlines
-from persist.client.connect import Connection
+from persist.client.client import Connection
 from persist.client.deadlines import Deadline, Patience
 from persist.client.idempotency import RetriedCall, call_with_retries
 from persist.client.lease_pool import LeasePool
@@ -101,7 +101,7 @@ def _frames(
         yield from frames(pieces)
 
 
-# Routing for shards of another region: reads go to nearby servers, writes to its home. `persist.client.connect`, which
+# Routing for shards of another region: reads go to nearby servers, writes to its home. `persist.client.client`, which
 # is a lower layer, looks this up beside `open_transport`.
 
 _REGIONS = Call("GET", "/v1/regions")

@@ -13,7 +13,7 @@ import pyarrow as pa
 from fastapi import Query, Request
 from starlette.responses import Response
 
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.read_api import counted, snapshot_of
 from persist.client.row_reader import Rows, expand_rows
 from persist.client.shard import Shard

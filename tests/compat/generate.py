@@ -30,7 +30,7 @@ from compactor.engine import EngineSettings
 from compactor.worker import Worker, WorkerSettings
 from consensus import Consensus, open_consensus
 from consensus.metrics import ForwardingConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.idempotency import digest_of
 from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, directory_urls

@@ -20,7 +20,7 @@ from compactor.tasks import Eraser
 from compactor.worker import Worker
 from consensus import open_consensus
 from consensus.metrics import ForwardingConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, open_location
 from persist.commit.location_identity import LOG_KEY

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from blob import open_blob
 from compactor.on_demand import maintain
 from consensus import open_consensus
-from persist.client.connect import Client, connect
+from persist.client.client import Client, connect
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.write import WriteHandle

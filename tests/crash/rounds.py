@@ -13,7 +13,7 @@ from compactor.on_demand import maintain
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from consensus import open_consensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.clocks_and_ids import PREFIX, SystemClock
 from persist.commit.location import Location, LocationSettings

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings

@@ -16,7 +16,7 @@ import pytest
 
 import persist
 import persist.aio
-from persist.aio.client import AsyncClient, AsyncListen, AsyncShard, AsyncSnapshot
+from persist.aio.async_client import AsyncClient, AsyncListen, AsyncShard, AsyncSnapshot
 from persist.aio.handles import AsyncHandle
 from persist.aio.threads import Threads
 from tests.support import aio_stub

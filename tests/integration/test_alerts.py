@@ -26,7 +26,7 @@ from compactor.scrubber import Scrubber
 from compactor.tasks import gc_task
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 import compactor.on_demand
 import persist
 from compactor.worker import Worker
-from persist.client.connect import connect
+from persist.client.client import connect
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings

@@ -17,7 +17,7 @@ from blob import BlobStat, open_blob
 from blob.metrics import ForwardingBlob
 from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.copies.backup_creation import UPPER, BackupRequest, back_up

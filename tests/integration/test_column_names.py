@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage
 from persist.parts.schema_changes import AddColumn, Change, DropColumn, RenameColumn, WidenColumn

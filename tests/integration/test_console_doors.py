@@ -18,7 +18,7 @@ from blob.memory_blobs import MemoryBlob
 from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core.commands import ADMIN, MANAGE, READ, SCOPES

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.shard import Shard
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpperMismatch

@@ -21,9 +21,9 @@ from persist.core import commands as c
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
-from persist.core.row_floors import RowDrop
 from persist.core.shard_view import ViewRequest, view_of
 from persist.core.state import Policy, State
+from persist.core.truncations_and_drops import RowDrop
 from persist.formats.http_messages import decode_view, encode_view
 from rpc.app import create_app
 from rpc.cli.program import main
@@ -277,7 +277,7 @@ def test_a_bundle_that_was_written_before_a_drop_was_forgotten_is_left() -> None
 
 
 def test_drops_that_readable_times_tell_apart_are_bounded(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.core.row_floors.DROPS_MAX", 20)
+    monkeypatch.setattr("persist.core.truncations_and_drops.DROPS_MAX", 20)
     for _ in range(20):
         upper = shard.insert([{"id": 1, "v": "y"}]).upper.element
         shard.truncate(upper, mode="drop")  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 import persist
 from compactor.on_demand import maintain
 from persist.client import row_retention
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.shard import Shard
 from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings

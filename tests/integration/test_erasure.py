@@ -17,7 +17,7 @@ from compactor.loop import in_turn
 from compactor.orphans import Sweeper
 from compactor.tasks import Eraser
 from compactor.worker import Worker
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.erasure_api import ErasureStatus
 from persist.client.shard import Shard

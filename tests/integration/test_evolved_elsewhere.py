@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 import persist
 from compactor.on_demand import maintain
 from persist import InvalidUsage, Shard
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core.ids import token_of_key

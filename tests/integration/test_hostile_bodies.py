@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.codecs import rows as bodies
 from persist.codecs.decode_limits import SMALL_BYTES, Allowance, BodyTooLarge

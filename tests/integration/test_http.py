@@ -14,7 +14,7 @@ import pytest
 import persist
 from blob.file import FileBlob
 from blob.metrics import MeteredBlob
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage

@@ -138,7 +138,7 @@ def test_a_snapshot_in_columns_and_expanded(http: TestClient) -> None:
 
 
 def test_a_token_of_200_characters_is_the_one_that_python_makes(http: TestClient, location: Location) -> None:
-    from persist.client.connect import Client
+    from persist.client.client import Client
     from persist.core.ids import token_of_key
 
     text = "load-" + "x" * 195

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.core.frontier import Antichain
 from persist.http_client.http_calls import rendezvous
 from rpc.client.http_transport import HttpTransport

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.shard import Shard
 from persist.commit.location import open_location
 from persist.core.errors import UnknownShard

@@ -11,7 +11,7 @@ import pytest
 
 from blob.memory_blobs import MemoryBlob
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.blob_keys import FLUSHER, part_key
 from persist.core.ids import PartId, ShardId, mint

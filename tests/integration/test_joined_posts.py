@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.server_writer import Names
 from persist.commit.location import Location

@@ -20,7 +20,7 @@ import pytest
 import persist
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, ReadSettings

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import ListenEvent
 from persist.client.row_reader import Rows

@@ -19,7 +19,7 @@ from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from consensus import Consensus, open_consensus
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings

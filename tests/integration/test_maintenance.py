@@ -20,7 +20,7 @@ import pytest
 from blob.memory_blobs import MemoryBlob
 from compactor.worker import Worker
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client, connect
+from persist.client.client import Client, connect
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
 from persist.core.state import Policy

@@ -17,7 +17,7 @@ import pyarrow as pa
 from blob.memory_blobs import MemoryBlob
 from compactor.worker import Worker, WorkerSettings, through_server
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client, Connection, connect
+from persist.client.client import Client, Connection, connect
 from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.core import commands as c

@@ -15,7 +15,7 @@ import persist
 from blob import open_blob
 from compactor.on_demand import maintain
 from consensus import open_consensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.shard import Shard

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.committer import Machine

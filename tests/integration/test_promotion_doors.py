@@ -17,7 +17,7 @@ import persist
 from blob import open_blob
 from compactor.on_demand import maintain
 from persist.cli import region
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
 from persist.commit.location_identity import epoch_key

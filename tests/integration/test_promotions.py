@@ -17,7 +17,7 @@ from blob.metrics import ForwardingBlob
 from compactor.on_demand import maintain
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.location_identity import COPY_KEY, EPOCHS

@@ -18,7 +18,7 @@ import pytest
 
 import persist
 from blob import BlobNotFound
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings
 from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable

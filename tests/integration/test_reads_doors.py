@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from persist.client.connect import AT_HOME, FarShard
+from persist.client.client import AT_HOME, FarShard
 from persist.client.read_api import ReadMethods
 from persist.client.shard import Shard
 from persist.core.frontier import Antichain

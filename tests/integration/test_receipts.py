@@ -12,7 +12,7 @@ from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
 from compactor.on_demand import maintain
 from persist import InvalidUsage
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core.batch import Part, Run

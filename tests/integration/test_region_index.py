@@ -21,7 +21,7 @@ import pytest
 
 import persist
 from blob import private_files
-from persist.client.connect import AT_HOME
+from persist.client.client import AT_HOME
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.regions import region_index
 from persist.regions.failover import record_new_home

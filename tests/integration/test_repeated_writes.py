@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location

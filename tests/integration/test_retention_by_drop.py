@@ -101,7 +101,7 @@ def test_where_rows_were_taken_away_nothing_goes_and_it_says_so(world: World, ma
 
 
 def test_too_many_drops_hold_it_back(world: World, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.core.row_floors.DROPS_MAX", 64)
+    monkeypatch.setattr("persist.core.truncations_and_drops.DROPS_MAX", 64)
     shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="forever")
     for number in range(70):
         shard.insert([{"id": number}])

@@ -22,7 +22,7 @@ import pytest
 import persist
 import persist.aio
 from compactor.worker import Worker, WorkerSettings
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.read_leases import Hold
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core import commands as c

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 import persist
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.write import WriteHandle, WriteSettings, by_token

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.schema_lineage import SchemaHistory
 from persist.client.shard import Shard
@@ -20,7 +20,7 @@ from persist.parts.schema_changes import AddColumn, RenameColumn
 from persist.sources import wal
 from persist.sources.partition_map import Routes
 from persist.sources.routed import RoutedWriter
-from persist.sources.sequenced_append import SequencedWriter
+from persist.sources.sequenced_writer import SequencedWriter
 from persist.sources.wal import FrontEnd, Replica
 from tests.support.location import memory_location
 

@@ -14,7 +14,7 @@ from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.clocks_and_ids import SystemClock

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.transport import ForwardingTransport

@@ -24,7 +24,7 @@ import persist
 from blob.memory_blobs import MemoryBlob
 from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Connection
+from persist.client.client import Connection
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
 from persist.core import commands as c

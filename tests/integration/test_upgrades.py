@@ -12,7 +12,7 @@ import pytest
 
 import persist
 from blob import open_blob
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.commit.location import open_location
 from persist.commit.location_identity import raise_format
 from persist.core.errors import PersistError, UpgradeNeeded

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from fastapi.testclient import TestClient
 
-from persist.client.connect import Client, connect
+from persist.client.client import Client, connect
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.transport import ForwardingTransport

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.client.connect import AT_HOME, FarShard
+from persist.client.client import AT_HOME, FarShard
 from persist.client.edit_verbs import EditMethods
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, TokenReused, UpperMismatch

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 import persist
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.timestamps import to_datetime

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Conflict, Expired, PersistError, Unavailable
 from tests.simulation import cloning

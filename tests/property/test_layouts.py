@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 import persist
 import persist.aio
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.codecs.rows import PARQUET

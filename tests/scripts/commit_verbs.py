@@ -40,7 +40,7 @@ from blob.metrics import ForwardingBlob
 from consensus import ConsensusIndeterminate, ConsensusUnavailable, Entry
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.commit_plan import Outcome
 from persist.commit.committer import Machine, MachineSettings

@@ -16,7 +16,7 @@ from compactor.on_demand import maintain
 from compactor.tasks import Eraser
 from compactor.worker import Worker
 from consensus import open_consensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.maintenance.collector import Collector

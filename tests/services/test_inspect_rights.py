@@ -12,7 +12,7 @@ import pytest
 
 from compactor.on_demand import maintain
 from consensus import ConsensusUnavailable, open_consensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
 from persist.inspect.queries import ANSWERS, Query, answer

@@ -17,7 +17,7 @@ import persist
 from blob import Blob, BlobExists, open_blob
 from blob.metrics import MeteredBlob
 from blob.s3 import S3Blob
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.core.blob_keys import is_part_key, part_key
 from persist.core.ids import PartId, WriterId, shard_id_of
 from rpc.client.http_stores import HttpBlob

@@ -23,7 +23,7 @@ from blob.metrics import ForwardingBlob
 from compactor.orphans import Sweeper, SweepSettings
 from consensus import HIDDEN
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import Listen
 from persist.client.shard import Shard

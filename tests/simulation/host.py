@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from blob.memory_blobs import MemoryBlob
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings

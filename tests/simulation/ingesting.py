@@ -19,7 +19,7 @@ from compactor.on_demand import maintain
 from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.bindings import Bindings, Ingester, Minter
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.write import WriteHandle
@@ -27,7 +27,7 @@ from persist.core.errors import Expired, NotReadable, UpperMismatch
 from persist.core.ids import Token, mint
 from persist.core.transitions import writers
 from persist.maintenance.collector import Collector
-from persist.sources.sequenced_append import FeedPosition
+from persist.sources.feed_position import FeedPosition
 from tests.simulation.breaking import Broken
 from tests.simulation.host import HANDLES, Host, Run, weathered
 from tests.simulation.maintenance import GC, WORKER

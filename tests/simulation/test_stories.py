@@ -13,7 +13,7 @@ import persist
 from blob import Blob
 from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings

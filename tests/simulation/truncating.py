@@ -24,9 +24,9 @@ from persist.core.erasure_progress import erased_from
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, NotReadable
 from persist.core.ids import Token
 from persist.core.record import replace
-from persist.core.row_floors import floor_at
 from persist.core.state import State
 from persist.core.transitions import rewrites
+from persist.core.truncations_and_drops import floor_at
 from persist.maintenance.expiry import forget_outlived
 from tests.simulation.breaking import Broken, every, ignores_the_upper, transition
 from tests.simulation.host import KEYS, MAIN, WEATHER, Host, expect_damage, me

@@ -20,7 +20,7 @@ from persist.check import maintenance_checks
 from persist.check.check_runner import Report, run_check
 from persist.check.findings import CheckThresholds
 from persist.check.location_checks import ExternalState, list_backups, server_facts
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit import background_duties

@@ -6,7 +6,7 @@ from blob.memory_blobs import MemoryBlob
 from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.bindings import Bindings
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from tests.support.location import AscendingIds, memory_location
 

@@ -7,7 +7,7 @@ import random
 from blob.memory_blobs import MemoryBlob
 from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.committer import MachineSettings

@@ -9,7 +9,7 @@ from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
 from persist.commit.location import Location

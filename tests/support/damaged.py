@@ -16,7 +16,7 @@ from compactor.engine import EngineSettings
 from compactor.on_demand import maintain
 from compactor.worker import Worker, WorkerSettings
 from persist.attributes.node_codec import Leaf, decode
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.core.attribute import KEY_BYTES, AttributeUpdate

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist.core.batch import Part
-from persist.core.row_floors import RowDrop
+from persist.core.truncations_and_drops import RowDrop
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.part_files import BlobReads
 from persist.parts.row_stats import MODULUS, digest_of_rows

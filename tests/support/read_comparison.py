@@ -14,8 +14,8 @@ from persist.copies.shard_facts import all_parts
 from persist.core.batch import Part, Run
 from persist.core.errors import Corruption, PersistError
 from persist.core.readable_times import latest_time
-from persist.core.row_floors import contents
 from persist.core.state import State
+from persist.core.truncations_and_drops import contents
 from persist.parts import DIFF, PartReader, ShardSchema, at_time, newest, valid_schemas
 from persist.parts.consolidate import sort_groups
 from persist.parts.read_plan import expand_bundles

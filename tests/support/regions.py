@@ -9,7 +9,7 @@ from random import Random
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
 from persist.commit.location import Location

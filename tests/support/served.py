@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import uvicorn
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from rpc.app import bind, create_app

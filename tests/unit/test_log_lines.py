@@ -26,7 +26,7 @@ from persist.cli.long_running import (
     FloodFilter,
     JsonFormatter,
 )
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.idempotency import RetriedCall, call_with_retries
 from persist.commit.clocks_and_ids import SystemClock

@@ -16,13 +16,13 @@ from persist.core.ids import PartId, parse
 from persist.core.merge_plan import claimed
 from persist.core.readable_times import kept_below
 from persist.core.record import replace
-from persist.core.row_floors import clipped
 from persist.core.state import Claim, Rollup, State
 from persist.core.transitions.context import Context
 from persist.core.transitions.lease_expiry import CLAIM_KEPT_LEASES, check_lease, heartbeat_ms
 from persist.core.transitions.outcomes_and_audit import cut
 from persist.core.transitions.part_admission import check_merged, check_replacement
 from persist.core.transitions.row_drops import brings_back, recounted
+from persist.core.truncations_and_drops import clipped
 
 
 def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[State, c.RollupAdded]:

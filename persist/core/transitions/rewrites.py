@@ -11,15 +11,6 @@ from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.persistent_map import with_changes
 from persist.core.readable_times import earliest_readable, is_kept
 from persist.core.record import replace
-from persist.core.row_floors import (
-    TRUNCATIONS_MAX,
-    RowDrop,
-    Truncation,
-    owned_by_appenders,
-    pending_drop,
-    until,
-    with_truncation,
-)
 from persist.core.state import State
 from persist.core.transitions.attribute_updates import with_updates
 from persist.core.transitions.context import Context
@@ -36,6 +27,15 @@ from persist.core.transitions.row_drops import (
 )
 from persist.core.transitions.time_checks import at_time, check_no_times, check_upper, no_time_left, with_times
 from persist.core.transitions.writers import check_inline, let_go, push, stored, with_answer
+from persist.core.truncations_and_drops import (
+    TRUNCATIONS_MAX,
+    RowDrop,
+    Truncation,
+    owned_by_appenders,
+    pending_drop,
+    until,
+    with_truncation,
+)
 
 
 def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:

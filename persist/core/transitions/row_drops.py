@@ -11,7 +11,9 @@ from persist.core.frontier import Antichain
 from persist.core.persistent_map import with_changes
 from persist.core.readable_times import cut_times, earliest_readable, is_kept
 from persist.core.record import replace
-from persist.core.row_floors import (
+from persist.core.shard_settings import KeptCut
+from persist.core.state import State
+from persist.core.truncations_and_drops import (
     begins,
     check_droppable,
     check_not_erasing,
@@ -20,8 +22,6 @@ from persist.core.row_floors import (
     known_rows,
     pending_drop,
 )
-from persist.core.shard_settings import KeptCut
-from persist.core.state import State
 
 
 def drops_rows(state: State, cut: int) -> bool:

@@ -13,9 +13,6 @@ from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
 from persist.core.ids import Token, WriterId
 from persist.core.persistent_map import with_changes
 from persist.core.record import replace
-from persist.core.row_floors import (
-    clipped,
-)
 from persist.core.state import State, WriterState
 from persist.core.transitions.attribute_updates import with_updates
 from persist.core.transitions.context import RETRY_LATER_S, RETRY_SOON_S, Context
@@ -45,6 +42,9 @@ from persist.core.transitions.time_checks import (
     check_upper,
     no_time_left,
     with_times,
+)
+from persist.core.truncations_and_drops import (
+    clipped,
 )
 
 WRITERS_MAX = 100_000  # with leases; one more is refused (Overloaded)

@@ -9,7 +9,7 @@ import pytest
 
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.idempotency import BACKOFF_MAX_S, LAPSING, send
 from persist.client.shard import HandleSettings, Shard

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.command_queue import CommandQueue
 from persist.commit.commit_plan import PlanInput, plan_commit, supplied

@@ -12,9 +12,9 @@ from persist.core.errors import Overloaded, Unavailable
 from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import ReaderId, Token, WriterId
 from persist.core.record import replace
-from persist.core.row_floors import RowDrop
 from persist.core.state import Policy, State
 from persist.core.transitions.context import SOUND, Context
+from persist.core.truncations_and_drops import RowDrop
 from tests.support.shard import Shard, make_part, make_run, numbered
 
 ROOM = 1_000

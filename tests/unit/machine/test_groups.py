@@ -13,7 +13,7 @@ from blob.memory_blobs import MemoryBlob
 from compactor.on_demand import maintain
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import merged, write_bundles
 from persist.commit.commit_plan import Outcome

@@ -18,7 +18,7 @@ from consensus import Consensus, ConsensusUnavailable
 from consensus import Entry as LogEntry
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit import location_identity as module

@@ -16,7 +16,7 @@ from compactor.orphans import Sweeper, SweepSettings
 from consensus import ConsensusIndeterminate
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.location_identity import CONFIRM_EVERY_S, ID_KEY, LOG_KEY

@@ -16,7 +16,7 @@ from consensus import ConsensusIndeterminate, Entry
 from consensus.advisory_locks import Turn
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.cached_state import LEASE_STEP_MS_MAX

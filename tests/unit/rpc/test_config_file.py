@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage
 from persist.core.ids import WriterId

@@ -11,7 +11,7 @@ import pytest
 from compactor.on_demand import maintain
 from consensus import ConsensusUnavailable
 from consensus.memory_logs import MemoryConsensus
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core import commands as c

@@ -17,7 +17,7 @@ from blob.memory_blobs import MemoryBlob
 from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist import AttributeUpdate, named_key
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings

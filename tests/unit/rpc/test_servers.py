@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from persist.client.connect import Connection
+from persist.client.client import Connection
 from persist.core.errors import InvalidUsage
 from persist.http_client.http_calls import RETRY_DOWN_S, TRY_S, Servers, normalize_url, rendezvous
 from rpc.client import http_transport

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
 from persist.core.errors import Overloaded

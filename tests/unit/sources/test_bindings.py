@@ -10,7 +10,7 @@ import pytest
 
 from compactor.on_demand import maintain
 from persist.bindings import Binding, Bindings, Minter
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Corruption, InvalidUsage, ShardExists, Unavailable
 from persist.sources import internal_shards, reclock

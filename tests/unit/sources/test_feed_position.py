@@ -14,7 +14,7 @@ from blob.memory_blobs import MemoryBlob
 from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.bindings import Bindings, Ingester, IngestSettings, Minter
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location

@@ -11,7 +11,7 @@ import pytest
 
 from compactor.on_demand import maintain
 from persist.bindings import Bindings, Ingester, IngestSettings, Minter
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Conflict, InvalidUsage
 from persist.sources.ingest import ends_of_batches

@@ -9,7 +9,7 @@ import pytest
 
 from compactor.on_demand import maintain
 from persist.bindings import Binding, Bindings, Ingester, IngestSettings
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage, ShardExists
 from persist.parts.schema_changes import AddColumn, Change, DropColumn, RenameColumn

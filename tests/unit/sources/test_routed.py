@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compactor.on_demand import maintain
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
@@ -32,7 +32,7 @@ from persist.core.errors import (
 from persist.parts.schema_changes import AddColumn, RenameColumn
 from persist.sources.partition_map import BASE, MODULUS, Routes, hashes_of
 from persist.sources.routed import RoutedPosition, RoutedReader, RoutedWriter, _Lane, read_routed
-from persist.sources.sequenced_append import SequencedWriter
+from persist.sources.sequenced_writer import SequencedWriter
 from tests.support.bound import Processes
 from tests.support.examples import seeds
 from tests.support.location import memory_location

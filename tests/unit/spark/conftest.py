@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import persist
-from persist.client.connect import Client
+from persist.client.client import Client
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import persist
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.core.errors import InvalidUsage, NotReadable, PersistError, UnknownShard
 from persist.parts import schema_changes
 from persist.spark import options as option_names

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from persist.client.connect import Client
+from persist.client.client import Client
 from persist.core.errors import InvalidUsage, UpperMismatch
 from persist.parts.schema_changes import AddColumn, DropColumn, RenameColumn
 from persist.parts.shard_schema import COLUMNS_MAX

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from persist.client.connect import Connection
+from persist.client.client import Connection
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
 from persist.spark.executors import TRANSPORTS_MAX, transport

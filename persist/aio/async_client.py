@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from persist.aio.handles import AsyncHandle, Steps
 from persist.aio.threads import THREADS, Threads
 from persist.attributes import Attributes
-from persist.client.connect import Client
-from persist.client.connect import connect as connect_here
+from persist.client.client import Client
+from persist.client.client import connect as connect_here
 from persist.client.contents_diff import Changes
 from persist.client.critical_reader import CriticalReaderHandle
 from persist.client.listen import Listen, ListenEvent, Subscription
