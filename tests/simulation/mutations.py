@@ -6,6 +6,7 @@ Each mutation is a mistake that somebody could make, as small as possible, switc
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -100,7 +101,7 @@ def sweep_ignores_age() -> Broken:
     """The sweep takes what nothing names, however young and whoever may be about to name it."""
     return every(
         patch.object(compactor.orphans._Age, "is_young", lambda self, stat: False),
-        patch.object(compactor.orphans, "_writer_of", lambda key: None),
+        patch.object(compactor.orphans, "_WRITER", re.compile("(?!)")),
     )
 
 
