@@ -206,6 +206,12 @@ def run_recovery(location: Location, request: RecoveryRequest | None = None) -> 
             head = location.consensus.head(state.name)
         if head is None and not versions.begin(state):
             raise Conflict(f"another recovery is recovering shard {state.name!r} as well; check, then retry")
+    _bind(location, binding)
+    publish_heads(location, list(states))
+    return recovered
+
+
+def _bind(location: Location, binding: LocationBinding) -> None:
     data = encode_binding(binding)
     with translated():
         location.consensus.compare_and_set(LOG_KEY, 1, data)
@@ -213,8 +219,6 @@ def run_recovery(location: Location, request: RecoveryRequest | None = None) -> 
     if entry is None or entry.data != data:
         raise Conflict(f"{location.consensus.url} was bound by another process meanwhile; check, then retry")
     location.identity.check()
-    publish_heads(location, list(states))
-    return recovered
 
 
 def find_ended_recovery(location: Location) -> Recovered | None:

@@ -143,7 +143,7 @@ def children_of(server: Server) -> list[int]:
 
 def test_maintenance_that_was_killed_is_started_again(tmp_path: Path) -> None:
     """Nobody did: from then on no shard of the location was merged or collected."""
-    with Server(tmp_path / "x", maintenance=True) as server:
+    with Server(tmp_path / "x", maintenance="own") as server:
         wait_until(lambda: bool(children_of(server)), "maintenance is started")
         (first,) = children_of(server)
         os.kill(first, signal.SIGKILL)

@@ -241,7 +241,7 @@ def test_a_long_diff_is_planned_once(log: Consensus, monkeypatch: pytest.MonkeyP
     location.machine("orders").apply(first_write(mint(WriterId, location.ids)))  # a first commit writes more blobs
     seqno = location.machine("orders").state().seqno + 1
     for module, name, is_meant in (
-        ("machine", "plan_commit", lambda base: True),
+        ("committer", "plan_commit", lambda base: True),
         ("state_loader", "encode_diff", lambda change: change.trace is not None),
         ("state_loader", "decode_diff", lambda data: len(data) > VALUE_BYTES),
         ("validation_receipts", "_digest", lambda key: True),
