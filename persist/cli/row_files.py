@@ -156,8 +156,7 @@ class RowSource:
 
     def check_typed(self) -> None:
         """Raise InvalidUsage if this is CSV without rows: its columns have no types yet."""
-        fields = [pa.field(name, pa.string()) for name in self.names or ()]
-        if self.form == "csv" and not any(len(batch) for _, batch in _csv_batches(self, fields)):
+        if self.form == "csv" and not any(len(batch) for _, batch in _csv_batches(self, _csv_texts(self))):
             raise self.refused("it has no rows, from which the types of new columns follow: use create --schema")
 
     @contextmanager
@@ -275,9 +274,14 @@ def first_bad(count: int, read: Callable[[int], object]) -> int:
 # --- CSV
 
 
+def _csv_texts(source: RowSource) -> list[pa.Field]:
+    """The columns as texts: every cell as it is written."""
+    return [pa.field(name, pa.string()) for name in source.names or ()]
+
+
 def _csv_schema(source: RowSource) -> pa.Schema:
     """Columns whose types hold every cell exactly."""
-    fields = [pa.field(name, pa.string()) for name in source.names or ()]
+    fields = _csv_texts(source)
     types = {field.name: Texts.of_cells() for field in fields}
     for _, batch in _csv_batches(source, fields):
         for name, column in types.items():
