@@ -7,7 +7,7 @@ import hashlib
 import mmap
 import os
 import re
-import shutil
+import select
 import stat
 import sys
 import tempfile
@@ -64,6 +64,7 @@ FORMATS = ("csv", "parquet", "ndjson", "arrow")
 STDIN = "-"
 FILES_MAX = 10_000
 CHUNK_BYTES = 1024 * 1024
+SIGNAL_S = 1.0  # after which a signal is noticed at the latest
 CSV_BLOCK_BYTES = 8 * 1024 * 1024  # also the largest size of a CSV row
 LINE_BYTES_MAX = 64 * 1024 * 1024  # of NDJSON
 BATCH_ROWS = 64 * 1024
@@ -227,9 +228,17 @@ def _open(name: str, form: str, nulls: tuple[str, ...], show: Report, stack: Exi
 def _spooled(pipe: BinaryIO, stack: ExitStack) -> str:
     file = tempfile.NamedTemporaryFile(prefix="persist-import-")  # noqa: SIM115 - it is closed with the others
     stack.enter_context(file)
-    shutil.copyfileobj(pipe, file, CHUNK_BYTES)
+    while chunk := _next_of(pipe):
+        file.write(chunk)
     file.flush()
     return file.name
+
+
+def _next_of(pipe: BinaryIO) -> bytes:
+    """What comes next; empty at the end. Python sees a signal that arrives just before a read only after the read."""
+    while not select.select([pipe], [], [], SIGNAL_S)[0]:
+        pass
+    return os.read(pipe.fileno(), CHUNK_BYTES)
 
 
 def _stamp(path: str) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -21,6 +22,8 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.cli.long_running import ended_by_sigterm
+from persist.cli.row_files import opened
 from rpc.cli.program import COMMANDS, GROUPS, candidates, main, parser_for
 from tests.support.examples import thinned
 from tests.support.forked import Forked, ran, read_from
@@ -278,3 +281,19 @@ def test_an_import_that_is_ended_leaves_no_file_and_no_row(directory: Path) -> N
     assert list(kept.iterdir()) == []
     with persist.connect(f"persist://{directory / 'data'}") as client:
         assert client.shard("orders").count("id = 9") == 0
+
+
+def test_an_import_notices_a_signal_that_arrives_just_before_it_reads(tmp_path: Path) -> None:
+    """As from another thread: Python knows of the signal, and no call of the main thread is interrupted."""
+    rows = tmp_path / "rows"
+    os.mkfifo(rows)
+    writer = os.fdopen(os.open(rows, os.O_RDWR), "wb")
+    end = threading.Timer(WAIT_S, writer.close)
+    try:
+        threading.Timer(0.1, signal.raise_signal, (signal.SIGTERM,)).start()
+        end.start()
+        with ended_by_sigterm(), pytest.raises(KeyboardInterrupt), opened([str(rows)], "csv"):
+            pytest.fail("a pipe that nobody writes to was read to its end")
+    finally:
+        end.cancel()
+        writer.close()

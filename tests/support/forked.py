@@ -94,12 +94,15 @@ class Forked(_Started):
             self.stderr: BinaryIO = os.fdopen(os.dup(err.fileno()), "rb")
 
     def communicate(self) -> tuple[str, str]:
-        """What it prints until its end, of which it is waited for; both streams are closed."""
-        with self.stdout, self.stderr, ThreadPoolExecutor(1) as pool:
-            said = pool.submit(self.stderr.read)
-            printed = self.stdout.read().decode()
-            self.wait(WAIT_S)
-            return printed, said.result().decode()
+        """What it prints until its end, for which it is waited; both streams are closed."""
+        with self.stdout, self.stderr, ThreadPoolExecutor(2) as pool:
+            printed, said = (pool.submit(stream.read) for stream in (self.stdout, self.stderr))
+            try:
+                self.wait(WAIT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+            return printed.result().decode(), said.result().decode()
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """Send that signal, and wait until it has ended; both streams are closed."""
