@@ -409,6 +409,10 @@ def _type(field: pa.Field, has_minus_zero: bool = False) -> Any:
     return form | None if field.nullable else form
 
 
+class _OutOfRange(ValueError):
+    """A number that its type cannot hold."""
+
+
 class _Columns:
     """Converts decoded values to columns, and counts the names of the decoded objects."""
 
@@ -445,7 +449,10 @@ class _Columns:
         if missing == len(values):
             self._count(missing, field.type)
             return pa.nulls(missing, field.type)
-        return self.column([None if v is UNSET else v for v in values] if missing else values, field.type)
+        try:
+            return self.column([None if v is UNSET else v for v in values] if missing else values, field.type)
+        except _OutOfRange as error:
+            raise _OutOfRange(f"column {field.name!r}: {error}") from error
 
     def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         types = pa.types
@@ -497,7 +504,14 @@ def _flat(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if is_textual(kind) and family(kind) != "binary":
         texts = [str(int(value)) if type(value) in (int, float) else value for value in values]
         return from_text(pa.array(texts, pa.string()), kind)
-    return pa.array(values, kind)
+    try:
+        return pa.array(values, kind)
+    except (OverflowError, pa.ArrowInvalid) as error:
+        if not pa.types.is_integer(kind):
+            raise
+        low = -(2 ** (kind.bit_width - 1)) if pa.types.is_signed_integer(kind) else 0
+        beyond = (value for value in values if value is not None and not low <= value < low + 2**kind.bit_width)
+        raise _OutOfRange(f"{next(beyond)} does not fit {kind}") from error
 
 
 def decode_body(data: bytes, spend: Spend | None = None, *, is_exact: bool = False) -> Any:

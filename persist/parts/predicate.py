@@ -5,6 +5,7 @@
                 | column [NOT] BETWEEN literal AND literal | column [NOT] LIKE 'prefix%' | column IS [NOT] NULL | column
     literal := 12 | 1.5 | 1e3 | 'text' | r'C:\\text' | TRUE | FALSE | NULL | DATE '2024-01-31'
              | TIMESTAMP '2024-01-31 12:00:00Z' (the offset is required) | TIMESTAMP_NTZ '2024-01-31 12:00:00'
+               (or with T in place of the blank)
     column := word | `any name`
 
 The condition of a merge refers to columns as `source.word` and `target.word`, and can also compare two columns.

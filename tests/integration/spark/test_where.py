@@ -78,11 +78,11 @@ def literal(rng: random.Random, column: str) -> str:
         "b": lambda: rng.choice(["TRUE", "false"]),
         "day": lambda: f"DATE '2024-01-0{rng.randrange(1, 7)}'",
         "at": lambda: (
-            rng.choice([f"TIMESTAMP '2024-01-01 00:00:0{n}Z'" for n in range(5)])
+            rng.choice([f"TIMESTAMP '2024-01-01{blank}00:00:0{n}Z'" for n in range(5) for blank in " T"])
             if rng.random() < 0.7
             else "TIMESTAMP '2024-01-01 05:30:02+05:30'"
         ),
-        "local": lambda: f"TIMESTAMP_NTZ '2024-01-01 00:00:0{rng.randrange(6)}'",
+        "local": lambda: f"TIMESTAMP_NTZ '2024-01-01{rng.choice(' T')}00:00:0{rng.randrange(6)}'",
     }[column]()
 
 

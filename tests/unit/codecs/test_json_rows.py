@@ -148,6 +148,9 @@ def test_other_spellings_of_a_value(kind: pa.DataType, text: str, same: str) -> 
         (pa.timestamp("us", "UTC"), '"x"', "'x' is not a value of timestamp"),
         (pa.timestamp("us"), '"2024-01-31 12:00Z"', "has a zone"),
         (pa.list_(pa.float64()), "[-0, 1.1.1]", "malformed"),
+        (pa.int64(), str(2**63), f"column 'v': {2**63} does not fit int64"),
+        (pa.uint64(), "-1", "column 'v': -1 does not fit uint64"),
+        (pa.list_(pa.int8()), "[0, 128]", "column 'v': 128 does not fit int8"),
     ],
 )
 def test_a_refusal_names_the_cause(kind: pa.DataType, text: str, named: str) -> None:
