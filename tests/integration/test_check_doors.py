@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import persist
 import pyarrow as pa
 import pytest
-from starlette.testclient import TestClient
-
-import persist
 from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
 from consensus.memory_logs import MemoryConsensus
 from persist.check.check_runner import run_check
 from persist.cli.inspect import FOUND, HEALTHY
-from persist.commit.location import open_location
 from persist.copies.verify import QUICK, check_shard
 from persist.core.errors import Unavailable
 from persist.inspect.readonly_location import ReadOnlyLocation
@@ -27,6 +23,8 @@ from rpc.app import create_app
 from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
+from starlette.testclient import TestClient
+
 from tests.integration.test_inspect_http import Served, served
 from tests.integration.test_inspect_writes_nothing import open_to_all
 from tests.support.ailments import CALM, NAME, made
@@ -244,29 +242,3 @@ def test_a_shard_that_is_dropped_meanwhile_is_left_out() -> None:
     assert run_check(look, None, CALM).shards == 0
     with pytest.raises(persist.UnknownShard):
         run_check(look, NAME, CALM)
-
-
-def test_beside_writers_and_collections_nothing_is_found_that_is_not_there(tmp_path: Path) -> None:
-    place = tmp_path / "location"
-    location = open_location(f"persist://{place}")
-    client = persist.connect(f"persist://{place}")
-    shard = client.create_shard("orders", SCHEMA, ["id"], history="none")
-    ends = threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not ends.is_set():
-            shard.insert([{"id": number}])
-            number += 1
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        look = ReadOnlyLocation(location.blob, location.consensus, owns=False)
-        for _ in range(25):
-            assert run_check(look, None, CALM).findings == []
-    finally:
-        ends.set()
-        thread.join()
-        client.close()
-        location.close()

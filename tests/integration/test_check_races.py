@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import persist
 import pyarrow as pa
 import pytest
-
-import persist
 from blob.metrics import ForwardingBlob
 from compactor.worker import Worker, WorkerSettings
 from persist.check.location_checks import ServerFacts, store_failing
@@ -24,6 +23,7 @@ from persist.core.ids import critical_reader_id_of
 from persist.core.state import Policy
 from persist.maintenance.collector import Collector
 from rpc.cli.program import main
+
 from tests.support.ailments import DAY_MS, HOUR_MS, NAME, SCHEMA, World, examine, made
 from tests.support.damaged import Damaged
 from tests.support.forked import Forked
@@ -175,12 +175,6 @@ def test_a_check_makes_and_repairs_nothing(
     assert main(["check", "--deep", "--free", "0", "--dir", str(place)]) == code
     assert {path: path.stat().st_size for path in place.rglob("*")} == before
     assert ("stores-mispaired" in capsys.readouterr().out) == (lost == "an epoch")
-
-
-@pytest.mark.parametrize("words", [["--dir", ""], ["--blob", "", "--consensus", ""]])
-def test_an_empty_argument_is_no_default(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", *words]) == 2
-    assert "is empty" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_a_look_that_waits_for_its_rate(place: Path) -> None:

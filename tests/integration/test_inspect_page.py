@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import persist
 import pyarrow as pa
 import pytest
-
-import persist
 from persist.inspect.queries import ANSWERS
 from rpc.cli.program import main
+
 from tests.support.answers import Answers
 from tests.support.disaster import free_port
 from tests.support.inspected import PART, ROLLUP, UNNAMED, copied, spoil_entry
@@ -79,12 +79,6 @@ def with_notes(place: Path) -> list[str]:
     return at(place, "usage")
 
 
-def piped(place: Path) -> list[str]:
-    (place / "consensus.db").unlink()
-    os.mkfifo(place / "consensus.db")
-    return at(place, "usage")
-
-
 def truncated(place: Path) -> list[str]:
     (place / "consensus.db").rename(place / "consensus.db-wal")
     (place / "consensus.db").touch()
@@ -128,7 +122,6 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "`--dir` does not exist": lambda p: at(p / "nowhere", "usage"),
     "`--dir` without files of persist": with_notes,
     "`--dir` without its log or blobs": lambda p: at(without(p, "consensus.db"), "usage"),
-    "`--dir` whose log is no regular file": piped,
     "`--dir` whose log is empty, with a write-ahead log": truncated,
     "`--dir` whose name is not UTF-8": lambda p: at(p / os.fsdecode(b"\xff"), "usage"),
     "an empty `--dir`": lambda p: ["usage", "--dir", ""],
@@ -152,7 +145,6 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
 MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("a version that is not a positive number", lambda p: at(p, "state", "orders", "--at", "0")),
     ("a version that is not a positive number", lambda p: at(p, "state", "orders", "--at", "9" * 30)),
-    ("a version that the log no longer has", lambda p: forgotten(p, "log", "orders", "--to", "2")),
     ("a key that is not that of a part", lambda p: at(p, "part", ROLLUP)),
     ("`--as-of` is no time", lambda p: at(p, "digest", "orders", "--as-of", "9" * 30)),
     ("an invalid `--url`", lambda p: ["usage", "--url", "http://[::1"]),
@@ -167,7 +159,6 @@ KINDS = {
     "a timestamp before the log begins": "not_readable",
     "`--as-of` before since": "not_readable",
     "`--dir` without its log or blobs": "unavailable",
-    "`--dir` whose log is no regular file": "unavailable",
     "`--dir` whose log is empty, with a write-ahead log": "corruption",
     "`--url` without a server": "unavailable",
     "`--url` of another kind of server": "unavailable",
@@ -192,11 +183,3 @@ def test_what_is_wrong_is_one_sentence_with_its_exit_code(
 ) -> None:
     arguments = wrong(copied(tmp_path / "location"))
     check_refused("inspect", arguments, (kind := KINDS.get(row, "invalid_usage"), CODES[kind]), capsys, monkeypatch)
-
-
-def test_an_argument_that_is_not_known_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["rows", "orders"], ["state"], ["usage", "--more"]):
-        with pytest.raises(SystemExit) as ended:
-            main(["inspect", *words])
-        assert ended.value.code == 2
-    assert "usage: persist inspect" in capsys.readouterr().err
