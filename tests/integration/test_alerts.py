@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 import yaml
 from starlette.testclient import TestClient
 
@@ -22,7 +20,6 @@ from compactor.loop import RESCAN_PER_S, RESCAN_S, Loop, NameScan
 from compactor.metering import MaintenanceMetrics
 from compactor.monitor import of_maintenance
 from compactor.on_demand import maintain
-from compactor.scrubber import Scrubber
 from compactor.tasks import gc_task
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
@@ -36,7 +33,6 @@ from persist.formats.exposition import exposition
 from persist.maintenance.collector import Collector
 from persist.regions.replica import Home, open_replica
 from rpc.app import create_app
-from rpc.audit import Audit
 from rpc.auth import ANONYMOUS
 from rpc.metrics import ServerMetrics
 from rpc.prefix_usage import PrefixUsage
@@ -47,9 +43,8 @@ from tests.integration.test_metrics import documented
 from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.consensus_faults import FaultyConsensus
-from tests.support.damaged import Damaged, healthy, opened
 from tests.support.location import InlineBackground, TestClock
-from tests.support.monitored import maintenance, series
+from tests.support.monitored import series
 from tests.support.pages import ROOT
 from tests.support.promtool import ALERTS, firing, promtool
 
@@ -184,37 +179,6 @@ def test_stores_that_fail(tmp_path: Path) -> None:
     firing(tmp_path, ["PersistErrors", "PersistStoreFailing", "PersistRetryStorms"], before, after)
 
 
-def test_something_damaged(tmp_path: Path) -> None:
-    blob = MemoryBlob("mem:")
-    with troubled(blob=blob) as server:
-        rows = "\n".join(json.dumps({"id": n, "text": f"{n * 7919:0100d}"}) for n in range(3000))
-        assert server.http.post("/v1/shards/orders/insert", content=rows, headers=NDJSON).status_code == 200
-        before = server.scrape()
-        (part,) = (stat.key for stat in blob.list("") if stat.key.endswith(".parquet"))
-        damaged = bytearray(blob.get(part))
-        damaged[len(damaged) // 2] ^= 1
-        blob.delete([part])
-        blob.put(part, bytes(damaged))
-        assert server.http.get("/v1/shards/orders/snapshot").status_code == 500
-        after = server.scrape()
-    firing(tmp_path, ["PersistCorruption"], before, after)
-
-
-def test_a_sample_of_maintenance_that_finds_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compactor.scrubber.DAY_S", 0.0)  # the clock stands
-    place = Damaged(healthy(tmp_path / "data"))
-    with closing(opened(place.root)) as location:
-        metrics = MaintenanceMetrics()
-        scrubber = Scrubber(location, metrics, location.all_names, of=1, rate=1 << 40, first_after_s=0.0)
-        read = series_of(location, Loop(location, lambda name: None), metrics)
-        assert scrubber.once()
-        before = read()
-        place.flip(place.keys("other", ".parquet")[0])
-        assert scrubber.once()
-        after = read()
-    firing(tmp_path, ["PersistVerifyFindings"], before, after)
-
-
 def test_too_much_at_once(tmp_path: Path) -> None:
     settings = ServerSettings(limits=Limits(snapshots_max=1, bodies_bytes_max=200))
     with troubled(settings=settings) as server:
@@ -307,20 +271,6 @@ def test_collections_that_fail_and_a_loop_that_cannot_list_the_shards(tmp_path: 
     firing(tmp_path, ["PersistGcFailing", "PersistMaintenanceFailing"], before, after, "PersistMaintenanceStuck")
 
 
-def test_a_compactor_that_is_gone(tmp_path: Path) -> None:
-    with persist.connect(f"persist://{tmp_path}/d") as client:
-        client.create_shard("orders", SCHEMA, key=["id"]).insert([{"id": 1}])
-    with maintenance("maintain", "run", "--no-gc", "--dir", str(tmp_path / "d")) as process:
-        before = {'up{job="persist-maintenance"}': 1.0}
-        assert process.series()["persist_maintenance_failures_total"] == 0
-        process.process.kill()
-        process.process.wait()
-        with pytest.raises(OSError):
-            process.series()
-    after = {'up{job="persist-maintenance"}': 0.0}
-    firing(tmp_path, ["PersistMaintenanceDown"], before, after)
-
-
 def test_a_copy_whose_store_does_not_answer(tmp_path: Path) -> None:
     with persist.connect(f"persist://{tmp_path}/d") as client:
         client.create_shard("orders", SCHEMA, key=["id"]).insert([{"id": 1}])
@@ -339,22 +289,6 @@ def test_a_copy_whose_store_does_not_answer(tmp_path: Path) -> None:
     firing(tmp_path, ["PersistRegionBehind"], {**before, "persist_region_lag_seconds": 0.0}, after)
 
 
-def test_an_audit_that_cannot_be_written(tmp_path: Path) -> None:
-    class Full(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise OSError("no space left on device")
-
-    audit, full, log = Audit(is_on=True), Full(), logging.getLogger("persist.audit")
-    audit.note("drop", "eu/a", {}, token="etl", status=200, address=None, request_id="1")
-    before = told(audit)
-    log.addHandler(full)
-    try:
-        audit.note("drop", "eu/b", {}, token="etl", status=200, address=None, request_id="2")
-    finally:
-        log.removeHandler(full)
-    firing(tmp_path, ["PersistAuditFails"], before, told(audit))
-
-
 def test_quotas_that_cannot_be_read(tmp_path: Path) -> None:
     path, clock = tmp_path / "quotas.json", TestClock()
     path.write_text("{}")
@@ -368,6 +302,5 @@ def test_quotas_that_cannot_be_read(tmp_path: Path) -> None:
     firing(tmp_path, ["PersistQuotasUnreadable"], before, after)
 
 
-def told(teller: Audit | Quotas) -> Figures:
-    families = teller.families() if isinstance(teller, Audit) else teller.families(ANONYMOUS)
-    return series(exposition(families).decode())
+def told(quotas: Quotas) -> Figures:
+    return series(exposition(quotas.families(ANONYMOUS)).decode())

@@ -188,15 +188,6 @@ def test_who_may_not_write_added_rows_by_a_truncation(house: House) -> None:
     assert house.ask("etl", "GET", "/v1/shards/eu/a/count").json()["count"] == 4
 
 
-def test_parts_that_were_never_committed_counted_for_no_bytes(house: House) -> None:
-    house.says(prefixes={"eu/": {"bytes": 10_000}})
-    keys = [part_key(shard_id_of("eu/a"), WRITER, PartId(f"p{number:032x}")) for number in range(40)]
-    done = [house.ask("etl", "PUT", f"/v1/blobs/{key}", b"x" * 1_000).status_code for key in keys]
-    assert done == [204] * 10 + [429] * 30
-    again = house.ask("etl", "PUT", f"/v1/blobs/{keys[0]}", b"x" * 1_000)
-    assert again.status_code == 204, "the same again is no more than it was"
-
-
 def test_a_part_that_an_append_dropped_counted_no_more(house: House) -> None:
     """Of an interval that the shard has already nothing is committed: the part's blob stays, and counts."""
     assert house.ask("etl", "POST", "/v1/shards/eu/a/advance-upper?upper=1").status_code == 200

@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import persist
 import pyarrow as pa
 import pytest
+
+import persist
 from compactor.worker import Worker
 from persist.check.check_runner import run_check
 from persist.check.findings import IDS, CheckThresholds
@@ -26,7 +27,6 @@ from persist.core.state import Policy
 from persist.inspect.readonly_location import ReadOnlyLocation
 from persist.maintenance.collector import Collector
 from rpc.cli.program import main
-
 from tests.support.clocks import Machine, World
 from tests.support.waiting import wait_until
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import persist
 import pyarrow as pa
 import pytest
+from starlette.testclient import TestClient
+
+import persist
 from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
@@ -23,8 +25,6 @@ from rpc.app import create_app
 from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
-from starlette.testclient import TestClient
-
 from tests.integration.test_inspect_http import Served, served
 from tests.integration.test_inspect_writes_nothing import open_to_all
 from tests.support.ailments import CALM, NAME, made

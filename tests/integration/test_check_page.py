@@ -8,9 +8,11 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-import persist
 import pyarrow as pa
 import pytest
+from starlette.testclient import TestClient
+
+import persist
 from persist.check.check_runner import Report
 from persist.check.findings import AGES, IDS, CheckThresholds
 from persist.commit.location import open_location
@@ -18,8 +20,6 @@ from persist.inspect import readonly_location
 from rpc.app import create_app
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
-from starlette.testclient import TestClient
-
 from tests.support.inspected import FixedClock, copied, everything, undated
 from tests.support.pages import blocks, exit_codes, page
 from tests.support.refused import check_refused, without

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import persist
 import pyarrow as pa
 import pytest
+
+import persist
 from blob.metrics import ForwardingBlob
 from compactor.worker import Worker, WorkerSettings
 from persist.check.location_checks import ServerFacts, store_failing
@@ -23,7 +24,6 @@ from persist.core.ids import critical_reader_id_of
 from persist.core.state import Policy
 from persist.maintenance.collector import Collector
 from rpc.cli.program import main
-
 from tests.support.ailments import DAY_MS, HOUR_MS, NAME, SCHEMA, World, examine, made
 from tests.support.damaged import Damaged
 from tests.support.forked import Forked

@@ -395,15 +395,6 @@ def test_types_of_a_new_shard_lose_nothing_and_null_tells_what_is_none(typed: An
 # --- shards and drop
 
 
-def test_drop_needs_a_yes(orders: Any, place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    refused = place.type(capsys, "drop", "orders")
-    assert (refused.code, refused.lines) == (2, [])
-    assert "give --yes" in refused.err
-    assert orders("shards", "--names") == ["orders"]
-    assert json.loads(orders("drop", "orders", "--yes")[0])["complete"] is True
-    assert orders("shards", "--names") == []
-
-
 @pytest.mark.parametrize(("answer", "left"), [("y", []), ("YES", []), ("n", ["orders"]), ("", ["orders"])])
 def test_drop_asks_in_a_terminal(
     answer: str, left: list[str], orders: Any, place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: Any

@@ -15,9 +15,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.shard_cuts import Cut
 from persist.core.errors import InvalidUsage
-from persist.core.frontier import Antichain
 from persist.core.shard_settings import DEFAULT_HISTORY, history_ms
 from persist.inspect.readonly_location import prefix_of
 from rpc.cli import serve
@@ -167,11 +165,6 @@ def test_a_wrong_argument_is_told_in_a_sentence(
     assert len(told.err.splitlines()) == 1
 
 
-def test_a_file_of_authorities_that_is_missing_is_named() -> None:
-    with pytest.raises(persist.InvalidUsage, match=r"ca_file 'missing\.pem' cannot be used: No such file"):
-        persist.connect("https://127.0.0.1:1", ca_file="missing.pem")
-
-
 @pytest.mark.parametrize("arguments", [["--tokens", "nope.json"], ["--port", "99999"], ["--tls-key", "nope.pem"]])
 def test_a_server_that_cannot_start_leaves_no_directory(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,14 +194,6 @@ def test_serve_keeps_as_much_history_as_it_is_told(monkeypatch: pytest.MonkeyPat
     assert settings_of("--history", "none").history == "none"
     with pytest.raises(InvalidUsage):
         settings_of("--history", "rubbish").check()
-
-
-@pytest.mark.parametrize("left_out", ["crc", "v", "location", "epoch", "taken_ms", "kind", "shards"])
-def test_a_cut_without_a_field_is_refused(left_out: str) -> None:
-    told = json.loads(Cut("l" * 32, 1, 5, "upper", {"orders": Antichain(3)}).to_json())
-    del told[left_out]
-    with pytest.raises(InvalidUsage):
-        Cut.of(told)
 
 
 # --- commands start soon: none but `serve` loads what only a server needs, which took a fifth of their start

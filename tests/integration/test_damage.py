@@ -13,10 +13,11 @@ from typing import Any
 from unittest.mock import patch
 
 import duckdb
-import persist.parts.reader
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+
+import persist.parts.reader
 from persist.commit.blob_tasks import keys_in
 from persist.copies.shard_facts import Fault, FaultKind, all_parts
 from persist.copies.verify import Depth, Sample, verify_shards
@@ -31,7 +32,6 @@ from persist.core.state import Claim, CriticalReader, State
 from persist.formats.state_frames import Listing, decode_lent, decode_listing, encode_lent, encode_listing
 from persist.parts import DIFF, newest, valid_schemas
 from persist.parts.row_stats import digest_of_rows
-
 from tests.support.damaged import SCHEMA, Damaged, healthy, opened, with_part
 from tests.support.naive_reader import Contents, NaiveReader
 from tests.support.pages import ROOT

@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import persist
 import pyarrow as pa
 import pytest
+
+import persist
 from persist.inspect.queries import ANSWERS
 from rpc.cli.program import main
-
 from tests.support.answers import Answers
 from tests.support.disaster import free_port
 from tests.support.inspected import PART, ROLLUP, UNNAMED, copied, spoil_entry
