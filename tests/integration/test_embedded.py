@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -49,13 +47,6 @@ def rows_of(shard: Shard, as_of: int | None = None, **options: object) -> list[d
     return shard.snapshot(as_of, **options).to_arrow(expand=True).to_pylist()  # type: ignore[arg-type]
 
 
-def test_every_chunk_of_a_table_is_inserted(shard: Shard) -> None:
-    frames = [pd.DataFrame({"id": [number], "name": [f"n{number}"]}) for number in range(3)]
-    shard.insert(pd.concat(frames))
-    shard.insert(pa.table({"id": [3, 4], "name": pa.chunked_array([["n3"], ["n4"]])}))
-    assert shard.snapshot().to_arrow().sort_by("id")["name"].to_pylist() == ["n0", "n1", "n2", "n3", "n4"]
-
-
 def test_an_iterator_of_batches_is_written_in_bounded_pieces(shard: Shard) -> None:
     batches = (pa.record_batch({"id": pa.array(range(n, n + 100)), "name": ["x"] * 100}) for n in range(0, 2000, 100))
     shard.insert(batches)
@@ -68,39 +59,6 @@ def test_a_reader_that_was_closed_is_told_so(shard: Shard) -> None:
     snapshot.close()
     with pytest.raises(Expired, match="is gone"):
         list(snapshot.batches())
-
-
-def test_nested_values_and_exact_types_come_back_as_they_were(client: Client) -> None:
-    schema = pa.schema(
-        [
-            ("k", pa.decimal128(20, 4)),
-            ("tags", pa.list_(pa.string())),
-            ("point", pa.struct([("x", pa.float64()), ("y", pa.list_(pa.int32()))])),
-            ("at", pa.timestamp("ns", tz="UTC")),
-        ]
-    )
-    shard = client.create_shard("typed", schema, ["k"])
-    table = pa.table(
-        {
-            "k": [Decimal("1.5000"), Decimal("-2.0000")],
-            "tags": [["a", None], []],
-            "point": [{"x": float("nan"), "y": [1, 2]}, None],
-            "at": [0, None],
-        },
-        schema=schema,
-    )
-    shard.insert(table)
-    shard.insert(table.slice(1, 1).append_column("__diff", pa.array([-1])))
-    assert shard.snapshot().to_arrow(expand=True).to_pylist()[0]["tags"] == ["a", None]
-    assert shard.snapshot().to_arrow(expand=True).schema.equals(schema)
-
-
-def test_what_was_acknowledged_is_there_after_reopening(url: str) -> None:
-    with persist.connect(url) as client:
-        client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1, "name": "a"}])
-    with persist.connect(url) as client:
-        assert client.shards() == ["orders"]
-        assert rows_of(client.shard("orders")) == [{"id": 1, "name": "a"}]
 
 
 # --- bad input: one clear sentence, and nothing is lost
@@ -167,11 +125,3 @@ def test_a_flipped_byte_in_a_blob_is_corruption_and_never_a_wrong_row(tmp_path: 
             shard.snapshot().to_arrow()
     path.write_bytes(whole)
     assert shard.snapshot().to_arrow().num_rows == 20_000
-
-
-def test_a_missing_blob_is_corruption_while_the_lease_holds(tmp_path: Path, shard: Shard) -> None:
-    shard.insert(pa.table({"id": list(range(20_000)), "name": ["x"] * 20_000}))
-    [path] = (tmp_path / "location" / "blob").rglob("*.parquet")
-    path.unlink()
-    with pytest.raises(Corruption, match="missing"):
-        shard.snapshot().to_arrow()

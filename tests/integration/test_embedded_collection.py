@@ -14,12 +14,11 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.state import ROLLUP_LEAST, Policy
-from tests.support.forked import Module
-from tests.support.insert_driver import SCHEMA, SINCE_EVERY
 from tests.support.waiting import WAIT_S, wait_until
 
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+SINCE_EVERY = 50
 INSERTS = 1_200
-INSERTS_OF_EACH, ENTRIES_OF_BOTH_MAX = 200, 300  # of two programs
 LIVE_ROWS = 100
 BLOBS_MAX = 20  # 26 if nothing is collected
 ENTRIES_MAX = 450
@@ -76,18 +75,6 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
         assert kept(client)[1] > 3 * ROLLUP
 
 
-def test_a_reader_keeps_what_it_reads(tmp_path: Path) -> None:
-    with persist.connect(f"persist://{tmp_path}/data") as client:
-        shard = client.create_shard("orders", SCHEMA, ["k"])
-        shard.insert(pa.table({"k": range(5_000), "v": ["before"] * 5_000}))
-        snapshot = shard.snapshot()
-        for number in range(5 * ROLLUP):
-            shard.insert([{"k": number, "v": LARGE}])
-            shard.downgrade_since(number)
-        assert snapshot.to_arrow().num_rows == 5_000
-        assert kept(client)[1] > 5 * ROLLUP, "the snapshot held the log back"
-
-
 def test_a_dropped_shard_is_deleted_by_who_dropped_it(tmp_path: Path) -> None:
     with persist.connect(f"persist://{tmp_path}/data") as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])
@@ -96,21 +83,6 @@ def test_a_dropped_shard_is_deleted_by_who_dropped_it(tmp_path: Path) -> None:
         assert kept(client)[0] > 1
         shard.drop()
         wait_until(lambda: kept(client)[0] == 1, "the blobs of what was dropped are gone")
-
-
-def test_several_programs_collect_at_once(tmp_path: Path) -> None:
-    url = f"persist://{tmp_path}/data"
-    with persist.connect(url) as client:
-        said = tmp_path / "said"
-        said.touch()
-        words = [[url, f"c{number}", str(INSERTS_OF_EACH)] for number in range(2)]
-        programs = [Module("tests.support.insert_driver", each, said=said) for each in words]
-        assert [program.wait(WAIT_S) for program in programs] == [0, 0], said.read_text()
-        shard = client.shard("orders")
-        assert shard.upper().element is not None
-        assert sum(shard.snapshot().to_arrow()["__diff"].to_pylist()) == 2 * INSERTS_OF_EACH
-        blobs, entries = kept(client)
-        assert entries < ENTRIES_OF_BOTH_MAX, (blobs, entries)
 
 
 def test_collections_keep_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,50 +117,32 @@ def test_python_tells_what_shows_rows_that_went_before_a_time(machine: Machine, 
 
 
 # One for each way in which a path refuses; the rules have their tests in Python.
-WRONG: list[tuple[str, str, Any, int, str]] = [
-    ("POST", "erasures", [1], 400, "invalid_usage"),
-    ("POST", "erasures", {"keys": []}, 400, "invalid_usage"),
-    ("POST", "erasures", {"where": "id ="}, 400, "invalid_usage"),
-    ("GET", "erasures/e1", None, 400, "invalid_usage"),
-    ("GET", "erasures?before=9", None, 400, "invalid_usage"),
+WRONG: list[tuple[str, str, Any]] = [
+    ("GET", "erasures/e1", None),
+    ("GET", "erasures?before=9", None),
+    ("POST", "erasures", [1]),
+    ("POST", "erasures", {}),
+    ("POST", "erasures", {"gone": False}),
+    ("POST", "erasures", {"gone": True, "keys": ["margaret"]}),
+    ("POST", "erasures", {"gone": "yes"}),
+    ("POST", "erasures", {"where": "id ="}),
+    ("POST", "erasures", {"keys": ["margaret"], "reason": "\ud800"}),
+    ("POST", "erasures", {"keys": ["margaret"], "deadline": 5}),
 ]
 
 
-@pytest.mark.parametrize(("verb", "path", "body", "status", "kind"), WRONG)
-def test_what_is_wrong_is_refused_and_nothing_is_written(
-    machine: Machine, shard: Shard, http: TestClient, verb: str, path: str, body: Any, status: int, kind: str
+@pytest.mark.parametrize(("verb", "path", "body"), WRONG, ids=str)
+def test_what_is_wrong_is_refused_and_nothing_is_erased(
+    machine: Machine, shard: Shard, http: TestClient, verb: str, path: str, body: Any
 ) -> None:
     before = machine.location.machine(NAME).refresh()
-    answer = http.request(verb, f"{PATH}/{path}", json=body)
-    assert (answer.status_code, answer.json()["kind"]) == (status, kind), answer.text
+    answer = http.request(verb, f"{PATH}/{path}", content=None if body is None else json.dumps(body))
+    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
     assert "margaret" not in answer.text
     after = machine.location.machine(NAME).refresh()
-    assert (after.upper, after.since, after.leased_readers, after.erasures) == (
-        before.upper, before.since, before.leased_readers, before.erasures,
+    assert (after.trace, after.since, after.leased_readers, after.erasures) == (
+        before.trace, before.since, before.leased_readers, before.erasures,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"gone": False},
-        {"gone": True, "keys": ["margaret"]},
-        {"gone": "yes"},
-        {"keys": ["margaret"], "reason": "\ud800"},
-        {"keys": ["margaret"], "deadline": 5},
-    ],
-    ids=str,
-)
-def test_a_body_that_forgets_what_it_asks_for_erases_nothing(
-    machine: Machine, shard: Shard, http: TestClient, body: dict[str, Any]
-) -> None:
-    before = machine.location.machine(NAME).refresh()
-    answer = http.post(f"{PATH}/erasures", content=json.dumps(body))
-    assert (answer.json()["kind"], answer.status_code) == ("invalid_usage", 400), answer.text
-    assert "margaret" not in answer.text
-    assert "history" not in answer.text
-    assert machine.location.machine(NAME).refresh().trace == before.trace
 
 
 def test_numbers_of_json_are_taken_exactly_too(machine: Machine, http: TestClient) -> None:

@@ -55,9 +55,6 @@ def http(status: str) -> bytes:
 
 ANSWERS: list[tuple[bytes, str]] = [
     (http("200 OK"), "it answers with HTTP 200"),
-    (http("401 Unauthorized"), "it answers with HTTP 401"),
-    (http("403 Forbidden"), "it answers with HTTP 403"),
-    (http("500 Internal Server Error"), "it answers with HTTP 500"),
     (http("503 Service Unavailable"), "it answers with HTTP 503"),
     (b"220 smtp ready\r\n\r\n", "it answers, but not as HTTP: the response is not HTTP"),
     (b"", "it answers, but not as HTTP: the server closed the connection"),

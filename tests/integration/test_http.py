@@ -15,7 +15,7 @@ import persist
 from blob.file import FileBlob
 from blob.metrics import MeteredBlob
 from persist.client.client import Client
-from persist.client.shard import HandleSettings, Shard
+from persist.client.shard import HandleSettings
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage
 from persist.core.shard_view import ViewRequest
@@ -31,11 +31,6 @@ def rows(*ids: str, amount: int = 1) -> pa.Table:
     return pa.table({"id": list(ids), "amount": [amount] * len(ids)}, schema=SCHEMA)
 
 
-def contents(shard: Shard, as_of: int | None = None) -> dict[str, int]:
-    table = shard.snapshot(as_of).to_arrow()
-    return dict(zip(table.column("id").to_pylist(), table.column("__diff").to_pylist(), strict=True))
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("http") / "data") as running:
@@ -48,29 +43,10 @@ def client(server: Server) -> Iterator[Client]:
         yield connected
 
 
-@pytest.fixture
-def shard(client: Client, request: pytest.FixtureRequest) -> Shard:
-    return client.create_shard(f"eu/{request.node.name[:100]}", SCHEMA, ["id"])
-
-
-def test_write_and_read_back(shard: Shard) -> None:
-    shard.compare_and_append(rows("a", "b"), 0, 5)
-    shard.append(rows("c"), 5, 7)
-    assert shard.insert(rows("a")).lower.to_json() == [7]
-    assert contents(shard) == {"a": 2, "b": 1, "c": 1}
-    assert contents(shard, as_of=4) == {"a": 1, "b": 1}
-
-
 def test_a_client_on_the_same_machine_uses_the_store_itself(client: Client) -> None:
     metered = client.transport.blob
     assert isinstance(metered, MeteredBlob)
     assert isinstance(metered.inner, FileBlob)
-
-
-def test_rows_too_large_to_travel_with_the_commit(shard: Shard) -> None:
-    many = rows(*[f"row-{n}" for n in range(50_000)])
-    shard.insert(many)
-    assert len(contents(shard)) == 50_000
 
 
 # --- bad input: one clear sentence each, and nothing is lost

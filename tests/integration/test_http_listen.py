@@ -77,23 +77,10 @@ def test_what_is_there_and_what_comes(server: Server, client: Client, shard: Sha
     assert found == [("before", 0), *((f"r{n}", n) for n in range(1, 10))]
 
 
-def test_resuming_leaves_no_gap_and_no_overlap(client: Client, shard: Shard) -> None:
-    for n in range(10):
-        shard.compare_and_append([{"id": f"r{n}"}], n, n + 1)
-    first = follow(client, shard.name, until=4)
-    assert first + follow(client, shard.name, after=3, until=10) == [(f"r{n}", n) for n in range(10)]
-
-
 def test_a_large_step_comes_in_pieces_and_whole(client: Client, shard: Shard) -> None:
     ids = [f"row-{n:06d}" for n in range(250_000)]
     shard.compare_and_append(pa.table({"id": ids}), 0, 1)
     assert sorted(row for row, _ in follow(client, shard.name, until=1)) == ids
-
-
-def test_the_stream_ends_when_the_shard_is_closed(client: Client, shard: Shard) -> None:
-    shard.insert([{"id": "last"}])
-    shard.advance_upper(None)
-    assert follow(client, shard.name) == [("last", 0)]
 
 
 def test_server_sent_events(server: Server, shard: Shard) -> None:

@@ -17,7 +17,7 @@ from persist.inspect import readonly_location
 from persist.inspect.queries import ANSWERS
 from rpc.cli.program import main
 from tests.support import json_schemas
-from tests.support.inspected import COMMANDS, PART, FixedClock, copied
+from tests.support.inspected import COMMANDS, FixedClock, copied
 
 GOLDEN = Path(__file__).parent / "inspected"
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -82,19 +82,6 @@ def test_the_schema_refuses_what_is_no_answer(ran: Ran) -> None:
 # --- a State, and the log
 
 
-def test_the_whole_state_is_told_and_keys_of_rows_are_not(ran: Ran) -> None:
-    document = json.loads(ran("state", "orders", "--json")[1])
-    state = document["state"]
-    parts = [part for batch in state["trace"]["batches"] for run in batch["runs"] for part in run["parts"]]
-    assert {part["key_lower"][0] for part in parts} == {"#"}
-    assert [part["data"] for part in parts] == [None, {"bytes": 432}, {"bytes": 432}]
-    assert state["seqno"] == document["seqno"] == 32
-    [cursor] = state["critical_readers"].values()
-    assert cursor["opaque"].startswith("#"), "who knows it moves the hold"
-    shown = json.loads(ran("state", "orders", "--json", "--keys")[1])["state"]
-    assert "#" not in shown["trace"]["batches"][0]["runs"][0]["parts"][0]["key_lower"]
-
-
 def test_a_state_at_each_version_is_the_one_that_the_log_leads_to(ran: Ran) -> None:
     head = json.loads(ran("state", "orders", "--json")[1])["seqno"]
     entries = [json.loads(line) for line in ran("log", "orders", "--json")[1].splitlines()]
@@ -119,46 +106,7 @@ def test_following_a_log_shows_what_comes_and_ends_at_the_last_version_that_was_
     assert [entry["seqno"] for entry in entries] == [1, 2, 3, 4]
 
 
-def test_a_diff_names_what_changed(ran: Ran) -> None:
-    rows = json.loads(ran("state", "orders", "--from", "v2", "--at", "v31", "--json")[1])["rows"]
-    assert {"field": "upper", "words": "upper moved from 0 to 11"} in rows
-    assert {"field": "critical_readers", "words": "1 cursor added: job at 8"} in rows
-    assert json.loads(ran("state", "orders", "--from", "5", "--at", "5", "--json")[1])["rows"] == []
-
-
 # --- a part
 
 
-def test_a_part_tells_its_footer_and_that_its_checksums_hold(ran: Ran) -> None:
-    document = json.loads(ran("part", PART, "--json")[1])
-    about, [group] = document["about"], document["rows"]
-    assert (about["named"], about["whole"], about["footer"], group["sound"]) == (True, True, True, True)
-    values = {one["column"]: one["least"] for one in group["statistics"]}
-    assert values["k"].startswith("#")
-    assert values["__time"] == "0", "times are no data"
-
-
 # --- contents
-
-
-def test_a_digest_is_that_of_a_clone_and_of_the_same_rows_elsewhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def digest(place: Path, name: str, *more: str) -> tuple[str, int]:
-        assert main(["inspect", "digest", name, *more, "--dir", str(place), "--json"]) == 0
-        about = json.loads(capsys.readouterr().out)["about"]
-        return about["digest"], about["rows"]
-
-    one, other = tmp_path / "one", tmp_path / "other"
-    with persist.connect(f"persist://{one}", collect=False) as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        shard.insert([{"id": 1}, {"id": 2}])
-        before = digest(one, "orders")
-        shard.insert([{"id": 3}, {"id": 3}])
-        shard.optimize()
-        client.clone("orders", "copy")
-    with persist.connect(f"persist://{other}", collect=False) as client:
-        client.create_shard("elsewhere", SCHEMA, ["id"]).insert([{"id": 3}, {"id": 2}, {"id": 1}, {"id": 3}])
-    assert digest(one, "orders") == digest(one, "copy") == digest(other, "elsewhere")
-    assert digest(one, "orders")[1] == 4
-    assert digest(one, "orders", "--as-of", "0") == before != digest(one, "orders")

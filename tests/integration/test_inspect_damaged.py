@@ -225,13 +225,6 @@ def test_a_log_without_the_index_of_its_file_is_read_of_a_copy(
     assert everything(copy) == before
 
 
-def test_a_database_that_is_none_is_told(place: Path, ask: Any) -> None:
-    (place / "consensus.db").write_bytes(b"x" * 5000)
-    told = ask("usage")
-    assert told.code == 1
-    assert "is damaged" in told.error
-
-
 # --- a look beside writers, merges and collections: one State is told, and what was taken away meanwhile is no dama
 
 
@@ -304,14 +297,3 @@ def test_parts_that_the_newest_state_names_are_missing_however_far_the_shard_has
     shards.blob.delete([before[0].key or ""])
     assert list(document.rows)
     assert [finding.key for finding in document.findings] == [before[0].key]
-
-
-def test_what_is_still_named_is_told_of_the_newest_state() -> None:
-    shards = Shards()
-    shards.create("a", inserts=2)
-    look = ReadOnlyLocation(shards.blob, shards.consensus, clock=shards.clock)
-    facts = newest(look, "a")
-    keys = list(facts.known().blob_keys())
-    assert all(facts.is_named(key) for key in keys)
-    shards.client.shard("a").optimize()
-    assert not any(facts.is_named(part.key or "") for part in facts.known().trace.parts())
