@@ -179,6 +179,22 @@ def test_stores_that_fail(tmp_path: Path) -> None:
     firing(tmp_path, ["PersistErrors", "PersistStoreFailing", "PersistRetryStorms"], before, after)
 
 
+def test_something_damaged(tmp_path: Path) -> None:
+    blob = MemoryBlob("mem:")
+    with troubled(blob=blob) as server:
+        rows = "\n".join(json.dumps({"id": n, "text": f"{n * 7919:0100d}"}) for n in range(3000))
+        assert server.http.post("/v1/shards/orders/insert", content=rows, headers=NDJSON).status_code == 200
+        before = server.scrape()
+        (part,) = (stat.key for stat in blob.list("") if stat.key.endswith(".parquet"))
+        damaged = bytearray(blob.get(part))
+        damaged[len(damaged) // 2] ^= 1
+        blob.delete([part])
+        blob.put(part, bytes(damaged))
+        assert server.http.get("/v1/shards/orders/snapshot").status_code == 500
+        after = server.scrape()
+    firing(tmp_path, ["PersistCorruption"], before, after)
+
+
 def test_too_much_at_once(tmp_path: Path) -> None:
     settings = ServerSettings(limits=Limits(snapshots_max=1, bodies_bytes_max=200))
     with troubled(settings=settings) as server:
