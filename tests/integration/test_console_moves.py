@@ -17,7 +17,6 @@ __all__ = ["page"]
 pytestmark = pytest.mark.proof  # the main path is in test_console.py
 
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string())])
-VALUE = '{"list":[1,1152921504606846977,-9223372036854775808],"text":"9007199254740993\\n","none":null,"yes":true}'
 MANY = 40  # enough for a table that has to be scrolled
 
 
@@ -175,16 +174,3 @@ def test_how_long_a_lease_has_goes_on_while_nothing_is_committed(page: Page) -> 
     )
     assert page.table("Holds") == [["reader", "0", "7.00 s"]]
     wait_until(lambda: page.table("Holds") == [["reader", "0", "due"]], "the lease has come to its end")
-
-
-def test_numbers_within_a_value_keep_their_digits_and_are_no_texts(page: Page) -> None:
-    page.open()
-    found = page.browser.driver.execute_async_script(
-        "const [text, done] = arguments; Promise.all([import('/console/api.js'), import('/console/format.js')])"
-        ".then(([{ parse }, { exact }]) => done(exact(parse(text))));",
-        VALUE,
-    )
-    assert found == VALUE
-
-
-# --- what is seen

@@ -149,16 +149,6 @@ def test_rows_come_back_once_since_stands_before_upper_again(page: Page, served:
     wait_until(lambda: page.shown() == "3", "rows are shown again")
 
 
-def test_frontiers_as_they_moved_are_told_in_all_their_digits(page: Page, served: Served) -> None:
-    shard = served.client.create_shard("moving", SCHEMA, ["id"])
-    shard.append([{"id": 1, "state": "x", "__time": NANOSECONDS}], 0, NANOSECONDS + 1)
-    page.shard("moving")
-    shard.append([{"id": 2, "state": "x", "__time": NANOSECONDS + 1}], NANOSECONDS + 1, NANOSECONDS + 2)
-    words = "[...document.querySelectorAll('.panel:nth-child(3) svg text')].map((one) => one.textContent)"
-    wait_until(lambda: page.ask(f"{words}.includes('now')"), "a movement is drawn")
-    assert page.ask(words).count(f"upper {NANOSECONDS + 2}") == 2, "once on the line of times, once in the movement"
-
-
 def test_lines_of_the_tail_stand_below_the_names_of_their_own_schema(page: Page, served: Served) -> None:
     """Two columns that change their names while nobody looks would have swapped what is below them."""
     schema = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.string())])

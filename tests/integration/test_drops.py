@@ -276,17 +276,6 @@ def test_a_bundle_that_was_written_before_a_drop_was_forgotten_is_left() -> None
     assert world.contents(3) == expected
 
 
-def test_drops_that_readable_times_tell_apart_are_bounded(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.core.truncations_and_drops.DROPS_MAX", 20)
-    for _ in range(20):
-        upper = shard.insert([{"id": 1, "v": "y"}]).upper.element
-        shard.truncate(upper, mode="drop")  # type: ignore[arg-type]
-    upper = shard.insert([{"id": 1, "v": "y"}]).upper.element
-    with pytest.raises(InvalidUsage, match="has 20 drops that readable times precede"):
-        shard.truncate(upper, mode="drop")  # type: ignore[arg-type]
-    assert shard.truncate(upper).removed == 1  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("asked", "error", "sentence"),
     [
