@@ -129,15 +129,6 @@ def test_the_index_of_a_server_is_asked_for_by_our_certificate(
     capsys.readouterr()
 
 
-def test_a_token_is_an_alternative(place: Place, server: Server) -> None:
-    for certificate in (None, place.stranger):
-        assert place.asked(server, certificate, {"authorization": f"Bearer {place.token}"})[0] == 200
-    with persist.connect(server.url, ca_file=place.ca, certificate_file=place.etl) as client:
-        client.create_shard("eu/alternative", SCHEMA, ["id"]).insert([{"id": "a"}])
-    with persist.connect(server.url, ca_file=place.ca, token=place.token) as client:
-        assert client.shard("eu/alternative").snapshot().to_arrow().num_rows == 1
-
-
 def test_pages_of_other_origins_ask_nothing_by_a_certificate(place: Place, server: Server) -> None:
     """A browser shows it whoever asks."""
     assert place.asked(server, place.etl, {"origin": "https://evil.example"})[0] == 403

@@ -435,6 +435,8 @@ def test_the_command_line_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (newest["info"], older["info"]) == ({"n": 2}, {"n": 1})
     assert main([*at, "--commits", "9", "--before", older["place"], "--maintenance"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-2])["operation"] == "create"
+    for wrong in (["--commits", "0"], ["--commits", "3", "--before", "x"], ["--maintenance"]):
+        assert main([*at, *wrong]) == 1
 
 
 # --- bad input
@@ -516,20 +518,3 @@ def test_headers_that_are_no_text_are_refused() -> None:
     for headers in ([(b"persist-info", b'{"a": "\xff"}')], [(b"persist-info", b"{}"), (b"persist-info", b"{}")]):
         with pytest.raises(InvalidUsage, match="Persist-Info"):
             headers_said(ANONYMOUS, Headers(raw=headers))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--commits", "0"], "limit is 0"),
-        (["--commits", "3", "--before", "x"], "--before is 'x'"),
-        (["--maintenance"], "give --commits too"),
-    ],
-)
-def test_the_command_line_says_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
-    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
-        client.create_shard(NAME, SCHEMA, ["id"])
-    assert main(["history", NAME, "--dir", str(tmp_path / "data"), *arguments]) == 1
-    assert sentence in capsys.readouterr().err

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -345,16 +346,17 @@ class Killed(Exception):
     pass
 
 
-def fused(real: Callable[..., object], left: list[int]) -> Callable[..., object]:
-    """A call of which one raises, after so many of all that share `left`."""
+def fuse(monkeypatch: pytest.MonkeyPatch, left: list[int], *calls: tuple[object, str]) -> None:
+    """Of these calls to the stores one raises, after so many of all."""
 
-    def call(*given: object, **named: object) -> object:
+    def fused(real: Callable[..., object], *given: object, **named: object) -> object:
         left[0] -= 1
         if left[0] == 0:
             raise Killed
         return real(*given, **named)
 
-    return call
+    for store, name in calls:
+        monkeypatch.setattr(store, name, partial(fused, getattr(store, name)))
 
 
 @pytest.mark.parametrize("step", range(1, 9))
@@ -363,8 +365,7 @@ def test_who_is_killed_in_the_commit_asks_again_with_the_token(
 ) -> None:
     secret, token, left = marker(), token_of_key("dsr-3"), [step]
     padded(shard, secret, "b")
-    for store, name in ((world.blob, "put"), (world.consensus, "compare_and_set")):
-        monkeypatch.setattr(store, name, fused(getattr(store, name), left))
+    fuse(monkeypatch, left, (world.blob, "put"), (world.consensus, "compare_and_set"))
     with suppress(Killed):
         shard.erase(keys=[secret], token=token)
     left[0] = 0
@@ -384,8 +385,7 @@ def test_whoever_is_killed_while_an_erasure_is_pending(
     secret, token, left = marker(), token_of_key("dsr-4"), [0]
     batches = [[{"id": one, "v": "." * 70_000} for one in (secret, "b")], [{"id": "c", "v": "1"}]]
     shard.append(batches[0], 0, 1)
-    for store, name in ((world.blob, "put"), (world.blob, "delete"), (world.consensus, "compare_and_set")):
-        monkeypatch.setattr(store, name, fused(getattr(store, name), left))
+    fuse(monkeypatch, left, (world.blob, "put"), (world.blob, "delete"), (world.consensus, "compare_and_set"))
 
     def story(shard: Shard, maintenance: Maintenance) -> None:
         if shard.upper() == Antichain(1):
@@ -417,15 +417,8 @@ def test_who_is_killed_at_any_step_is_followed_by_another(
     for number in range(3):
         shard.insert([{"id": f"n{number}", "v": "1"}])
     told = shard.erase(keys=[secret])
-    left = [step]
-
-    for store, name in (
-        (world.blob, "put"),
-        (world.blob, "delete"),
-        (world.consensus, "compare_and_set"),
-        (world.consensus, "truncate"),
-    ):
-        monkeypatch.setattr(store, name, fused(getattr(store, name), left))
+    left, log = [step], world.consensus
+    fuse(monkeypatch, left, (world.blob, "put"), (world.blob, "delete"), (log, "compare_and_set"), (log, "truncate"))
     try:
         Maintenance(machine).run()
     except Killed:

@@ -215,6 +215,8 @@ def test_commands_erase_and_no_file_has_a_byte_of_it(
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps([[one], [two]]))
     at = ("--dir", str(directory))
+    for wrong in (["start", NAME], ["start", NAME, "--keys", "nothing.json"], ["status", NAME, "--id", "e1"]):
+        assert told(capsys, 1, "erase", *wrong, *at) == []
     [done] = told(capsys, 0, "erase", "start", NAME, *at, "--keys", str(keys), "--reason", "dsr-1")
     assert (done["removed"], done["phase"]) == (2, "retracted")
     assert told(capsys, 3, "erase", "status", NAME, *at, "--id", done["id"])[0]["phase"] == "retracted"
@@ -233,24 +235,6 @@ def test_commands_erase_and_no_file_has_a_byte_of_it(
     assert told(capsys, 0, "erase", "status", NAME, *at, "--before", str(done["at"] + 1))[0]["phase"] == "erased"
     with persist.connect(f"persist://{directory}") as client:
         assert [row["id"] for row in client.shard(NAME).snapshot().to_arrow().to_pylist()] == ["a", "z"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["erase", "start", NAME], "give one of --keys, --where and --gone"),
-        (["erase", "start", NAME, "--keys", "nothing.json"], "--keys cannot be read: No such file or directory"),
-        (["erase", "status", NAME, "--id", "e1", "--before", "1"], "give --id or --before, not both"),
-        (["erase", "status", NAME, "--before", "7"], "time 6 of shard 'orders' is not complete"),
-    ],
-)
-def test_commands_say_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
-    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
-        client.create_shard(NAME, SCHEMA, ["id"]).insert([{"id": "a", "v": "1"}])
-    assert main([*arguments, "--dir", str(tmp_path / "data")]) == 1
-    assert sentence in capsys.readouterr().err
 
 
 # --- keys of bytes come in base64 over HTTP and in files, as rows are shown: anything else would mean another row

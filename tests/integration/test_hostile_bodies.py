@@ -6,7 +6,6 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,13 +17,8 @@ from persist.client.embedded import EmbeddedTransport
 from persist.codecs import rows as bodies
 from persist.codecs.decode_limits import SMALL_BYTES, Allowance, BodyTooLarge
 from persist.commit.location import Location
-from persist.core import commands as c
-from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, Overloaded
-from persist.core.ids import PartId, Token, WriterId, mint
-from persist.core.record import replace
-from persist.formats.records import encoded
-from persist.parts import ShardSchema, encode_inline
+from persist.parts import ShardSchema
 from persist.parts.memory_size import column_bytes
 from rpc import concurrency_limits as work_module
 from rpc.app import create_app
@@ -228,56 +222,3 @@ def test_a_cell_of_csv_lay_in_two_blocks(location: Location) -> None:
             assert answer.status_code == 400
             assert len(answer.content) < KIB
         assert client.get("/v1/shards/c/count").json()["count"] == 2
-
-
-# --- what was mended before, so that it stays so
-
-
-PLAIN = pa.schema([("id", pa.int64()), ("s", pa.string())])
-
-
-@pytest.fixture
-def plain(http: TestClient, location: Location) -> TestClient:
-    Client(EmbeddedTransport(location, maintain)).create_shard("u", PLAIN, ["id"])
-    return http
-
-
-def inserting(location: Location, *runs: Run) -> c.Insert:
-    writer = mint(WriterId, location.ids)
-    return c.Insert(writer, mint(Token, location.ids), runs)
-
-
-def inline(location: Location, text: str = "a") -> Run:
-    schema = ShardSchema(PLAIN, ("id",))
-    rows = schema.conform(pa.table({"id": [7], "s": [text]}), 0)
-    return Run((encode_inline(rows, schema, 1, mint(PartId, location.ids)),))
-
-
-def test_a_part_that_was_named_twice_counted_twice(plain: TestClient, location: Location) -> None:
-    """In one command, and again in a later one; other writers were then refused."""
-    run = inline(location)
-    for runs, status in (((run, run), 400), ((run,), 200), ((run,), 400)):
-        sent = encoded(inserting(location, *runs))
-        assert plain.post("/v1/shards/u/commands", content=sent).status_code == status
-    assert plain.get("/v1/shards/u/count").json()["count"] == 1
-    good = plain.post("/v1/shards/u/insert", content=b'{"id":1}\n', headers={"content-type": NDJSON})
-    assert good.status_code == 200
-
-
-LIES: dict[str, dict[str, Any]] = {
-    "garbage": {"data": b"garbage!" * 4, "size": 32},
-    "a size of 1": {"size": 1},
-    "a format": {"format": "zzz"},
-}
-
-
-@pytest.mark.parametrize("what", LIES)
-def test_what_a_command_said_of_its_part_was_believed(plain: TestClient, location: Location, what: str) -> None:
-    """One accepted command made the snapshots of all 500 for ever; a size of 1 let 9 MB pass as inline rows."""
-    [part] = inline(location).parts
-    command = encoded(inserting(location, Run((replace(part, **LIES[what]),))))
-    answer = plain.post("/v1/shards/u/commands", content=command)
-    refused = (501, "upgrade_needed") if what == "a format" else (400, "invalid_usage")  # it may be of a later build
-    assert (answer.status_code, answer.json()["kind"]) == refused, answer.text[:300]
-    for form in ("csv", "ndjson"):
-        assert plain.get(f"/v1/shards/u/snapshot?format={form}").status_code == 200

@@ -11,13 +11,12 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.client import Client
 from persist.core.frontier import Antichain
 from persist.http_client.http_calls import rendezvous
 from rpc.client.http_transport import HttpTransport
 from tests.services.fault_proxy import FaultProxy
 from tests.support.server import Server
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.string())])
 
@@ -26,63 +25,6 @@ def count(directory: Path, name: str) -> dict[str, int]:
     with persist.connect(f"persist://{directory}") as local:
         table = local.shard(name).snapshot().to_arrow()
     return dict(zip(table["id"].to_pylist(), table["__diff"].to_pylist(), strict=True))
-
-
-class Writer(threading.Thread):
-    """Inserts a row after another until it is told to stop; what it was promised, and what went wrong."""
-
-    def __init__(self, client: Client, name: str, number: int) -> None:
-        super().__init__()
-        self._shard = client.shard(name)
-        self._number = number
-        self.enough = threading.Event()
-        self.acknowledged: list[str] = []
-        self.failed: list[BaseException] = []
-
-    def run(self) -> None:
-        while not self.enough.is_set():
-            row = f"{self._number}-{len(self.acknowledged)}"
-            try:
-                self._shard.insert([{"id": row}])
-            except BaseException as error:
-                self.failed.append(error)
-                return
-            self.acknowledged.append(row)
-
-
-def test_a_killed_server_costs_nobody_anything_but_time_and_gets_its_shards_back(tmp_path: Path) -> None:
-    directory = tmp_path / "d"
-    with Server(directory) as a, Server(directory) as b, persist.connect(f"{a.url},{b.url}") as client:
-        client.create_shard("orders", SCHEMA, ["id"])
-        victim, other = (a, b) if rendezvous([a.url, b.url], "orders")[0] == a.url else (b, a)
-        writers = [Writer(client, "orders", n) for n in range(4)]
-        seen: list[str] = []
-        assert isinstance(client.transport, HttpTransport)
-        stream = client.transport.follow("orders", None, Antichain(None))
-
-        def listen() -> None:
-            for event in stream:
-                seen.extend(event.updates["id"].to_pylist())
-
-        listener = threading.Thread(target=listen)
-        listener.start()
-        for writer in writers:
-            writer.start()
-        wait_until(lambda: all(len(writer.acknowledged) >= 5 for writer in writers), "everybody has written")
-        victim.kill()
-        before = other.requests("commands")
-        wait_until(lambda: other.requests("commands") > before, "the other server is asked")
-        with Server(directory, "--port", str(victim.port)) as returned:
-            wait_until(lambda: returned.requests("commands") > 0, "it has its shards back")
-            for writer in writers:
-                writer.enough.set()
-                writer.join(WAIT_S)
-            client.shard("orders").advance_upper(None)
-            listener.join(WAIT_S)
-    assert [writer.failed for writer in writers] == [[]] * 4
-    promised = {row: 1 for writer in writers for row in writer.acknowledged}
-    assert count(directory, "orders") == promised
-    assert sorted(seen) == sorted(promised)
 
 
 def test_a_server_that_hangs_is_passed_over_before_its_answer_is_given_up(tmp_path: Path) -> None:
@@ -119,23 +61,6 @@ def test_connecting_asks_no_other_server_than_the_one_that_answers(tmp_path: Pat
         hangs.settimeout(0)
         with pytest.raises(BlockingIOError):
             hangs.accept()
-
-
-def test_an_only_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
-    directory = tmp_path / "d"
-    with Server(directory) as first, persist.connect(first.url) as client:
-        client.create_shard("orders", SCHEMA, ["id"])
-        writer = Writer(client, "orders", 0)
-        writer.start()
-        wait_until(lambda: writer.acknowledged, "something is written")
-        first.kill()
-        with Server(directory, "--port", str(first.port)):
-            reached = len(writer.acknowledged)
-            wait_until(lambda: len(writer.acknowledged) >= reached + 5, "writing goes on")
-            writer.enough.set()
-            writer.join(WAIT_S)
-    assert writer.failed == []
-    assert count(directory, "orders") == dict.fromkeys(writer.acknowledged, 1)
 
 
 SPOILT = {

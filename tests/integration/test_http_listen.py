@@ -77,12 +77,6 @@ def test_what_is_there_and_what_comes(server: Server, client: Client, shard: Sha
     assert found == [("before", 0), *((f"r{n}", n) for n in range(1, 10))]
 
 
-def test_a_large_step_comes_in_pieces_and_whole(client: Client, shard: Shard) -> None:
-    ids = [f"row-{n:06d}" for n in range(250_000)]
-    shard.compare_and_append(pa.table({"id": ids}), 0, 1)
-    assert sorted(row for row, _ in follow(client, shard.name, until=1)) == ids
-
-
 def test_server_sent_events(server: Server, shard: Shard) -> None:
     shard.compare_and_append([{"id": "a"}], 0, 3)
     shard.compare_and_append([{"id": "b"}], 3, 4)
@@ -156,16 +150,6 @@ def test_many_idle_listeners_hold_one_lease_and_commit_nothing(server: Server, s
         wait_until(lambda: not location.machine(shard.name).refresh().leased_readers, "the lease was given back")
     finally:
         location.close()
-
-
-def test_a_listener_that_takes_nothing_is_bounded_and_disturbs_nobody(server: Server, shard: Shard) -> None:
-    stuck = urllib.request.urlopen(f"{server.url}/v1/shards/{shard.name}/listen")
-    row = "x" * 100_000
-    for n in range(100):
-        shard.compare_and_append([{"id": f"{n}{row}"}], n, n + 1)
-    with persist.connect(server.url) as other:
-        assert len(follow(other, shard.name, until=100)) == 100
-    stuck.close()
 
 
 def test_who_lags_behind_a_forced_drop_is_told_and_never_sees_a_whole_stream(

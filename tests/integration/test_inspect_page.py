@@ -15,7 +15,6 @@ import pytest
 import persist
 from persist.inspect.queries import ANSWERS
 from rpc.cli.program import main
-from tests.support.answers import Answers
 from tests.support.disaster import free_port
 from tests.support.inspected import PART, ROLLUP, UNNAMED, copied, spoil_entry
 from tests.support.pages import blocks, exit_codes, page
@@ -79,12 +78,6 @@ def with_notes(place: Path) -> list[str]:
     return at(place, "usage")
 
 
-def truncated(place: Path) -> list[str]:
-    (place / "consensus.db").rename(place / "consensus.db-wal")
-    (place / "consensus.db").touch()
-    return at(place, "usage")
-
-
 def spoilt(place: Path) -> list[str]:
     shutil.rmtree(place / "blob" / ROLLUP.split("/")[0])
     spoil_entry(place, "orders", 1)
@@ -122,7 +115,6 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "`--dir` does not exist": lambda p: at(p / "nowhere", "usage"),
     "`--dir` without files of persist": with_notes,
     "`--dir` without its log or blobs": lambda p: at(without(p, "consensus.db"), "usage"),
-    "`--dir` whose log is empty, with a write-ahead log": truncated,
     "`--dir` whose name is not UTF-8": lambda p: at(p / os.fsdecode(b"\xff"), "usage"),
     "an empty `--dir`": lambda p: ["usage", "--dir", ""],
     "`--blob` without `--consensus`": lambda p: ["usage", "--blob", f"file://{p}/blob"],
@@ -131,15 +123,10 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     ],
     "`--url` and `--dir`": lambda p: at(p, "usage", "--url", "http://127.0.0.1:1"),
     "an invalid `--url`": lambda p: ["usage", "--url", "host:8787"],
-    "`--url` with credentials": lambda p: ["usage", "--url", "http://user:secret@127.0.0.1:1"],
     "`--ca-file` cannot be read": lambda p: [
         "usage", "--url", "https://127.0.0.1:1", "--ca-file", f"{p}/nowhere"
     ],
     "`--url` without a server": lambda p: ["usage", "--url", f"http://127.0.0.1:{free_port()}"],
-    "`--url` of another kind of server": lambda p: ["usage", "--url", Answers(200, b"hello").url],
-    "`--url` that redirects elsewhere": lambda p: [
-        "usage", "--url", Answers(307, b"", location="http://127.0.0.1:1").url
-    ],
     "a State that cannot be built": spoilt,
 }  # fmt: skip
 MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
@@ -159,10 +146,7 @@ KINDS = {
     "a timestamp before the log begins": "not_readable",
     "`--as-of` before since": "not_readable",
     "`--dir` without its log or blobs": "unavailable",
-    "`--dir` whose log is empty, with a write-ahead log": "corruption",
     "`--url` without a server": "unavailable",
-    "`--url` of another kind of server": "unavailable",
-    "`--url` that redirects elsewhere": "unavailable",
     "a State that cannot be built": "corruption",
 }
 CODES = exit_codes(PAGE)
