@@ -503,10 +503,7 @@ def test_they_are_read_and_changed(http: TestClient) -> None:
     assert insert(http, {"id": 1, "n": -1}).status_code == 200
 
 
-BODIES = [
-    ([], "the body must be a JSON object"),
-    ({"uniq": True}, "unknown field `uniq`"),
-]
+BODIES = [([], "the body must be a JSON object"), ({"uniq": True}, "unknown field `uniq`")]
 
 
 @pytest.mark.parametrize(("body", "message"), BODIES, ids=[str(body) for body, _ in BODIES])

@@ -320,12 +320,6 @@ def test_a_refusal_names_the_path_as_it_was_asked_for(http: TestClient) -> None:
     assert "/v1/shards/eu/orders;" in problem(http.patch("/v1/shards/eu/orders"), 405, "invalid_usage")
 
 
-@pytest.mark.parametrize("given", ["9" * 5_000, "9" * 19, "", "-1", "soon", f"1.1.{'0' * 32}.s{'1' * 32}.x"])
-def test_an_id_that_no_event_has(http: TestClient, given: str) -> None:
-    response = http.get("/v1/shards/orders/listen", headers={"last-event-id": given})
-    assert len(problem(response, 400, "invalid_usage")) < 200
-
-
 # --- the door to blobs
 
 

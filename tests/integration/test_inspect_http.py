@@ -16,7 +16,7 @@ from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.answers import Answers
-from tests.support.inspected import COMMANDS, PART, ROLLUP, copied, flip
+from tests.support.inspected import COMMANDS, copied
 from tests.support.location import memory_location
 from tests.support.server import Server
 
@@ -74,32 +74,6 @@ def test_a_server_tells_what_takes_room(here: Served, token: object, capsys: pyt
     assert [row["total"] for row in told[0]["rows"]] == [row["total"] for row in told[1]["rows"]]
 
 
-def test_a_token_that_is_good_for_a_prefix_sees_no_other_shard(
-    here: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PERSIST_TOKEN", here.tokens["eu"])
-    at = ["--url", here.server.url]
-    assert main(["inspect", "parts", "eu/copies", *at]) == 0
-    for pattern in (["eu/*"], []):
-        capsys.readouterr()
-        assert main(["inspect", "usage", *pattern, "--json", *at]) == 0
-        assert [row["shard"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["eu/copies"]
-    for words in (["usage", "*"], ["usage", "o*"], ["parts", "orders"], ["part", PART]):
-        assert main(["inspect", *words, *at]) == 2, words
-        assert "the token 'eu'" in capsys.readouterr().err
-
-
-def test_what_is_damaged_is_told_through_a_server_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with served(tmp_path) as found:
-        monkeypatch.setenv("PERSIST_TOKEN", found.tokens["admin"])
-        flip(found.place / "blob" / ROLLUP, 100)
-        for words in (["state", "orders"], ["usage", "--json"]):
-            assert main(["inspect", *words, "--url", found.server.url]) == 1, words
-        assert "DAMAGED orders: " in capsys.readouterr().out
-
-
 def test_a_server_counts_the_requests_under_one_name(here: Served, token: object) -> None:
     assert main(["inspect", "holds", "orders", "--url", here.server.url]) == 0
     asked = urllib.request.Request(
@@ -134,9 +108,7 @@ def test_what_cannot_be_inspected_is_refused() -> None:
     ("body", "status", "length", "said"),
     [
         (b"<html>", 200, None, "does not answer as a server of persist"),
-        (b"[]", 200, None, "does not answer as a server of persist"),
         (b'{"persist": "inspect", "version": 1', 200, 1000, "was cut off"),
-        (b"<html>", 502, None, "does not answer as a server of persist"),
         (b'{"kind": "unavailable", "detail": "later"}', 503, None, "later"),
         (b'{"kind": "overloaded", "detail": "slow down"}', 429, None, "slow down"),
     ],
