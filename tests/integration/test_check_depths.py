@@ -11,29 +11,22 @@ import pyarrow as pa
 import pytest
 
 import persist
-from compactor.worker import Worker
 from persist.check.check_runner import run_check
 from persist.check.findings import IDS, CheckThresholds
 from persist.check.integrity_checks import ADVICE, OF_KIND
-from persist.client.embedded import EmbeddedTransport
-from persist.commit.blob_tasks import keys_in
-from persist.commit.location import Location, LocationSettings
+from persist.commit.location import LocationSettings
 from persist.commit.state_loader import SCAN_LIMIT
 from persist.copies.shard_facts import PAGE, FaultKind
-from persist.copies.verify import QUICK, Depth, VerifiedShard, verify_shards
-from persist.core.blob_keys import is_bundle_key
+from persist.copies.verify import QUICK, Depth, verify_shards
 from persist.core.errors import InvalidUsage
 from persist.core.state import Policy
 from persist.inspect.readonly_location import ReadOnlyLocation
-from persist.maintenance.collector import Collector
 from rpc.cli.program import main
 from tests.support.clocks import Machine, World
-from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAMES = ["eu/items", "eu/orders", "us/orders"]
 KEPT = LocationSettings(policy=Policy(inline_part_bytes_max=0))
-SMALL = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=0, rollup_every=4))
 
 
 def opened(root: Path, settings: LocationSettings = KEPT) -> persist.Client:
@@ -70,18 +63,6 @@ def contents(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def flipped(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.chmod(0o644)
-    file.write_bytes(data)
-
-
-def shortened(file: Path) -> None:
-    file.chmod(0o644)
-    file.write_bytes(file.read_bytes()[:-1])
-
-
 def test_a_sound_location_is_left_as_it_is(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(root)
     for depth in ([], ["--quick"], ["--deep"]):
@@ -92,65 +73,11 @@ def test_a_sound_location_is_left_as_it_is(root: Path, capsys: pytest.CaptureFix
     assert contents(root) == before
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, shortened, flipped])
-@pytest.mark.parametrize("ending", [".bundle", ".parquet"])
-def test_what_a_bundle_lists_is_looked_at_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, ending: str
-) -> None:
-    root = tmp_path / "data"
-    with opened(root, SMALL) as client:
-        shard = client.create_shard("eu/orders", SCHEMA, ["id"])
-        writer = shard.open_writer()
-        staged = [writer.stage([{"id": n, "v": "x"}], None) for n in range(6)]
-        writer.commit_insert(tuple(run for runs in staged for run in runs))
-        assert isinstance(client.transport, EmbeddedTransport)
-        location = client.transport.location
-        machine = location.machine("eu/orders")
-        wait_until(lambda: all(part.bundle for part in machine.refresh().trace.parts()), "the parts are bundled")
-        bundle = next(key for key in machine.state().blob_keys() if is_bundle_key(key))
-        key = bundle if ending == ".bundle" else keys_in(location.blob, bundle)[0]
-        [found] = of(location)
-        assert found.is_sound
-    damage(root / "blob" / key)
-    code, faults, _ = check(root, capsys, "--deep")
-    assert (code, {fault["key"] for fault in faults}) == (1, {key})
-
-
-def of(location: Location, deep: bool = True) -> list[VerifiedShard]:
-    return list(verify_shards(location, location.all_names("", with_dropped=False), Depth(deep)))
-
-
-def test_a_shard_that_moves_on_meanwhile_has_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it named when it was read may be collected before the listing."""
-    world = World(policy=Policy(inline_part_bytes_max=0, rollup_every=2))
-    machine, other = world.machine(), world.machine()
-    shard = machine.client.create_shard("orders", SCHEMA, ["id"], history="none")
-    for number in range(8):
-        shard.insert([{"id": number, "v": "x"}])
-    real, moved = world.blob.list, []
-
-    def listed(prefix: str) -> Any:
-        if not moved:
-            moved.append(True)
-            Worker(other.location).run("orders", idle=True)
-            for number in range(8):
-                shard.insert([{"id": 10 + number, "v": "x"}])
-            Collector(other.location).run("orders")
-            Collector(other.location).run("orders")
-        return real(prefix)
-
-    before = set(machine.location.machine("orders").refresh().blob_keys())
-    monkeypatch.setattr(world.blob, "list", listed)
-    [found] = of(machine.location, deep=False)
-    assert before - {stat.key for stat in real("")}, "something that it had named is gone"
-    assert found.faults == ()
-
-
 def test_what_nothing_names_is_no_fault(machine_with_orders: Machine) -> None:
     location = machine_with_orders.location
     key = next(key for key in location.machine("orders").refresh().blob_keys() if key.endswith(".parquet"))
     location.blob.put(key.replace("/p0", "/p1"), b"left by a process that was killed")
-    [found] = of(location)
+    [found] = verify_shards(location, ["orders"], Depth(deep=True))
     assert found.is_sound
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from starlette.testclient import TestClient
 import persist
 from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
-from blob.metrics import ForwardingBlob
 from consensus.memory_logs import MemoryConsensus
 from persist.check.check_runner import run_check
 from persist.cli.inspect import FOUND, HEALTHY
@@ -26,16 +25,15 @@ from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.integration.test_inspect_http import Served, served
-from tests.integration.test_inspect_writes_nothing import open_to_all
 from tests.support.ailments import CALM, NAME, made
 from tests.support.clocks import World
+from tests.support.crashing import CrashingBlob, Fuse
 from tests.support.inspected import everything
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([("id", pa.int64())])
 CALMLY = ["--free", "0"]
 OF_SERVERS = {"store-failing", "races-lost", "token-expires", "clock-off"}
-assert open_to_all  # a fixture
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +139,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
         for query in ("held=x", "free=1000", "more=1", "backup_age=1d", "held=1d&held=2d", f"pattern={'x' * 200}%20"):
             answer = http.get(f"/v1/check?{query}")
             assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), query
+        assert http.get("/v1/check?pattern=nowhere").json()["kind"] == "unknown_shard"
         assert http.post("/v1/check").status_code == 405
         assert http.get("/v1/check?free=0").json()["findings"] == []
     location.close()
@@ -191,42 +190,26 @@ def test_a_location_that_was_never_bound_is_not_bound() -> None:
     assert consensus.head("\x7fbinding") is None
 
 
-class Leaving(ForwardingBlob):
+class Away(Fuse):
     """A store that is away from its n-th call on."""
 
-    calls = 0
-    most = 0
-
-    def list(self, prefix: str) -> Any:
-        self._count()
-        return super().list(prefix)
-
-    def get(self, key: str) -> bytes:
-        self._count()
-        return super().get(key)
-
-    def stat(self, key: str) -> Any:
-        self._count()
-        return super().stat(key)
-
-    def _count(self) -> None:
-        self.calls += 1
-        if self.calls > self.most:
+    def step(self, work: Callable[[], Any]) -> Any:
+        self.steps += 1
+        if self.at is not None and self.steps > self.at:
             raise BlobUnavailable("the store is away")
+        return work()
 
 
 def test_a_store_that_goes_away_is_told_and_no_half_a_report() -> None:
     world = World()
     made(world.machine())
-    blob = Leaving(world.blob)
-    blob.most = 1_000
-    assert run_check(ReadOnlyLocation(blob, world.consensus), None, CALM).shards == 1
-    calls = blob.calls
-    for most in range(calls):
-        away = Leaving(world.blob)
-        away.most = most
+    there = Away()
+    assert run_check(ReadOnlyLocation(CrashingBlob(world.blob, there), world.consensus), None, CALM).shards == 1
+    assert there.steps
+    for most in range(there.steps):
+        away = ReadOnlyLocation(CrashingBlob(world.blob, Away(most)), world.consensus)
         with pytest.raises(Unavailable, match="the store is away"):
-            run_check(ReadOnlyLocation(away, world.consensus), None, CALM)
+            run_check(away, None, CALM)
 
 
 # --- beside others

@@ -13,8 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from blob import BlobStat, open_blob
-from blob.metrics import ForwardingBlob
+from blob import open_blob
 from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.client.client import Client
@@ -42,6 +41,7 @@ from persist.maintenance.clones_and_loans import Cloning
 from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import Publisher, PublishSettings
 from rpc.cli.program import main
+from tests.support.blob_calls import record_calls
 from tests.support.clocks import Machine, World
 from tests.support.clones import Shards
 from tests.support.crashing import Crash, Fuse
@@ -255,40 +255,11 @@ def test_what_is_refused_lends_nothing(shards: Shards, ask: Callable[[Client], o
 # --- costs
 
 
-class Counted(ForwardingBlob):
-    """Counts what is read and written of parts."""
-
-    parts = 0
-
-    def _note(self, key: str) -> None:
-        self.parts += is_part_key(key)
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        self._note(key)
-        super().put(key, data)
-
-    def get(self, key: str) -> bytes:
-        self._note(key)
-        return super().get(key)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._note(key)
-        return super().get_range(key, start, length)
-
-    def stat(self, key: str) -> BlobStat | None:
-        self._note(key)
-        return super().stat(key)
-
-
-def test_a_clone_of_many_parts_is_two_commits_and_touches_no_part() -> None:
+def test_a_clone_of_many_parts_is_two_commits_and_touches_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = in_parts(Policy(inline_part_bytes_max=0, rollup_every=16, plain_parts_max=2_000), 200)
-    blob = Counted(shards.blob)
-    location = memory_location(
-        blob=blob, consensus=shards.consensus, clock=shards.clock, policy=shards.policy, small_merges=False
-    )
-    before = shards.state("a").seqno
-    Client(EmbeddedTransport(location, maintain)).clone("a", "b")
-    assert blob.parts == 0
+    before, calls = shards.state("a").seqno, record_calls(monkeypatch)
+    shards.clone("a", "b", shards.process())
+    assert not [key for _, key in calls if is_part_key(key)]
     assert shards.state("a").seqno == before + 1
     assert shards.state("b").seqno == 1
     assert len(shards.contents("b")) == 200

@@ -1,7 +1,9 @@
-"""Embedded programs run policies of rows and ladders of tags by themselves, as they commit."""
+"""Embedded programs run policies of rows and ladders of tags, and collect what nobody needs, as they commit."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest.mock import patch
@@ -13,14 +15,17 @@ import persist
 from compactor.on_demand import maintain
 from persist.client import row_retention
 from persist.client.client import Client
+from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
+from persist.core.ids import SeqNo, family_of, shard_id_of
+from persist.core.state import ROLLUP_LEAST, Policy
 from persist.maintenance.collector import collect_in_background
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Ids, World
 from tests.support.clocks import Clock as MachineClock
 from tests.support.location import InlineBackground
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
 
@@ -143,3 +148,100 @@ def test_a_directory(tmp_path: Path) -> None:
         shard.insert([{"id": 1, "at": long_ago}])
     with persist.connect(f"persist://{tmp_path}/other", collect=False) as client:
         assert ids(client.shard("orders")) == [1]
+
+
+# --- its location stays small by itself: 100 live rows had 193 blobs and 1,725 log entries
+
+
+VALUES = pa.schema([("k", pa.int64()), ("v", pa.string())])
+SINCE_EVERY = 50
+INSERTS = 1_200
+LIVE_ROWS = 100
+BLOBS_MAX = 20  # 26 if nothing is collected
+ENTRIES_MAX = 450
+assert Policy().rollup_every < INSERTS - ENTRIES_MAX // 4
+ROLLUP = ROLLUP_LEAST  # commits that bring LARGE rows, after which one is due
+LARGE = "x" * 20_000
+
+
+def location_of(client: persist.Client) -> Location:
+    assert isinstance(client.transport, EmbeddedTransport)
+    return client.transport.location
+
+
+def kept(client: persist.Client) -> tuple[int, int]:
+    """Blobs and log entries."""
+    location = location_of(client)
+    blobs = sum(1 for _ in location.blob.list(family_of(shard_id_of("orders"))))
+    return blobs, len(location.versions.diffs("orders", SeqNo(1), 10_000))
+
+
+def small(client: persist.Client) -> Callable[[], bool]:
+    def holds() -> bool:
+        blobs, entries = kept(client)
+        return blobs < BLOBS_MAX and entries < ENTRIES_MAX
+
+    return holds
+
+
+def insert_and_replace(shard: persist.Shard) -> None:
+    """Row by row: `LIVE_ROWS` are left, the others were taken away again."""
+    for number in range(INSERTS):
+        key = number % LIVE_ROWS
+        rows = [{"k": key, "v": f"value {number}", "__diff": 1}]
+        if number >= LIVE_ROWS:
+            rows.append({"k": key, "v": f"value {number - LIVE_ROWS}", "__diff": -1})
+        shard.insert(rows)
+        if number % SINCE_EVERY == SINCE_EVERY - 1:
+            shard.downgrade_since(number)
+
+
+def test_a_program_that_only_writes_keeps_its_location_small(tmp_path: Path) -> None:
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        shard = client.create_shard("orders", VALUES, ["k"])
+        insert_and_replace(shard)
+        wait_until(small(client), "the background has let go what nobody needs")
+        assert shard.snapshot().to_arrow().num_rows == LIVE_ROWS
+
+
+def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    with persist.connect(f"persist://{tmp_path}/data", collect=False) as client:
+        shard = client.create_shard("orders", VALUES, ["k"])
+        for number in range(3 * ROLLUP):
+            shard.insert([{"k": number, "v": LARGE}])
+        assert kept(client)[1] > 3 * ROLLUP
+
+
+def test_a_dropped_shard_is_deleted_by_who_dropped_it(tmp_path: Path) -> None:
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        shard = client.create_shard("orders", VALUES, ["k"])
+        for _ in range(3):
+            shard.insert(pa.table({"k": range(5_000), "v": ["before"] * 5_000}))
+        assert kept(client)[0] > 1
+        shard.drop()
+        wait_until(lambda: kept(client)[0] == 1, "the blobs of what was dropped are gone")
+
+
+def test_collections_keep_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that deletes slowly: commits go on meanwhile."""
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        shard = client.create_shard("orders", VALUES, ["k"])
+        location = location_of(client)
+        begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+        real = location.consensus.truncate
+
+        def truncate(key: str, seqno: int) -> int:
+            begun.set()
+            may_end.wait(WAIT_S)
+            ended.set()
+            return real(key, seqno)
+
+        monkeypatch.setattr(location.consensus, "truncate", truncate)
+        try:
+            for number in range(5 * ROLLUP):
+                shard.insert([{"k": number, "v": LARGE}])
+                assert number < 3 * ROLLUP or begun.wait(WAIT_S)
+            assert shard.upper().element == 5 * ROLLUP
+            assert not ended.is_set(), "commits waited until it ended"
+        finally:
+            may_end.set()

@@ -117,7 +117,8 @@ def test_an_id_that_names_the_end_of_a_shard_which_goes_on_is_refused(http: Test
     begin(http, "a")
     assert resume(http, "closed", "") == (400, "invalid_usage")
     given = last_id(http, "?until=1")
-    for text in (f"{given}.more", f"{given[:-1]}x", given.replace(".s", ".w"), f"1..{shard_id_of('orders')}"):
+    others = (f"{given}.more", f"{given[:-1]}x", given.replace(".s", ".w"), f"1..{shard_id_of('orders')}")
+    for text in ("9" * 5_000, "9" * 19, "-1", "soon", *others):
         assert resume(http, text, "?until=1") == (400, "invalid_usage")
 
 
