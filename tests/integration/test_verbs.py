@@ -55,13 +55,6 @@ def test_a_row_that_is_there_already_is_not_written(shard: Shard) -> None:
     assert shard.upper().element == 1
 
 
-def test_an_upsert_takes_frames_and_arrow(shard: Shard) -> None:
-    shard.upsert(polars.DataFrame({"id": [1], "state": ["polars"]}))
-    shard.upsert(pa.table({"id": [2], "state": ["arrow"]}))
-    shard.upsert(iter(pa.table({"id": [3], "state": ["batches"]}).to_batches()))
-    assert [state for _, state, _ in rows(shard)] == ["polars", "arrow", "batches", "new"]
-
-
 CONTAINERS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "tuple": tuple,
     "generator": lambda given: (one for one in given),
@@ -128,24 +121,6 @@ def test_an_empty_upsert_does_nothing(shard: Shard) -> None:
         assert not shard.upsert(given).changed
     with pytest.raises(InvalidUsage):
         shard.upsert([], delete_column="state")
-
-
-def test_delete_by_predicate_and_by_keys_alone(shard: Shard) -> None:
-    assert shard.delete("n >= 30 AND state = 'new'").removed == 2
-    assert shard.delete(keys=[1, 7]).removed == 1
-    assert rows(shard) == [(2, "new", 20)]
-    assert not shard.delete("id = 77").changed
-
-
-def test_update_sets_values_and_expressions(shard: Shard) -> None:
-    shard.update({"state": "late", "n": pc.field("n") + pc.field("id")}, "id <= 2")
-    assert rows(shard)[:3] == [(1, "late", 11), (2, "late", 22), (3, "new", 30)]
-    assert shard.update({"state": None}).added == 4
-
-
-def test_replace_where_puts_rows_in_the_place_of_others(shard: Shard) -> None:
-    shard.replace_where("n < 30", [{"id": 1, "state": "again", "n": 11}])
-    assert rows(shard) == [(1, "again", 11), (3, "new", 30), (4, "new", 40)]
 
 
 def test_an_overwrite_reads_nothing_and_is_one_time(shard: Shard) -> None:
@@ -321,22 +296,6 @@ def test_a_stream_that_fails_is_told_in_one_line(shard: Shard) -> None:
         shard.insert(Failing())
 
 
-def test_two_who_read_add_and_upsert_do_not_lose_an_update(shard: Shard) -> None:
-    """Each gives the time that it has read, so that the second one is refused, and reads anew."""
-
-    def add(read: Any) -> dict[str, Any]:
-        return {"id": 1, "n": read.to_arrow().to_pylist()[0]["n"] + 1}
-
-    one, other = shard.snapshot(), shard.snapshot()
-    shard.upsert([add(one)], read_time=one.as_of)
-    with pytest.raises(UpperMismatch, match="nothing was changed") as refused:
-        shard.upsert([add(other)], read_time=other.as_of)
-    assert refused.value.details == {"expected": [1], "actual": [2]}
-    latest = shard.snapshot()
-    shard.upsert([add(latest)], read_time=latest.as_of)
-    assert rows(shard)[0] == (1, "new", 12)
-
-
 def test_a_token_stands_for_the_verb_and_its_arguments(machine: Machine, shard: Shard) -> None:
     token = machine.client.new_token()
     done = shard.update({"state": "once"}, "id = 1", token=token)
@@ -403,82 +362,60 @@ def test_an_upsert_of_few_keys_reads_few_row_groups(machine: Machine, monkeypatc
     assert bytes_of(lambda: shard.overwrite([{"id": 1}])) == 0
 
 
-BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
-    "a key that comes twice": (
-        lambda s: s.upsert([{"id": 1, "state": "a"}, {"id": 1, "state": "b"}]),
-        "occurs more than once; an upsert takes one row per key",
-    ),
-    "rows without the key": (lambda s: s.upsert([{"state": "a"}]), "column 'id' is absent from the rows"),
-    "a column that the shard has not": (lambda s: s.upsert([{"id": 1, "nn": 1}]), "the shard has no column 'nn'"),
-    "rows with multiplicities": (lambda s: s.upsert([{"id": 1, "__diff": 2}]), "which this write does not take"),
-    "a value that does not fit": (lambda s: s.upsert([{"id": 1, "n": "x"}]), "column 'n'"),
-    "rows of no known form": (lambda s: s.upsert(7), "rows come as an Arrow table"),
-    "a delete_column that the rows lack": (
-        lambda s: s.upsert([{"id": 1}], delete_column="gone"),
-        "column 'gone' is absent",
-    ),
-    "part of the columns of a key with two rows": (
+# What is refused, and a few words of why.
+BAD: list[tuple[Callable[[Shard], Any], str]] = [
+    (lambda s: s.upsert([{"id": 1, "state": "a"}, {"id": 1, "state": "b"}]), "occurs more than once"),
+    (lambda s: s.upsert([{"state": "a"}]), "column 'id' is absent"),
+    (lambda s: s.upsert([{"id": 1, "nn": 1}]), "no column 'nn'"),
+    (lambda s: s.upsert([{"id": 1, "__diff": 2}]), "which this write does not take"),
+    (lambda s: s.upsert([{"id": 1, "n": "x"}]), "column 'n'"),
+    (lambda s: s.upsert(7), "rows come as"),
+    (lambda s: s.upsert([{"id": 1}], delete_column="gone"), "column 'gone' is absent"),
+    (
         lambda s: (s.insert([{"id": 1, "state": "twice"}]), s.upsert([{"id": 1, "n": 1}])),
-        "an upsert of some of the columns takes one row per key",
+        "some of the columns takes one",
     ),
-    "a read_time that is none": (lambda s: s.upsert(ROWS, read_time="now"), "read_time is 'now'"),
-    "neither where nor keys": (lambda s: s.delete(), "give either where or keys"),
-    "both where and keys": (lambda s: s.delete("id = 1", keys=[1]), "give either where or keys"),
-    "a predicate that cannot be read": (lambda s: s.delete("id ="), "where"),
-    "keys that are no list": (lambda s: s.delete(keys="1"), "keys must be a non-empty list of keys"),
-    "a key of too many values": (lambda s: s.delete(keys=[(1, 2)]), "a key has 2 values"),
-    "a key of another type": (lambda s: s.delete(keys=["x"]), "is text, not int64"),
-    "a text as the key of numbers": (lambda s: s.delete(keys=["1"]), "is text, not int64"),
-    "nothing to set": (lambda s: s.update({}), "it must map column names to values"),
-    "setting a column that the shard has not": (lambda s: s.update({"nn": 1}), "the shard has no column 'nn'"),
-    "setting a value that does not fit": (lambda s: s.update({"n": "x"}), "column 'n'"),
-    "setting null where none is allowed": (lambda s: s.update({"id": None}), "'id' would be null"),
-    "an expression of an unknown column": (lambda s: s.update({"n": pc.field("nn")}), "cannot be computed"),
-    "an expression of another type": (lambda s: s.update({"n": pc.field("state")}), "cast it first"),
-    "rows for which where is not true": (
-        lambda s: s.replace_where("n < 30", [{"id": 7, "state": "x", "n": 70}]),
-        "do not match `where`",
-    ),
-    "an overwrite without the key": (
-        lambda s: s.overwrite(pa.table({"state": ["a"]})),
-        "column 'id' is absent from the rows",
-    ),
-    "a merge without clauses": (lambda s: s.merge(ROWS).execute(), "a merge needs a clause"),
-    "a merge by a column that the source lacks": (
+    (lambda s: s.upsert(ROWS, read_time="now"), "read_time is 'now'"),
+    (lambda s: s.delete(), "give either where or keys"),
+    (lambda s: s.delete("id = 1", keys=[1]), "give either where or keys"),
+    (lambda s: s.delete("id ="), "where"),
+    (lambda s: s.delete(keys="1"), "a non-empty list of keys"),
+    (lambda s: s.delete(keys=[(1, 2)]), "a key has 2 values"),
+    (lambda s: s.delete(keys=["1"]), "is text, not int64"),
+    (lambda s: s.update({}), "map column names to values"),
+    (lambda s: s.update({"nn": 1}), "no column 'nn'"),
+    (lambda s: s.update({"n": "x"}), "column 'n'"),
+    (lambda s: s.update({"id": None}), "'id' would be null"),
+    (lambda s: s.update({"n": pc.field("nn")}), "cannot be computed"),
+    (lambda s: s.update({"n": pc.field("state")}), "cast it first"),
+    (lambda s: s.replace_where("n < 30", [{"id": 7, "state": "x", "n": 70}]), "do not match `where`"),
+    (lambda s: s.overwrite(pa.table({"state": ["a"]})), "column 'id' is absent"),
+    (lambda s: s.merge(ROWS).execute(), "a merge needs a clause"),
+    (
         lambda s: s.merge([{"id": 1}], on=["state"]).when_matched_delete().execute(),
-        "column 'state', by which rows match, is absent",
+        "column 'state', by which rows match",
     ),
-    "a merge by a column that the shard has not": (
-        lambda s: s.merge([{"x": 1}], on=["x"]).when_matched_delete().execute(),
-        "the shard has no column 'x'",
-    ),
-    "a merge that sets a key": (
-        lambda s: s.merge(ROWS).when_matched_update({"id": 1}).execute(),
-        "is of the key, which a merge does not change",
-    ),
-    "two rows of a source that match one": (
+    (lambda s: s.merge([{"x": 1}], on=["x"]).when_matched_delete().execute(), "no column 'x'"),
+    (lambda s: s.merge(ROWS).when_matched_update({"id": 1}).execute(), "is of the key"),
+    (
         lambda s: s.merge([{"id": 1, "n": 1}, {"id": 1, "n": 2}]).when_matched_update().execute(),
-        "two rows of the source match one row",
+        "two rows of the source",
     ),
-    "a condition that is no condition": (
-        lambda s: s.merge(ROWS).when_matched_delete(persist.source("n")).execute(),
-        "not boolean",
-    ),
-    "a condition of no known form": (lambda s: s.merge(ROWS).when_matched_delete(7), "condition is 7"),
-    "a new row that lacks what takes no null": (
+    (lambda s: s.merge(ROWS).when_matched_delete(persist.source("n")).execute(), "not boolean"),
+    (lambda s: s.merge(ROWS).when_matched_delete(7), "condition is 7"),
+    (
         lambda s: s.merge([{"id": 9, "n": 1}]).when_not_matched_insert({"n": persist.source("n")}).execute(),
-        "'id' is absent from the rows, and a new row needs a value in it",
+        "a new row needs a value in it",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_what_is_refused_writes_nothing(machine: Machine, shard: Shard, what: str) -> None:
-    call, message = BAD[what]
-    with pytest.raises(InvalidUsage, match=message):
+@pytest.mark.parametrize(("call", "why"), BAD)
+def test_what_is_refused_writes_nothing(machine: Machine, shard: Shard, call: Callable[[Shard], Any], why: str) -> None:
+    with pytest.raises(InvalidUsage, match=why):
         call(shard)
     assert {(r[0], r[2]) for r in rows(shard) if r[1] == "new"} == {(n, n * 10) for n in range(1, 5)}
-    assert not machine.client.shard("orders").view().upper.element or shard.upper().element in (1, 2)
+    assert shard.upper().element in (1, 2)
     assert not machine.location.machine("orders").refresh().leased_readers, "no hold is left"
 
 
