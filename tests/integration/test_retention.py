@@ -26,6 +26,7 @@ from persist.core.frontier import Antichain
 from persist.maintenance.expiry import forget_outlived
 from rpc.cli.program import main
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
+from tests.support.rewrites import before_rewrites
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -305,39 +306,18 @@ def test_settings_of_history_leave_the_policy_alone(shard: Shard) -> None:
 
 REFUSED: list[dict[str, Any]] = [
     {},
-    {"age": ""},
-    {"age": "long"},
-    {"age": "365000d"},
-    {"age": "none"},
-    {"age": "forever"},
-    {"age": 7},
-    {"bytes": "many"},
-    {"bytes": 0},
-    {"bytes": True},
-    {"bytes": 1.5},
-    {"rows": 0},
-    {"rows": "7"},
-    {"rows": True},
+    *({"age": age} for age in ("", "long", "365000d", "none", "forever", 7)),
+    *({"bytes": size} for size in ("many", 0, True, 1.5)),
+    *({"rows": rows} for rows in (0, "7", True)),
     {"cut_every": "1d"},
-    {"age": "90d", "cut_every": "1s"},
-    {"age": "90d", "cut_every": "1ms"},
-    {"age": "1d", "consumers": "billing"},
-    {"age": "1d", "consumers": [""]},
-    {"age": "1d", "consumers": ["a", "a"]},
-    {"age": "1d", "consumers": [7]},
-    {"age": "1d", "consumers": [f"c{number}" for number in range(101)]},
+    *({"age": "90d", "cut_every": every} for every in ("1s", "1ms")),
+    *({"age": "1d", "consumers": some} for some in ("billing", [""], ["a", "a"], [7], [f"c{n}" for n in range(101)])),
     {"age": "1d", "consumers_max_age": "2d"},
     {"age": "1d", "column": "ts"},
-    {"tags": {}},
-    {"tags": {"hourly": 0}},
-    {"tags": {"hourly": 201}},
-    {"tags": {"hourly": -1}},
-    {"tags": {"hourly": True}},
-    {"tags": {"weekly": 1}},
-    {"tags": ["hourly"]},
+    *({"tags": {"hourly": count}} for count in (0, 201, -1, True)),
+    *({"tags": tags} for tags in ({}, {"weekly": 1}, ["hourly"])),
     {"tags": {"hourly": 1}, "consumers": ["billing"]},
-    {"age": "3d", "mode": "delete"},
-    {"age": "3d", "mode": 7},
+    *({"age": "3d", "mode": mode} for mode in ("delete", 7)),
     {"tags": {"hourly": 1}, "mode": "drop"},
     {"column": "at", "column_age": "3d", "mode": "drop"},
 ]
@@ -481,19 +461,14 @@ def test_others_that_take_rows_away_each_time_make_it_come_again_later(
     shard.retain({"age": "1d", "cut_every": "1d"})
     days(world, machine, shard, 0, 1)
     world.pass_ms(3 * DAY_MS)
-    from persist.client.write import WriteHandle
-
-    real = WriteHandle.commit_rewrite
-
-    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
-        if runs:
-            shard.insert([{"id": 9}])
-            shard.insert([{"id": 9, "__diff": -1}])
-        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
-
     metrics = MaintenanceMetrics()
+
+    def others() -> None:
+        shard.insert([{"id": 9}])
+        shard.insert([{"id": 9, "__diff": -1}])
+
     with monkeypatch.context() as patched:
-        patched.setattr(WriteHandle, "commit_rewrite", commit)
+        before_rewrites(patched, *[others] * 100)
         with pytest.raises(PersistError):
             keeper(machine, metrics)(NAME)
     assert metrics.counters.retention_failed == 1

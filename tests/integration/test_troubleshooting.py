@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
 import persist
 import rpc.errors
-from persist.client.write import WriteHandle
 from persist.core.errors import PersistError, kinds
 from persist.formats.http_messages import BlobMissing
 from rpc.settings import ServerSettings
 from tests.support.pages import page
+from tests.support.rewrites import before_rewrites
 
 TEXT = page("docs/troubleshooting.md")
 COLUMNS = pa.schema([("id", pa.int64()), ("state", pa.string())])
@@ -62,13 +61,8 @@ def written(shard: Any, times: int) -> Any:
 def overtaken(shard: Any) -> None:
     """Somebody writes in the moment before a restore commits."""
     written(shard, 2)
-    real = WriteHandle.commit_rewrite
-
-    def late(*args: Any, **more: Any) -> Any:
-        written(shard, 1)
-        return real(*args, **more)
-
-    with patch.object(WriteHandle, "commit_rewrite", late):
+    with pytest.MonkeyPatch.context() as patched:
+        before_rewrites(patched, lambda: written(shard, 1))
         shard.restore(0)
 
 

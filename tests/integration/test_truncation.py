@@ -11,13 +11,13 @@ from compactor.worker import Worker
 from persist.client.idempotency import is_final
 from persist.client.shard import Shard
 from persist.client.timestamps import to_datetime
-from persist.client.write import WriteHandle
 from persist.core.errors import InvalidUsage, TokenReused, UnknownShard, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
 from persist.core.transitions import rewrites
 from tests.support.clocks import Machine, World
+from tests.support.rewrites import before_rewrites
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -141,25 +141,10 @@ def test_a_retry_with_its_token_lands_once(machine: Machine, shard: Shard) -> No
         shard.truncate(2)
 
 
-class Between:
-    """Others write in the moment before a truncation commits, as often as is said."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int, taken: int = 1) -> None:
-        real, self.left = WriteHandle.commit_rewrite, times
-
-        def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
-            if runs and self.left:
-                self.left -= 1
-                shard.insert([*[{"id": 3, "v": "c", "__diff": -1}] * taken, {"id": 9, "v": "new"}])
-            return real(handle, runs, *args, **more)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
-
-
 def test_rows_that_are_added_meanwhile_do_not_hold_it_up(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
 ) -> None:
-    Between(monkeypatch, shard, 1, taken=0)
+    before_rewrites(monkeypatch, lambda: shard.insert([{"id": 9, "v": "new"}]))
     done = shard.truncate(2)
     assert (done.removed, done.lower, done.upper) == (3, Antichain(5), Antichain(6))
     assert rows(shard) == [(2, "b", 2), (4, "d", 1), (9, "new", 1)]
@@ -171,20 +156,16 @@ def test_a_drop_or_a_merge_of_a_retraction_that_comes_between_does(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard, mode: str
 ) -> None:
     """None of the two shows as a batch with a retraction of its own."""
-    real, left = WriteHandle.commit_rewrite, [1]
 
-    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
-        if runs and left:
-            left.pop()
-            if mode == "drop":
-                shard.insert([{"id": 8, "v": "y"}])
-                shard.truncate(5, mode="drop")
-            else:
-                shard.insert([{"id": 3, "v": "c", "__diff": -1}])
-                Worker(machine.location).run(NAME, idle=True)
-        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+    def others() -> None:
+        if mode == "drop":
+            shard.insert([{"id": 8, "v": "y"}])
+            shard.truncate(5, mode="drop")
+        else:
+            shard.insert([{"id": 3, "v": "c", "__diff": -1}])
+            Worker(machine.location).run(NAME, idle=True)
 
-    monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
+    before_rewrites(monkeypatch, others)
     if mode == "drop":
         assert not shard.truncate(4).changed, "the drop went further"
     else:
@@ -196,15 +177,7 @@ def test_a_drop_or_a_merge_of_a_retraction_that_comes_between_does(
 def test_a_restore_that_comes_between_holds_it_up(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
     """It brings back what a truncation had taken, and only adds rows: they would stay, and count as truncated."""
     shard.truncate(1)  # at 4: row 2, twice
-    real, left = WriteHandle.commit_rewrite, [1]
-
-    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
-        if runs and left:
-            left.pop()
-            shard.restore(3)
-        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
+    before_rewrites(monkeypatch, lambda: shard.restore(3))
     assert shard.truncate(2, retries=1).removed == 3
     assert rows(shard) == [(2, "b", 2), (4, "d", 1)]
 
@@ -217,7 +190,8 @@ def test_a_refusal_that_may_not_stay_is_not_told_of_a_try_that_was_not_answered(
 
 
 def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
-    Between(monkeypatch, shard, 1)
+    others = [{"id": 3, "v": "c", "__diff": -1}, {"id": 9, "v": "new"}]
+    before_rewrites(monkeypatch, lambda: shard.insert(others))
     assert shard.truncate(2, retries=1).removed == 2
     assert rows(shard) == [(2, "b", 2), (4, "d", 1), (9, "new", 1)], "nothing is there less than no times"
 
@@ -227,12 +201,10 @@ def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.Mon
     [
         ({"before": 5}, InvalidUsage, "time 4 of shard 'orders' is not complete: its upper is"),
         ({"before": -1}, InvalidUsage, "before is -1; it must be a time"),
-        ({"before": None}, InvalidUsage, "before is None"),
         ({"before": "yesterday"}, InvalidUsage, "before is 'yesterday'"),
         ({"before": 2, "dry_run": 1}, InvalidUsage, "dry_run"),
         ({"before": 2, "retries": -1}, InvalidUsage, "retries is -1"),
         ({"before": 2, "info": "x"}, InvalidUsage, "info"),
-        ({"before": 2, "token": ""}, InvalidUsage, "a token has 1 to 200"),
     ],
 )
 def test_what_is_wrong_is_refused(
