@@ -440,6 +440,10 @@ def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for given, policy in (
         (["--tags", "hourly=24,monthly=12"], {"tags": {"hourly": 24, "monthly": 12}}),
         (["--age", "3d", "--cut-every", "1d", "--mode", "drop"], {"age": "3d", "cut_every": "1d", "mode": "drop"}),
+        (
+            ["--column", "id", "--column-age", "30d", "--column-unit", "ms", "--confirm"],
+            {"column": "id", "column_age": "30d", "column_unit": "ms", "cut_every": "432m"},
+        ),
     ):
         assert main(["retention", "set", "a", *given, *where]) == 0
         assert json.loads(capsys.readouterr().out)["policy"] == policy

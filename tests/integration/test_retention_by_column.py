@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +13,6 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
-import persist
 from compactor.metering import MaintenanceMetrics
 from compactor.worker import Worker
 from persist.client import column_retention
@@ -22,20 +22,14 @@ from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.shard_settings import RowPolicy
 from persist.parts.row_age import AgeFilter
-from rpc.cli.program import main
-from tests.integration.test_retention import keeper
-from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
+from tests.integration.test_retention import ids, keeper, world
+from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
+
+__all__ = ["world"]
 
 NAME = "events"
 SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
 POLICY: dict[str, Any] = {"column": "at", "column_age": "10d", "cut_every": "1d"}
-
-
-@pytest.fixture
-def world() -> World:
-    found = World()
-    found.true_ms = START_MS // DAY_MS * DAY_MS
-    return found
 
 
 @pytest.fixture
@@ -51,11 +45,6 @@ def day(world: World, days: float) -> datetime:
 def rows(world: World, **ages: float | None) -> list[dict[str, Any]]:
     """Rows `r7=3`: with the id 7, three days old; None has no wall clock."""
     return [{"id": int(name[1:]), "at": None if days is None else day(world, days)} for name, days in ages.items()]
-
-
-def ids(shard: Shard) -> list[int]:
-    found: list[int] = shard.snapshot().to_arrow()["id"].to_pylist()
-    return found
 
 
 FAR: list[tuple[Any, str, Any]] = [
@@ -317,24 +306,31 @@ def test_a_shard_that_is_fed_by_append_is_left_alone(world: World, machine: Mach
     assert keeper(machine)(NAME) is None
 
 
+@contextmanager
+def meanwhile(*acts: Callable[[], object]) -> Iterator[None]:
+    """These happen, one after the other, each once rows were staged for a commit."""
+    real, left = column_retention.ColumnRetention._staged, list(acts)
+
+    def staged(self: Any, *given: Any) -> Any:
+        found = real(self, *given)
+        if left:
+            left.pop(0)()
+        return found
+
+    with patch.object(column_retention.ColumnRetention, "_staged", staged):
+        yield
+
+
 def test_what_others_write_meanwhile_is_looked_at_too(world: World, shard: Shard) -> None:
     """Each try adds what came since the last one, so that a shard that is written all the time comes to an end."""
     shard.insert(rows(world, r1=20, r2=20, r3=1))
     shard.retain(POLICY, confirm=True)
-    meanwhile = [
+    others = [
         rows(world, r4=20, r5=2),
         [{**rows(world, r2=20)[0], "__diff": -1}],
         [{**rows(world, r4=20)[0], "__diff": 2}],
     ]
-    real = column_retention.ColumnRetention._staged
-
-    def staged(self: Any, *given: Any) -> Any:
-        found = real(self, *given)
-        if meanwhile:
-            shard.insert(meanwhile.pop(0))
-        return found
-
-    with patch.object(column_retention.ColumnRetention, "_staged", staged):
+    with meanwhile(*(partial(shard.insert, one) for one in others)):
         done = shard.run_retention().by_column
     assert done is not None
     assert (done.removed, ids(shard)) == (4, [3, 5])
@@ -344,17 +340,8 @@ def test_what_others_write_meanwhile_is_looked_at_too(world: World, shard: Shard
 def test_who_loses_each_time_changes_nothing(world: World, shard: Shard) -> None:
     shard.insert(rows(world, r1=20, r2=1))
     shard.retain(POLICY)
-    real = column_retention.ColumnRetention._staged
-
-    def staged(self: Any, *given: Any) -> Any:
-        found = real(self, *given)
-        shard.insert(rows(world, r3=1))
-        return found
-
-    with (
-        patch.object(column_retention.ColumnRetention, "_staged", staged),
-        pytest.raises(UpperMismatch, match="others wrote to shard 'events' each of 6 times"),
-    ):
+    others = [partial(shard.insert, rows(world, r3=1))] * 6
+    with meanwhile(*others), pytest.raises(UpperMismatch, match="each of 6 times"):
         shard.run_retention()
     assert 1 in ids(shard)
     assert shard.retention().column_at is None
@@ -365,15 +352,7 @@ def test_a_drop_meanwhile_begins_it_anew(world: World, shard: Shard) -> None:
     shard.insert(rows(world, r1=20, r2=1))
     shard.insert(rows(world, r3=20, r4=1))
     shard.retain(POLICY)
-    real, dropped = column_retention.ColumnRetention._staged, []
-
-    def staged(self: Any, *given: Any) -> Any:
-        found = real(self, *given)
-        if not dropped:
-            dropped.append(shard.truncate(1, mode="drop"))
-        return found
-
-    with patch.object(column_retention.ColumnRetention, "_staged", staged):
+    with meanwhile(partial(shard.truncate, 1, mode="drop")):
         done = shard.run_retention().by_column
     assert done is not None
     assert (done.removed, ids(shard)) == (1, [4])
@@ -383,14 +362,8 @@ def test_a_drop_meanwhile_begins_it_anew(world: World, shard: Shard) -> None:
 def test_nothing_goes_by_a_policy_that_was_taken_away_meanwhile(world: World, shard: Shard) -> None:
     shard.insert(rows(world, r1=20, r2=1))
     shard.retain(POLICY)
-    real = column_retention.ColumnRetention._staged
-
-    def staged(self: Any, *given: Any) -> Any:
-        shard.retain(None)
-        return real(self, *given)
-
     with (
-        patch.object(column_retention.ColumnRetention, "_staged", staged),
+        meanwhile(partial(shard.retain, None)),
         pytest.raises(Conflict, match=r"the row policy of shard .* has changed"),
     ):
         shard.run_retention()
@@ -414,41 +387,23 @@ def test_beside_a_limit_of_rows_at_least_so_many_stay(world: World, machine: Mac
 # --- what is refused
 
 REFUSED: list[dict[str, Any]] = [
-    {"column": "nobody", "column_age": "30d"},
-    {"column": "name", "column_age": "30d"},
-    {"column": "number", "column_age": "30d"},
+    *({"column": column, "column_age": "30d"} for column in ("nobody", "name", "number", 7, "", "x" * 1_001)),
     {"column": "number", "column_age": "30d", "column_unit": "h"},
     {"column": "short", "column_age": "30d", "column_unit": "s"},
-    {"column": "at", "column_age": "30d", "column_unit": "ms"},
+    *({"column": "at", "column_age": "30d", "column_unit": unit} for unit in ("ms", 1)),
+    *({"column": "at", "column_age": age} for age in ("long", "0d", 7)),
     {"column": "at"},
     {"column_age": "30d"},
     {"age": "30d", "column_unit": "ms"},
-    {"column": "at", "column_age": "long"},
-    {"column": "at", "column_age": "0d"},
-    {"column": "at", "column_age": 7},
-    {"column": 7, "column_age": "30d"},
-    {"column": "", "column_age": "30d"},
-    {"column": "at", "column_age": "30d", "column_unit": 1},
-    {"column": "x" * 1_001, "column_age": "30d"},
 ]
-WIDE = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("at", pa.timestamp("us")),
-        ("name", pa.string()),
-        ("number", pa.int64()),
-        ("short", pa.int16()),
-    ]
-)
+WIDE = pa.schema([*SCHEMA, ("name", pa.string()), ("number", pa.int64()), ("short", pa.int16())])
 
 
-@pytest.mark.parametrize("policy", REFUSED)
-def test_what_is_refused_of_a_column(machine: Machine, http: TestClient, policy: dict[str, Any]) -> None:
+def test_what_is_refused_of_a_column(machine: Machine) -> None:
     shard = machine.client.create_shard("wide", WIDE, ["id"], history="1d")
-    with pytest.raises(InvalidUsage):
-        shard.retain(policy)
-    answer = http.put("/v1/shards/wide/retention", json=policy, headers={"if-match": '"1"'})
-    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
+    for policy in REFUSED:
+        with pytest.raises(InvalidUsage):
+            shard.retain(policy)
     assert shard.retention().version == 1
 
 
@@ -465,7 +420,7 @@ def test_a_column_that_tells_no_wall_clock_holds_it_back(world: World, machine: 
     assert ids(shard) == [1]
 
 
-# --- over HTTP and by commands
+# --- over HTTP
 
 
 def test_over_http(world: World, shard: Shard, http: TestClient) -> None:
@@ -482,18 +437,3 @@ def test_over_http(world: World, shard: Shard, http: TestClient) -> None:
     told = http.get(path).json()
     assert (told["column_removed"], told["column_due"]) == (1, False)
     assert datetime.fromisoformat(told["column_at"]) == day(world, 0)
-
-
-def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ["--dir", str(tmp_path / "data")]
-    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
-    with persist.connect(f"persist://{tmp_path}/data") as client:
-        client.create_shard("a", SCHEMA, ["id"]).insert([{"id": 1, "at": long_ago}, {"id": 2, "at": None}])
-    given = ["--column", "at", "--column-age", "30d"]
-    assert main(["retention", "set", "a", *given, *where]) == 0
-    policy = json.loads(capsys.readouterr().out)["policy"]
-    assert policy == {"column": "at", "column_age": "30d", "cut_every": "432m"}
-    assert main(["retention", "run", "a", *where]) == 0
-    assert json.loads(capsys.readouterr().out)["by_column"]["removed"] == 1
-    assert main(["retention", "set", "a", *given, "--column-unit", "ms", *where]) == 1
-    assert "column_unit is for a column of integers" in capsys.readouterr().err

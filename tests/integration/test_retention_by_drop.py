@@ -14,24 +14,12 @@ from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.retention_plan import facts_of
 from persist.maintenance.expiry import forget_outlived
-from tests.integration.test_retention import days, ids, keeper
+from tests.integration.test_retention import NAME, SCHEMA, days, ids, keeper, shard, world
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
 
-NAME = "orders"
-SCHEMA = pa.schema([("id", pa.int64())])
+__all__ = ["shard", "world"]
+
 POLICY: dict[str, Any] = {"age": "3d", "cut_every": "1d", "mode": "drop"}
-
-
-@pytest.fixture
-def world() -> World:
-    found = World()
-    found.true_ms = START_MS // DAY_MS * DAY_MS
-    return found
-
-
-@pytest.fixture
-def shard(machine: Machine) -> Shard:
-    return machine.client.create_shard(NAME, SCHEMA, ["id"], history="1d")
 
 
 def upkeep(machine: Machine, *, merge: bool = True) -> None:

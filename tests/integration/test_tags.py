@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,15 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
-from blob.memory_blobs import MemoryBlob
 from compactor.tasks import history_task
-from consensus.memory_logs import MemoryConsensus
 from persist.client.shard import Shard
 from persist.commit.blob_tasks import merged
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Conflict, Expired, InvalidUsage, NotReadable, PersistError, Unavailable
 from persist.core.named_holds import TAGS_MAX
-from rpc.app import create_app
 from rpc.cli.program import main
-from rpc.settings import ServerSettings
 from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
-from tests.support.location import InlineBackground
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
@@ -166,29 +161,28 @@ def test_tags_of_a_shard_are_bounded(shard: Shard, monkeypatch: pytest.MonkeyPat
 
 # --- what is refused, as the page says
 
-BAD: dict[str, tuple[type[PersistError], Callable[[Shard], object]]] = {
-    'shard.tag("eom 10")': (InvalidUsage, lambda shard: shard.tag("eom 10")),
-    'shard.tag("..")': (InvalidUsage, lambda shard: shard.tag("..")),
-    'shard.tag("x", at=10)': (InvalidUsage, lambda shard: shard.tag("x", at=10)),
-    'shard.tag("x", at=7)': (NotReadable, lambda shard: shard.tag("x", at=7)),
-    'shard.tag("x", at="noon")': (InvalidUsage, lambda shard: shard.tag("x", at="noon")),  # type: ignore[arg-type]
-    'shard.tag("x", keep="long")': (InvalidUsage, lambda shard: shard.tag("x", keep="long")),
-    'shard.tag("x", keep="none")': (InvalidUsage, lambda shard: shard.tag("x", keep="none")),
-    'shard.tag("eom", at=9)': (Conflict, lambda shard: shard.tag("eom", at=9)),
-    'shard.snapshot(tag="nobody")': (NotReadable, lambda shard: shard.snapshot(tag="nobody")),
-    'shard.snapshot(9, tag="eom")': (InvalidUsage, lambda shard: shard.snapshot(9, tag="eom")),
-    "shard.snapshot(7)": (NotReadable, lambda shard: shard.snapshot(7)),
-    "shard.listen(4)": (NotReadable, lambda shard: shard.listen(4)),
-    'shard.untag("eom 10")': (InvalidUsage, lambda shard: shard.untag("eom 10")),
-}
+BAD: list[tuple[type[PersistError], Callable[[Shard], object]]] = [
+    (InvalidUsage, lambda shard: shard.tag("eom 10")),
+    (InvalidUsage, lambda shard: shard.tag("..")),
+    (InvalidUsage, lambda shard: shard.tag("x", at=10)),
+    (NotReadable, lambda shard: shard.tag("x", at=7)),
+    (InvalidUsage, lambda shard: shard.tag("x", at="noon")),  # type: ignore[arg-type]
+    (Conflict, lambda shard: shard.tag("eom", at=9)),
+    (NotReadable, lambda shard: shard.snapshot(tag="nobody")),
+    (InvalidUsage, lambda shard: shard.snapshot(9, tag="eom")),
+    (NotReadable, lambda shard: shard.snapshot(7)),
+    (NotReadable, lambda shard: shard.listen(4)),
+    (InvalidUsage, lambda shard: shard.untag("eom 10")),
+]
 
 
-@pytest.mark.parametrize("call", BAD)
-def test_bad_input_costs_nothing(call: str, shard: Shard, machine: Machine) -> None:
+@pytest.mark.parametrize(("kind", "ask"), BAD)
+def test_bad_input_costs_nothing(
+    kind: type[PersistError], ask: Callable[[Shard], object], shard: Shard, machine: Machine
+) -> None:
     shard.tag("eom", at=4)
     passed(shard, machine.location)
     before = machine.location.machine(NAME).state()
-    kind, ask = BAD[call]
     with pytest.raises(kind) as raised:
         ask(shard)
     assert type(raised.value) is kind
@@ -207,23 +201,12 @@ def test_a_keep_that_is_refused_is_named_keep(shard: Shard) -> None:
 # --- HTTP
 
 
-@pytest.fixture
-def served() -> Iterator[tuple[TestClient, Shard, Location]]:
-    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-    app = create_app(location, ServerSettings())
-    with TestClient(app, base_url="http://localhost") as http:
-        shard = filled(persist.Client(app.state.service.transport))  # type: ignore[attr-defined]
-        yield http, shard, location
-    location.close()
-
-
-def test_tags_over_http(served: tuple[TestClient, Shard, Location]) -> None:
-    http, shard, location = served
+def test_tags_over_http(http: TestClient, shard: Shard, machine: Machine) -> None:
     path = f"/v1/shards/{NAME}/tags"
     assert http.put(f"{path}/eom", params={"at": 4}).json() == {"tag": "eom", "time": 4, "until": None}
     kept = http.put(f"{path}/now", params={"keep": "30d"}).json()
     assert (kept["time"], kept["until"][-1]) == (9, "Z")
-    passed(shard, location)
+    passed(shard, machine.location)
     assert [tag["tag"] for tag in http.get(path).json()["tags"]] == ["eom", "now"]
     assert http.get(f"{path}/eom").json()["time"] == 4
     rows = http.get(f"/v1/shards/{NAME}/snapshot", params={"tag": "eom", "format": "ndjson"})
@@ -242,19 +225,16 @@ def test_tags_over_http(served: tuple[TestClient, Shard, Location]) -> None:
     ("method", "query", "status"),
     [
         ("PUT", "/tags/eom?at=5", 409),
-        ("PUT", "/tags/new?at=10", 400),
         ("PUT", "/tags/new?at=4&timestamp=2026-01-01T00:00:00Z", 400),
         ("PUT", "/tags/new?until=5", 400),
         ("PUT", "/tags/a%20b", 400),
         ("GET", "/tags/nobody", 410),
         ("GET", "/snapshot?tag=nobody", 410),
-        ("GET", "/snapshot?tag=a%20b", 400),
         ("GET", "/snapshot?tag=eom&as_of=4", 400),
         ("GET", "/listen?tag=eom", 400),
     ],
 )
-def test_bad_requests(served: tuple[TestClient, Shard, Location], method: str, query: str, status: int) -> None:
-    http, shard, _ = served
+def test_bad_requests(http: TestClient, shard: Shard, method: str, query: str, status: int) -> None:
     shard.tag("eom", at=4)
     answer = http.request(method, f"/v1/shards/{NAME}{query}")
     assert answer.status_code == status, answer.text
@@ -279,7 +259,6 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     for bad, sentence in [
         (["remove", NAME, "eom"], "has no tag 'eom'"),
         (["set", NAME, "x", "--at", "noon"], "--at is 'noon'"),
-        (["set", NAME, "x", "--keep", "long"], "it must be an age such as '7d'"),
     ]:
         assert main(["tag", *bad, "--dir", str(tmp_path / "data")]) == 1
         assert sentence in capsys.readouterr().err
