@@ -21,9 +21,6 @@ from persist.commit.location import Location, LocationSettings
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
 from persist.core.frontier import Antichain
 from persist.core.state import Policy
-from rpc.app import create_app
-from rpc.settings import ServerSettings
-from tests.support.asking import typed
 from tests.support.clocks import START_MS, Ids, Machine, World
 from tests.support.location import InlineBackground
 
@@ -104,10 +101,9 @@ def test_an_instant_that_has_no_date_in_utc_is_refused_by_every_door(shard: Shar
     for ask in (shard.time_at, shard.snapshot, shard.listen, shard.changes, shard.restore):
         with pytest.raises(InvalidUsage, match="from 1970 to 9999"):
             ask(when)
-    with http:
-        for path in ("time-at?timestamp=", "snapshot?format=csv&timestamp=", "changes?start="):
-            answer = http.get(f"/v1/shards/{NAME}/{path}{quote(text)}")
-            assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
+    for path in ("time-at?timestamp=", "snapshot?format=csv&timestamp=", "changes?start="):
+        answer = http.get(f"/v1/shards/{NAME}/{path}{quote(text)}")
+        assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
 
 
 def test_an_instant_that_is_to_come_is_waited_for(world: World, shard: Shard) -> None:
@@ -256,51 +252,44 @@ def test_who_manages_the_shard_forgets_by_hand(world: World, shard: Shard) -> No
 # --- over HTTP
 
 
-@pytest.fixture
-def http(machine: Machine) -> TestClient:
-    return typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1"))
-
-
 def test_over_http_a_wall_clock_takes_the_place_of_a_time(world: World, shard: Shard, http: TestClient) -> None:
     insert(world, shard, 1, passes_ms=2_500)
     when = at(world).isoformat()
     insert(world, shard, 2)
-    with http:
-        told = http.get(f"/v1/shards/{NAME}/time-at", params={"timestamp": when}).json()
-        assert told == {"frontier": [1], "as_of": 0, "timestamp": "2025-10-09T08:53:22.000Z"}
-        asked = {"timestamp": when, "format": "ndjson"}
-        read = http.get(f"/v1/shards/{NAME}/snapshot", params=asked)
-        assert read.text == '{"id":1,"__diff":1}\n'
-        assert read.headers["persist-as-of"] == "0"
-        assert read.headers["persist-timestamp"] == told["timestamp"]
-        shown = http.get(f"/v1/shards/{NAME}/timestamp-of", params={"time": 0}).json()
-        assert shown == {"time": 0, "timestamp": "2025-10-09T08:53:21.000Z"}
-        refused = http.get(f"/v1/shards/{NAME}/snapshot", params={**asked, "as_of": 0})
-        assert (refused.status_code, refused.json()["kind"]) == (400, "invalid_usage")
-        refused = http.get(f"/v1/shards/{NAME}/time-at", params={"timestamp": "2026-11-20 12:00"})
-        assert "with its zone" in refused.json()["detail"]
+    told = http.get(f"/v1/shards/{NAME}/time-at", params={"timestamp": when}).json()
+    assert told == {"frontier": [1], "as_of": 0, "timestamp": "2025-10-09T08:53:22.000Z"}
+    asked = {"timestamp": when, "format": "ndjson"}
+    read = http.get(f"/v1/shards/{NAME}/snapshot", params=asked)
+    assert read.text == '{"id":1,"__diff":1}\n'
+    assert read.headers["persist-as-of"] == "0"
+    assert read.headers["persist-timestamp"] == told["timestamp"]
+    shown = http.get(f"/v1/shards/{NAME}/timestamp-of", params={"time": 0}).json()
+    assert shown == {"time": 0, "timestamp": "2025-10-09T08:53:21.000Z"}
+    refused = http.get(f"/v1/shards/{NAME}/snapshot", params={**asked, "as_of": 0})
+    assert (refused.status_code, refused.json()["kind"]) == (400, "invalid_usage")
+    refused = http.get(f"/v1/shards/{NAME}/time-at", params={"timestamp": "2026-11-20 12:00"})
+    assert "with its zone" in refused.json()["detail"]
 
 
 def test_over_http_settings_are_compared_and_set(shard: Shard, http: TestClient) -> None:
     path = f"/v1/shards/{NAME}/settings"
-    with http:
-        found = http.get(path)
-        assert (found.json(), found.headers["etag"]) == ({"history": "1w", "mark_every": "1s", "version": 1}, '"1"')
-        changed = http.put(path, json={"history": "none"}, headers={"If-Match": '"1"'})
-        assert changed.json() == {"history": "none", "mark_every": "1s", "version": 2}
-        assert http.put(path, json={"history": "7d"}, headers={"If-Match": '"1"'}).status_code == 409
-        changed = http.put(path, json={"mark_every": "10s"}, headers={"If-Match": '"2"'})
-        assert changed.json() == {"history": "none", "mark_every": "10s", "version": 3}, "what is omitted is unchanged"
-        for body, headers in [
-            ({"history": "7d"}, {}),
-            ({"keep": "7d"}, {"If-Match": '"3"'}),
-            ({"mark_every": 1000}, {"If-Match": '"3"'}),
-            ({"mark_every": "none"}, {"If-Match": '"3"'}),
-            ([], {"If-Match": "3"}),
-        ]:
-            assert http.put(path, json=body, headers=headers).status_code == 400
-        assert http.put("/v1/shards/b", json={"fields": [{"name": "i", "type": "int8", "key": True}], "history": "2d"})
-        assert http.get("/v1/shards/b/settings").json()["history"] == "2d"
+    found = http.get(path)
+    assert (found.json(), found.headers["etag"]) == ({"history": "1w", "mark_every": "1s", "version": 1}, '"1"')
+    changed = http.put(path, json={"history": "none"}, headers={"If-Match": '"1"'})
+    assert changed.json() == {"history": "none", "mark_every": "1s", "version": 2}
+    assert http.put(path, json={"history": "7d"}, headers={"If-Match": '"1"'}).status_code == 409
+    changed = http.put(path, json={"mark_every": "10s"}, headers={"If-Match": '"2"'})
+    assert changed.json() == {"history": "none", "mark_every": "10s", "version": 3}, "what is omitted is unchanged"
+    for body, headers in [
+        ({"history": "7d"}, {}),
+        ({"keep": "7d"}, {"If-Match": '"3"'}),
+        ({"mark_every": 1000}, {"If-Match": '"3"'}),
+        ({"mark_every": "none"}, {"If-Match": '"3"'}),
+        ([], {"If-Match": "3"}),
+    ]:
+        assert http.put(path, json=body, headers=headers).status_code == 400
+    assert http.put("/v1/shards/b", json={"fields": [{"name": "i", "type": "int8", "key": True}], "history": "2d"})
+    assert http.get("/v1/shards/b/settings").json()["history"] == "2d"
 
 
 @pytest.mark.parametrize(
@@ -313,9 +302,8 @@ def test_over_http_settings_are_compared_and_set(shard: Shard, http: TestClient)
 def test_over_http_a_body_that_says_something_twice_is_refused(
     shard: Shard, http: TestClient, path: str, body: bytes
 ) -> None:
-    with http:
-        answer = http.put(f"/v1/shards/{path}", content=body, headers={"If-Match": '"1"'})
-        assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
-        assert "two values for one name" in answer.json()["detail"]
-        assert http.get("/v1/shards/new").status_code == 404
+    answer = http.put(f"/v1/shards/{path}", content=body, headers={"If-Match": '"1"'})
+    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
+    assert "two values for one name" in answer.json()["detail"]
+    assert http.get("/v1/shards/new").status_code == 404
     assert shard.settings.version == 1
