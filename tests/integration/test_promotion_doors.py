@@ -472,38 +472,11 @@ def test_the_new_epoch_is_above_that_of_the_index(place: Place, how: str) -> Non
         Client(EmbeddedTransport(location, maintain)).shard("eu/orders").insert([{"id": 9, "v": "new"}])
 
 
-def test_an_index_that_is_ahead_is_not_set_to_a_home_of_before(place: Place) -> None:
-    """It was set while the promotion ran."""
-    run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
-    before = read_index(place.index)
-    with pytest.raises(persist.Conflict, match="has epoch 3 for region 'eu', and this home has epoch 2"):
-        record_new_home(place.index, "eu", ("http://us:8787",), 2)
-    assert read_index(place.index) == before
-
-
 def test_a_home_that_can_be_reached_is_stopped_first(place: Place) -> None:
     with Server(place.root / "elsewhere") as server:  # it answers, and its store is given
         assert place.promote("--home", server.url, "--home-blob", place.blob) == 0
     with pytest.raises(persist.ReadOnly, match="this process only reads"):
         place.insert(7)
-
-
-def test_a_promotion_that_was_killed_is_repeated(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from persist.copies import recovery
-
-    def dies(location: object, binding: object) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr(recovery, "_bind", dies)
-        with suppress(SystemExit):
-            place.promote()
-    assert place.promote() == 0
-    with closing(open_blob(place.copy)) as copy:
-        promotion = last_promotion(copy)
-    assert promotion is not None
-    assert sorted(promotion.shards) == list(NAMES)
-    assert ids(place.copy, place.fresh) == [1]
 
 
 @pytest.mark.parametrize("verb", ["promote", "switch"])
@@ -556,20 +529,6 @@ def test_a_switch_there_and_back_by_the_commands_of_the_page(place: Place) -> No
     assert run(*demote_again) == 0
     entry = read_index(place.index).regions["eu"]
     assert (entry.write, entry.epoch) == (("http://eu:8787",), 3)
-
-
-@pytest.mark.parametrize("command", ["switch", "promote", "recover"])
-def test_a_store_that_is_in_use_is_refused_with_the_advice_that_fits_the_command(place: Place, command: str) -> None:
-    used = ("--blob", place.copy, "--consensus", place.consensus)
-    home = ("--home-blob", place.blob, "--home-consensus", place.consensus)
-    arguments = {
-        "switch": ["region", "switch", "us", "--of", "eu", *used, *home],
-        "promote": ["region", "promote", "us", "--of", "eu", *used, "--home-is-lost"],
-        "recover": ["backup", "recover", *used],
-    }
-    with pytest.raises(persist.InvalidUsage, match="is, or was, in use by a location: give a new") as said:
-        run(*arguments[command])
-    assert ("--older-consensus" in said.value.message) == (command == "recover")
 
 
 def test_a_switch_is_undone_and_home_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

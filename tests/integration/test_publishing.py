@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from blob import BlobUnavailable
@@ -35,6 +37,21 @@ def publisher(world: World, settings: PublishSettings = SETTINGS) -> Publisher:
 
 def entry(world: World, seqno: int) -> bytes:
     return world.consensus.scan(NAME, seqno, 1)[0].data
+
+
+def publish_entries(world: World, seqnos: Iterable[int]) -> None:
+    """A process publishes these, and is gone."""
+    one = publisher(world)
+    for seqno in seqnos:
+        one.add(NAME, entry(world, seqno))
+    one.publish()
+
+
+def visit(world: World, maintenance: Published, times: int = 3) -> None:
+    """Maintenance looks at the shard at intervals."""
+    for _ in range(times):
+        looked(world, maintenance)
+        world.clock.advance_ms(6_000)
 
 
 def append(world: World, count: int = 1) -> None:
@@ -145,9 +162,7 @@ def looked(world: World, maintenance: Published) -> float | None:
 
 def test_what_a_killed_process_did_not_publish_is_there_within_two_intervals(world: World) -> None:
     append(world, 4)
-    one = publisher(world)
-    one.add(NAME, entry(world, 2))
-    one.publish()
+    publish_entries(world, [2])
     maintenance = Published(world.process(), SETTINGS)
     assert looked(world, maintenance) == 5.0
     assert published(world) == {2}, "it may be about to publish"
@@ -163,18 +178,14 @@ def test_what_a_killed_process_did_not_publish_is_there_within_two_intervals(wor
 def test_journals_go_once_a_rollup_covers_them_and_not_before(world: World) -> None:
     append(world, 5)
     maintenance = Published(world.process(), SETTINGS)
-    for _ in range(3):
-        looked(world, maintenance)
-        world.clock.advance_ms(6_000)
+    visit(world, maintenance)
     assert len(journals(world)) == 1
     world.clock.advance_ms(400_000)
     maintenance.round()
     assert len(journals(world)) == 1, "nothing but it has these versions"
     rolled(world)
     append(world)
-    for _ in range(3):
-        looked(world, maintenance)
-        world.clock.advance_ms(6_000)
+    visit(world, maintenance)
     at = world.state().seqno
     world.clock.advance_ms(400_000)
     maintenance.round()
@@ -187,10 +198,7 @@ def test_a_journal_that_is_covered_in_part_is_written_anew(world: World) -> None
     first, last = 1, world.state().seqno
     rolled(world)
     append(world, 2)
-    one = publisher(world)
-    for seqno in range(first, world.state().seqno + 1):
-        one.add(NAME, entry(world, seqno))
-    one.publish()
+    publish_entries(world, range(first, world.state().seqno + 1))
     [before] = journals(world)
     maintenance = Published(world.process(), SETTINGS)
     looked(world, maintenance)
@@ -208,10 +216,7 @@ def test_a_journal_that_is_damaged_once_it_was_read_is_not_written_anew(
     append(world, 2)
     rolled(world)
     append(world, 2)
-    one = publisher(world)
-    for seqno in range(1, world.state().seqno + 1):
-        one.add(NAME, entry(world, seqno))
-    one.publish()
+    publish_entries(world, range(1, world.state().seqno + 1))
     before = published(world)
     [key] = journals(world)
     maintenance = Published(world.process(), SETTINGS)
@@ -226,10 +231,7 @@ def test_a_journal_that_is_damaged_once_it_was_read_is_not_written_anew(
 
 def test_a_journal_of_a_shard_at_rest_goes_though_nobody_looks_at_the_shard(world: World) -> None:
     append(world)
-    one = publisher(world)
-    for seqno in range(1, world.state().seqno + 1):
-        one.add(NAME, entry(world, seqno))
-    one.publish()
+    publish_entries(world, range(1, world.state().seqno + 1))
     rolled(world)
     maintenance = Published(world.process(), SETTINGS)
     maintenance.round()
@@ -242,9 +244,7 @@ def test_a_damaged_journal_is_told_and_the_rest_goes_on(world: World) -> None:
     append(world)
     world.blob.put(f"{JOURNALS}{'0' * 32}/j{1:012d}.journal", b"nonsense")
     maintenance = Published(world.process(), SETTINGS)
-    for _ in range(3):
-        looked(world, maintenance)
-        world.clock.advance_ms(6_000)
+    visit(world, maintenance)
     assert maintenance.bad_journals == 1
     bucket = BlobStoreScan(world.blob)
     [found] = bucket.shards()
@@ -257,10 +257,7 @@ def test_maintenance_that_is_killed_loses_nothing(world: World, step: int) -> No
     append(world, 2)
     rolled(world)
     append(world, 2)
-    one = publisher(world)
-    for seqno in range(1, world.state().seqno):
-        one.add(NAME, entry(world, seqno))
-    one.publish()
+    publish_entries(world, range(1, world.state().seqno))
     fuse = Fuse(step)
     try:
         killed = Published(world.process(fuse), SETTINGS)
@@ -271,9 +268,7 @@ def test_maintenance_that_is_killed_loses_nothing(world: World, step: int) -> No
     except Crash:
         pass
     maintenance = Published(world.process(), SETTINGS)
-    for _ in range(4):
-        looked(world, maintenance)
-        world.clock.advance_ms(6_000)
+    visit(world, maintenance, 4)
     assert newest(world) == world.state().seqno
 
 

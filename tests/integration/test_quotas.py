@@ -13,17 +13,18 @@ from starlette.testclient import TestClient
 
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
+from persist.commit.clocks_and_ids import SystemClock
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.blob_keys import part_key
 from persist.core.ids import PartId, Token, WriterId, shard_id_of
 from persist.formats.records import encoded
 from rpc.app import create_app
-from rpc.auth import mint
 from rpc.quotas import COUNTS, RATES
 from rpc.settings import ServerSettings
 from rpc.tls import LOOK_AGAIN_S
 from tests.support.location import InlineBackground
+from tests.support.token_file import bearer, write_tokens
 
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}]}
 WRITER, TOKEN = WriterId("w" + "1" * 32), Token("i" + "1" * 32)
@@ -32,39 +33,20 @@ ROW = b'{"id": 1}\n'
 MERGED = {"rows": [{"id": n} for n in range(10)], "clauses": [{"when": "not matched", "then": "insert"}]}
 
 
-class Clock:
+class Clock(SystemClock):
     """The machine's, and what is added to it: time for a file to be looked at again."""
 
-    def __init__(self) -> None:
-        self.more_s = 0.0
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+    more_s = 0.0
 
     def monotonic(self) -> float:
-        return time.monotonic() + self.more_s
-
-    def uptime(self) -> float:
-        return self.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        return super().monotonic() + self.more_s
 
 
 class House:
     def __init__(self, directory: Path) -> None:
-        self.tokens: dict[str, str] = {}
-        entries = []
-        for name, scope, prefixes in (
-            ("admin", "admin", []),
-            ("etl", "admin", ["eu/"]),
-            ("other", "admin", ["us/"]),
-            ("upkeep", "maintain", []),
-        ):
-            self.tokens[name], digest = mint(name)
-            entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
         tokens, self.path = directory / "tokens.json", directory / "quotas.json"
-        tokens.write_text(json.dumps({"tokens": entries}))
+        granted = {"admin": ("admin",), "etl": ("admin", "eu/"), "other": ("admin", "us/"), "upkeep": ("maintain",)}
+        self.tokens = write_tokens(tokens, granted)
         tokens.chmod(0o600)
         self.path.write_text("{}")
         self.clock = Clock()
@@ -78,7 +60,7 @@ class House:
         assert self.ask("admin", "GET", "/v1/location").status_code == 200
 
     def ask(self, token: str, method: str, path: str, body: Any = None) -> Any:
-        header = {"authorization": f"Bearer {self.tokens[token]}"}
+        header = bearer(self.tokens[token])
         if isinstance(body, (bytes, c.Command)):
             data = encoded(body) if isinstance(body, c.Command) else body
             kind = "application/vnd.persist.record" if isinstance(body, c.Command) else "application/x-ndjson"
@@ -163,33 +145,3 @@ def test_every_door_counts(quota: str, door: str, method: str, path: str, body: 
     if method != "HEAD" and by == "token":
         other = house.ask("other", "POST", "/v1/shards/us/a/insert", ROW)
         assert other.status_code == 200, other.text
-
-
-def test_a_change_of_the_file_holds_at_once_and_a_bad_one_is_told(house: House) -> None:
-    path = "/v1/shards/eu/a"
-    house.says(tokens={"etl": {"requests_per_s": 1}})
-    assert 429 in [house.ask("etl", "GET", path).status_code for _ in range(10)]
-    house.path.write_text('{"tokens": ')
-    house.clock.more_s += LOOK_AGAIN_S + 0.1
-    assert 429 in [house.ask("etl", "GET", path).status_code for _ in range(10)], "the last good one holds"
-    figures = house.ask("admin", "GET", "/metrics").text
-    assert "persist_quota_file_unreadable 1.0" in figures
-    assert 'persist_quota_most{kind="token",of="etl",quota="requests_per_s"} 1.0' in figures
-    house.says()
-    assert {house.ask("etl", "GET", path).status_code for _ in range(20)} == {200}
-    assert "persist_quota_file_unreadable 0.0" in house.ask("admin", "GET", "/metrics").text
-
-
-def test_a_token_sees_its_own_quotas_alone(house: House) -> None:
-    limits, room = {"requests_per_s": 1_000}, {"shards": 1_000}
-    house.says(tokens={"etl": limits, "other": limits}, prefixes={"eu/": room, "us/": room})
-    for token in ("etl", "other"):
-        assert house.ask(token, "GET", "/metrics").status_code == 200
-    told = [
-        line for line in house.ask("etl", "GET", "/metrics").text.splitlines() if line.startswith("persist_quota_most")
-    ]
-    assert [line.split(",quota")[0] for line in told] == [
-        'persist_quota_most{kind="token",of="etl"',
-        'persist_quota_most{kind="prefix",of="eu/"',
-    ]
-    assert house.ask("admin", "GET", "/metrics").text.count("persist_quota_most{") == 4

@@ -45,9 +45,14 @@ def world() -> World:
     return world
 
 
-def append(world: World) -> None:
+def upper_of(world: World) -> int:
     upper = world.state().upper.element
     assert upper is not None
+    return upper
+
+
+def append(world: World) -> None:
+    upper = upper_of(world)
     world.append([(f"k{upper}", upper, upper, 1)], upper + 1)
 
 
@@ -80,8 +85,7 @@ def whole(world: World, location: Location, upper: int) -> None:
 
 def test_everything_that_was_published_is_there_and_no_time_is_given_out_twice(world: World) -> None:
     publish(world)
-    upper = world.state().upper.element
-    assert upper is not None
+    upper = upper_of(world)
     location = empty(world)
     found = run_recovery(location)
     [told] = found.shards
@@ -115,8 +119,7 @@ def test_an_append_that_touches_the_gap_is_a_conflict(world: World) -> None:
 
 def test_what_was_not_published_is_lost_and_nothing_of_it_is_half_there(world: World) -> None:
     publish(world)
-    upper = world.state().upper.element
-    assert upper is not None
+    upper = upper_of(world)
     published = world.state().seqno
     for _ in range(3):
         append(world)
@@ -137,12 +140,6 @@ def copy_of(log: MemoryConsensus, url: str = "mem:older") -> MemoryConsensus:
         for entry in entries[1:]:
             assert copy.compare_and_set(key, entry.seqno, entry.data)
     return copy
-
-
-def upper_of(world: World) -> int:
-    upper = world.state().upper.element
-    assert upper is not None
-    return upper
 
 
 def test_an_older_copy_with_which_somebody_went_on_adds_nothing_from_there(world: World) -> None:
@@ -203,8 +200,7 @@ def test_until_it_has_ended_nobody_opens_the_location(world: World) -> None:
 @pytest.mark.parametrize("after", [False, True])
 def test_a_recovery_that_was_killed_is_repeated(world: World, at: int, after: bool) -> None:
     publish(world)
-    upper = world.state().upper.element
-    assert upper is not None
+    upper = upper_of(world)
     log = MemoryConsensus("mem:new")
     with suppress(Crash):
         run_recovery(empty(world, Fuse(at, after=after), log, ids=91), RecoveryRequest(gap=SOON))
@@ -219,31 +215,11 @@ def test_a_recovery_that_was_killed_is_repeated(world: World, at: int, after: bo
     assert again.machine(NAME).refresh().upper.element == upper + SOON
 
 
-def test_processes_of_the_old_epoch_write_and_delete_nothing(world: World) -> None:
-    publish(world)
-    world.append_in_parts(6, 10)
-    world.worker().run(NAME, idle=True)
-    old = world.process()
-    old.machine(NAME).refresh()
-    run_recovery(empty(world), RecoveryRequest(accept_loss=True))
-    before = {stat.key for stat in world.blob.list("")}
-    world.clock.advance_ms(60_000)
-    with pytest.raises(ReadOnly, match="only reads"):
-        old.identity.confirm()
-    with pytest.raises(ReadOnly):
-        Collector(old).run(NAME)
-    assert before <= {stat.key for stat in world.blob.list("")}
-    fresh = world.process()
-    with pytest.raises(ReadOnly, match="only reads"):
-        Client(EmbeddedTransport(fresh, maintain)).shard(NAME).insert([{"k": "late", "v": 1}])
-
-
 def test_where_blobs_are_missing_somebody_decides(world: World) -> None:
     world.append_in_parts(3, 6)
     publish(world)
     held = {stat.key for stat in world.blob.list("")}
-    upper = world.state().upper.element
-    assert upper is not None
+    upper = upper_of(world)
     world.append_in_parts(3, upper + 1)
     publish(world)
     [lost] = [s.key for s in world.blob.list("") if s.key not in held and is_part_key(s.key)][:1]
@@ -283,14 +259,6 @@ def test_two_recoveries_at_once(world: World) -> None:
     world.clock.advance_ms(60_000)
     with pytest.raises(ReadOnly, match="only reads"):
         one.identity.confirm()
-    log = MemoryConsensus("mem:third")
-    with suppress(Crash):  # killed before the epoch was written, while another recovery takes that epoch
-        run_recovery(empty(world, Fuse(20), log, ids=93), RecoveryRequest(gap=SOON))
-    three = empty(world, None, log, ids=94)
-    if log.head("\x7frecovery") is not None and log.head("\x7fbinding") is None:
-        run_recovery(empty(world, ids=96), RecoveryRequest(gap=SOON))
-        with suppress(Conflict):
-            run_recovery(three, RecoveryRequest(gap=SOON))
 
 
 def test_dropped_shards_stay_so_and_their_names_live_again(world: World) -> None:
@@ -382,46 +350,39 @@ def foreign() -> MemoryConsensus:
     return log
 
 
-REFUSED: dict[str, tuple[type[PersistError], Callable[[World], Location], dict[str, Any]]] = {
-    "the consensus store is in use by a location": (InvalidUsage, lambda world: world.process(), {}),
-    "the consensus store has shards, and no recovery was started there": (InvalidUsage, stranger, {}),
-    "the blob store has no location": (
-        InvalidUsage,
-        lambda world: memory_location(blob=MemoryBlob(), consensus=MemoryConsensus(), clock=world.clock),
-        {},
-    ),
-    "`--gap` below 1": (InvalidUsage, empty, {"gap": 0}),
-    "`recover`: the newest version of a shard is incomplete, and `--accept-loss` is not given": (
-        Corruption,
-        half_lost,
-        {},
-    ),
-    "`recover`: resumed after another recovery has taken over": (Conflict, overtaken, {}),
-    "`--older-consensus` is of another location": (InvalidUsage, empty, {"older": foreign()}),
-}
+def nowhere(world: World) -> Location:
+    return memory_location(blob=MemoryBlob(), consensus=MemoryConsensus(), clock=world.clock)
+
+
+INCOMPLETE = "`recover`: the newest version of a shard is incomplete, and `--accept-loss` is not given"
+REFUSED: list[tuple[str, type[PersistError], Callable[[World], Location], dict[str, Any]]] = [
+    ("the consensus store is in use by a location", InvalidUsage, lambda world: world.process(), {}),
+    ("the consensus store has shards, and no recovery was started there", InvalidUsage, stranger, {}),
+    ("the blob store has no location", InvalidUsage, nowhere, {}),
+    *(("`--gap` below 1, or beyond the most", InvalidUsage, empty, {"gap": gap}) for gap in (0, -1, 2**48 + 1)),
+    (INCOMPLETE, Corruption, half_lost, {}),
+    ("`recover`: resumed after another recovery has taken over", Conflict, overtaken, {}),
+    ("`--older-consensus` is of another location", InvalidUsage, empty, {"older": foreign()}),
+    ("`--older-consensus` is empty", InvalidUsage, empty, {"older": MemoryConsensus("mem:nothing")}),
+]
 
 
 def test_every_row_of_the_page_has_its_test() -> None:
-    kinds = {row: kind.kind for row, (kind, _, _) in REFUSED.items() if kind is not InvalidUsage}
+    kinds = {row: kind.kind for row, kind, _, _ in REFUSED if kind is not InvalidUsage}
     assert error_rows("docs/backup.md", "recover") == kinds
 
 
-@pytest.mark.parametrize("row", REFUSED)
-def test_what_is_refused_writes_nothing(world: World, row: str) -> None:
+@pytest.mark.parametrize(("row", "kind", "place", "asked"), REFUSED)
+def test_what_is_refused_writes_nothing(
+    world: World, row: str, kind: type[PersistError], place: Callable[[World], Location], asked: dict[str, Any]
+) -> None:
     publish(world)
-    kind, place, asked = REFUSED[row]
     location = place(world)
     before = {stat.key for stat in location.blob.list("")}
     names = location.consensus.keys("", "", 100)
     with pytest.raises(kind):
         run_recovery(location, RecoveryRequest(**asked))
     assert ({stat.key for stat in location.blob.list("")}, location.consensus.keys("", "", 100)) == (before, names)
-
-
-def test_an_empty_store_is_no_older_copy(world: World) -> None:
-    publish(world)
-    with pytest.raises(InvalidUsage, match="mem:nothing is not a copy of a consensus store of"):
-        plan(empty(world), RecoveryRequest(older=MemoryConsensus("mem:nothing")))
 
 
 def test_by_the_command_with_an_older_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -448,13 +409,6 @@ def test_by_the_command_with_an_older_copy(tmp_path: Path, capsys: pytest.Captur
         assert sorted(client.shard("orders").snapshot().to_arrow().column("id").to_pylist()) == [0, 1, 2]
     assert main(["backup", "recover", *stores, "--older-consensus", "nonsense:"]) == 1
     assert "must start with" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("gap", [-1, 2**48 + 1])
-def test_gaps_that_make_no_sense(world: World, gap: int) -> None:
-    publish(world)
-    with pytest.raises(InvalidUsage, match="the gap is"):
-        run_recovery(empty(world), RecoveryRequest(gap=gap))
 
 
 def test_blobs_of_a_shard_that_was_never_begun_hold_nothing_up(world: World) -> None:

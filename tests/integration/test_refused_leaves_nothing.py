@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,13 +13,12 @@ from compactor.on_demand import maintain
 from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage, Overloaded, PersistError, UpperMismatch
-from persist.core.frontier import Antichain
-from persist.core.ids import CriticalReaderId, ReaderId, WriterId
-from persist.core.transitions import reader_holds, writers
+from persist.core.errors import InvalidUsage, UpperMismatch
+from persist.core.ids import CriticalReaderId
+from persist.core.transitions import reader_holds
 from tests.support.location import memory_location
 from tests.support.server import url_of
-from tests.support.shard import Shard, first_write, numbered
+from tests.support.shard import Shard, numbered
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -92,55 +91,14 @@ def test_writes_that_are_refused_register_nobody() -> None:
     assert not location.machine("orders").state().writers
 
 
-# --- no caller makes a State grow without end: readers, cursors and writers of a shard have bounds with names.
-
-
-LEASE_MS = 60_000
-
-BOUNDS: list[tuple[str, Callable[[int], c.Command], type[PersistError], str]] = [
-    (
-        "READERS_MAX",
-        lambda n: c.RegisterReader(ReaderId(numbered("r", n)), Antichain(0), LEASE_MS, "test"),
-        Overloaded,
-        "has 3 readers; expire some",
-    ),
-    (
-        "CURSORS_MAX",
-        lambda n: c.RegisterCriticalReader(CriticalReaderId(numbered("c", n)), "", "test"),
-        InvalidUsage,
-        "has 3 cursors, which is the maximum; give one up first",
-    ),
-    (
-        "WRITERS_MAX",
-        lambda n: first_write(WriterId(numbered("w", n)), LEASE_MS),
-        Overloaded,
-        "has 3 writers; close some",
-    ),
-]
-
-
-@pytest.mark.parametrize(("bound", "made", "kind", "said"), BOUNDS)
-def test_one_more_is_refused(
-    bound: str, made: Callable[[int], c.Command], kind: type[PersistError], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writers if bound == "WRITERS_MAX" else reader_holds, bound, 3)
-    shard = Shard()
-    for number in range(3):
-        shard.one(made(number))
-    with pytest.raises(kind, match=said) as refused:
-        shard.one(made(3))
-    assert type(refused.value) is kind
-    shard.one(made(1))  # the same again is no new one
-
-
-def test_a_cursor_that_is_given_up_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cursors_of_a_shard_are_bounded_and_one_that_is_given_up_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds of readers and writers are in tests/scripts/step."""
     monkeypatch.setattr(reader_holds, "CURSORS_MAX", 1)
     shard = Shard()
     first, second = (CriticalReaderId(numbered("c", n)) for n in (1, 2))
-    shard.one(c.RegisterCriticalReader(first, "", "one"))
+    for _ in range(2):  # the same again is no new one
+        shard.one(c.RegisterCriticalReader(first, "", "one"))
+    with pytest.raises(InvalidUsage, match="has 1 cursors, which is the maximum"):
+        shard.one(c.RegisterCriticalReader(second, "", "two"))
     shard.one(c.ExpireCriticalReader(first, ""))
     shard.one(c.RegisterCriticalReader(second, "", "two"))
-
-
-def test_the_bounds_are_such_that_a_commit_stays_small() -> None:
-    assert (reader_holds.READERS_MAX, reader_holds.CURSORS_MAX) == (10_000, 1_000)
