@@ -145,31 +145,3 @@ def test_a_merge_of_twenty_times_its_budget_stays_within_it(tmp_path: Path) -> N
         assert len(batch.runs) == 1
 
 
-def test_writers_are_slowed_by_backpressure_but_never_failed() -> None:
-    """More batches than the policy allows: commits wait until a worker has made room, and all of them get through."""
-    policy = Policy(batches_max=12, inline_shard_bytes_max=4_000)
-    location = Location(MemoryBlob(), MemoryConsensus(), settings=LocationSettings(policy=policy))
-    client = Client(EmbeddedTransport(location))
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    stop = threading.Event()
-    most = 0
-
-    def maintain() -> None:
-        nonlocal most
-        worker = Worker(location, replace(WORKER, idle_ms=0))
-        while not stop.is_set():
-            most = max(most, len(location.machine("orders").state().trace.batches))
-            worker.run("orders")
-            stop.wait(0.01)
-
-    thread = threading.Thread(target=maintain)
-    thread.start()
-    try:
-        for number in range(60):
-            shard.insert(rows(number, 5))
-    finally:
-        stop.set()
-        thread.join()
-    assert most <= policy.batches_max
-    assert pa.compute.sum(shard.snapshot().to_arrow().column("__diff")).as_py() == 300
-    client.close()

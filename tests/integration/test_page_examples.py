@@ -120,11 +120,3 @@ def test_every_example_of_the_documentation_works(tmp_path: Path, shell: dict[st
     assert "pt_etl_" not in (tmp_path / "tokens.json").read_text()
 
 
-def test_the_name_of_a_dropped_shard_makes_a_new_one_as_the_page_says(tmp_path: Path) -> None:
-    with Server(tmp_path / "data") as server, persist.connect(server.url) as client:
-        schema = pa.schema([pa.field("id", pa.string(), nullable=False), ("amount", pa.int64())])
-        client.create_shard("eu/orders", schema, key=["id"]).drop()
-        create = commands(examples()[0])[0]
-        environment = {**os.environ, "URL": server.url}
-        ran = subprocess.run(create, shell=True, env=environment, capture_output=True, check=True, timeout=WAIT_S)
-    assert json.loads(ran.stdout)["upper"] == [0]

@@ -25,7 +25,7 @@ from persist.copies.recovery import mark_recovery
 from persist.core.ids import LocationBinding
 from persist.formats.state_frames import encode_binding
 from persist.maintenance.journal_writer import PublishSettings
-from persist.regions.failover import HomeWatch, last_promotion, record_new_home
+from persist.regions.failover import HomeWatch
 from persist.regions.region_index import IndexFile, read_index
 from rpc.cli.program import main, parser_for
 from rpc.settings import ServerSettings
@@ -36,6 +36,7 @@ from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAMES = ("eu/clicks", "eu/orders")
+LOST = ("--home-is-lost",)
 
 
 def run(*arguments: str) -> int:
@@ -134,19 +135,12 @@ def alive_by_index(place: Place) -> None:
         place.promote("--index", place.index, "--write", "http://us:1")
 
 
-def begun_below(place: Place) -> None:
+def begun_below(place: Place) -> tuple[str, ...]:
     """Another home has taken over while this one was begun."""
     with closing(open_stores(place.copy, place.fresh)) as location:
         mark_recovery(location, 2)
     run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
-    place.promote("--home-is-lost", "--index", place.index, "--write", "http://us:8787")
-
-
-def switched_below(place: Place) -> None:
-    with closing(open_stores(place.copy, place.fresh)) as location:
-        mark_recovery(location, 2)
-    run("region", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
-    place.switch("--index", place.index, "--write", "http://us:8787")
+    return "--index", place.index, "--write", "http://us:8787"
 
 
 def not_whole(place: Place) -> None:
@@ -155,10 +149,15 @@ def not_whole(place: Place) -> None:
     place.promote()
 
 
+def another_home(store: str, epoch: int) -> None:
+    """Which has taken over this store."""
+    with closing(open_blob(store)) as blob:
+        blob.put(epoch_key(epoch), encode_binding(LocationBinding(blob.get("location-id").decode(), epoch, "another")))
+
+
 def overtaken(place: Place) -> None:
     place.promote()
-    with closing(open_blob(place.copy)) as blob:
-        blob.put(epoch_key(3), encode_binding(LocationBinding(blob.get("location-id").decode(), 3, "another")))
+    another_home(place.copy, 3)
     place.promote()
 
 
@@ -169,9 +168,7 @@ def outdated(place: Place) -> None:
 
 
 def taken_over(place: Place) -> None:
-    with closing(open_blob(place.blob)) as blob:
-        location_id = blob.get("location-id").decode()
-        blob.put(epoch_key(2), encode_binding(LocationBinding(location_id, 2, "another")))
+    another_home(place.blob, 2)
     place.switch()
 
 
@@ -215,19 +212,10 @@ def demoted_itself(*more: str, at: str = "", by_old_log: bool = False) -> Callab
         if at:
             (place.root / at).symlink_to(place.root / "copy", target_is_directory=True)
         blob, log = (place.root / at / "blob").as_uri() if at else place.copy, place.fresh
+        stores = ("--blob", blob, "--consensus", place.consensus if by_old_log else log)
         before = place.blobs()
         try:
-            run(
-                "region",
-                "demote",
-                "--blob",
-                blob,
-                "--consensus",
-                place.consensus if by_old_log else log,
-                "--of",
-                place.copy,
-                *more,
-            )
+            run("region", "demote", *stores, "--of", place.copy, *more)
         finally:
             assert place.blobs() == before, "something was written"
             assert ids(place.copy, log) == [1, 2]
@@ -252,9 +240,7 @@ def demoted_alone(place: Place) -> None:
 
 def demoted_after_taking_over(place: Place) -> None:
     place.promote()
-    with closing(open_blob(place.blob)) as blob:
-        location_id = blob.get("location-id").decode()
-        blob.put(epoch_key(3), encode_binding(LocationBinding(location_id, 3, "another")))
+    another_home(place.blob, 3)
     run("region", "demote", *place.home, "--of", place.copy, "--drop-diverged")
 
 
@@ -294,23 +280,12 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: p.switch("--write", "http://us:1"),
     ],
     "`promote` of a store that has no location": [
-        lambda p: ((p.root / "empty").mkdir(), run(
-            "region", "promote", "us", "--of", "eu", "--home-is-lost",
-            "--blob", f"file://{p.root}/empty", "--consensus", p.fresh
-        )),
-        lambda p: run(
-            "region", "promote", "us", "--of", "eu", "--home-is-lost",
-            "--blob", f"file://{p.root}/none", "--consensus", p.fresh
-        ),
+        lambda p: ((p.root / "empty").mkdir(), p.promote(*LOST, "--blob", f"file://{p.root}/empty")),
+        lambda p: p.promote(*LOST, "--blob", f"file://{p.root}/none"),
     ],
     "`promote` or `switch` to a consensus store that is in use": [
-        lambda p: run(
-            "region", "promote", "us", "--of", "eu", "--home-is-lost", "--blob", p.copy, "--consensus", p.consensus
-        ),
-        lambda p: run(
-            "region", "switch", "us", "--of", "eu", "--blob", p.copy, "--consensus", p.consensus,
-            "--home-blob", p.blob, "--home-consensus", p.consensus,
-        ),
+        lambda p: p.promote(*LOST, "--consensus", p.consensus),
+        lambda p: p.switch("--consensus", p.consensus),
     ],
     "`--home-blob` of another location, or of a store that is not there or has none": [
         lambda p: p.promote("--home-blob", p.other().blob),
@@ -318,7 +293,10 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: ((p.root / "empty").mkdir(), p.promote("--home-blob", f"file://{p.root}/empty", "--home-is-lost")),
         lambda p: p.promote("--home-blob", f"file://{p.root}/none"),
     ],
-    "`region promote` or `switch` started for an epoch below that of the index": [begun_below, switched_below],
+    "`region promote` or `switch` started for an epoch below that of the index": [
+        lambda p: p.promote(*LOST, *begun_below(p)),
+        lambda p: p.switch(*begun_below(p)),
+    ],
     "`region promote` of an incomplete newest version, without `--accept-loss`": [not_whole],
     "an option that is given and empty": [
         lambda p: p.promote("--index", "", "--home-is-lost"),
@@ -336,13 +314,8 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
     ],
     "`switch` without `--home-dir` or `--home-blob`": [lambda p: run("region", "switch", "us", "--of", "eu", *p.new)],
     "`switch` to a store that is no copy of this home, or is the home itself": [
-        lambda p: run(
-            "region", "switch", "us", "--of", "eu", *p.new, "--home-dir", str(_dir(p.root / "third")),
-        ),
-        lambda p: run(
-            "region", "switch", "us", "--of", "eu", "--blob", p.blob, "--consensus", p.fresh,
-            "--home-blob", p.blob, "--home-consensus", p.consensus,
-        ),
+        lambda p: run("region", "switch", "us", "--of", "eu", *p.new, "--home-dir", str(_dir(p.root / "third"))),
+        lambda p: p.switch("--blob", p.blob),
     ],
     "`region switch` of a home that is superseded, or is switching to another copy": [taken_over],
     "`switch --undo` where none was begun": [lambda p: p.switch("--undo")],
@@ -372,14 +345,16 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
     ],
 }  # fmt: skip
 WRITES_FIRST = (
-    overtaken,
-    outdated,
-    taken_over,
-    undone_late,
-    salvaged_twice,
-    demoted_alone,
-    demoted_after_taking_over,
-    not_whole,
+    *(
+        overtaken,
+        outdated,
+        taken_over,
+        undone_late,
+        salvaged_twice,
+        demoted_alone,
+        demoted_after_taking_over,
+        not_whole,
+    ),
     *DEMOTED_ITSELF,
     *USED_AS_HOME,
 )

@@ -29,7 +29,7 @@ from persist.core.state import Policy
 from persist.maintenance.journal_writer import PublishSettings
 from persist.regions import switchover
 from persist.regions.divergence import Diverged, find_diverged, salvage
-from persist.regions.failover import OldHome, last_promotion, promote, record_new_home
+from persist.regions.failover import OldHome, Promotion, last_promotion, promote, record_new_home
 from persist.regions.region_index import RegionIndex, write_index
 from persist.regions.replication import ReplicateSettings, Replicator
 from persist.regions.switchover import Switch, demote
@@ -88,6 +88,13 @@ class Region:
 
     def publish(self) -> None:
         self.world.publish(self.process())
+
+    @property
+    def promotion(self) -> Promotion:
+        """The last one, which made this region home."""
+        found = last_promotion(self.blob)
+        assert found is not None
+        return found
 
 
 class World:
@@ -330,9 +337,7 @@ def test_the_same_command_goes_on_once_it_has_ended(world: World, tmp_path: Path
 
 def told_of(world: World, region: Region, directory: Path | None = None) -> dict[str, Diverged]:
     """What salvage tells of the old home against the one in this region."""
-    promotion = last_promotion(region.blob)
-    assert promotion is not None
-    old = world.home.process()
+    old, promotion = world.home.process(), region.promotion
     found = find_diverged(old, promotion) if directory is None else salvage(old, promotion, directory)
     return {one.name: one for one in found}
 
@@ -360,11 +365,9 @@ def test_a_second_home_hides_nothing_of_the_first_one(world: World, tmp_path: Pa
         ap.switch(us.process(), ap.replicator(us.blob)).run(sleep=world.sleep)
     found = told_of(world, ap, tmp_path / "files")["a"]
     assert in_files(found) == home.rows["a"] - ap.rows("a")
-    promotion = last_promotion(ap.blob)
-    assert promotion is not None
     with pytest.raises(Conflict, match="has updates of 1 shards"):
-        demote(home.process(), ap.blob, promotion)
-    told = list(find_diverged(us.process(), promotion))
+        demote(home.process(), ap.blob, ap.promotion)
+    told = list(find_diverged(us.process(), ap.promotion))
     assert [one.name for one in told] == (["a"] if second == "promoted" else [])
 
 
@@ -377,10 +380,8 @@ def test_two_copies_that_became_home_are_told_apart(world: World, tmp_path: Path
     us.insert("a", "at us alone", 1)
     ap.promote(OldHome(blob=us.blob, is_lost=True))
     ap.insert("a", "at ap", 1)
-    promotion = last_promotion(ap.blob)
-    assert promotion is not None
-    assert promotion.epoch == 3
-    [found] = salvage(us.process(), promotion, tmp_path / "files")
+    assert ap.promotion.epoch == 3
+    [found] = salvage(us.process(), ap.promotion, tmp_path / "files")
     assert in_files(found) == {("at us alone", 1)}
     assert found.lower == home.state("a").upper
 
@@ -489,8 +490,7 @@ def test_what_comes_while_a_home_is_demoted_is_not_dropped_unseen(world: World) 
     us.promote()
     server = home.process()  # it has not seen that another home is there
     rows(server, "a")
-    promotion = last_promotion(us.blob)
-    assert promotion is not None
+    promotion = us.promotion
     new = Between(us.blob, lambda: insert(server, "a", "acknowledged", 77))
     with pytest.raises(Conflict, match="has updates of 1 shards"):
         demote(home.process(), new, promotion)
@@ -506,8 +506,7 @@ def test_a_demotion_that_was_killed_looks_again(world: World, monkeypatch: pytes
     home, us = world.home, world.us
     world.begin(a=3)
     us.promote()
-    promotion = last_promotion(us.blob)
-    assert promotion is not None
+    promotion = us.promotion
     for steps in range(2, 6):
         with killed_at(monkeypatch, steps):
             demote(home.process(), us.blob, promotion)
@@ -531,8 +530,7 @@ def test_a_running_home_whose_store_becomes_a_copy_says_so(world: World, has_loo
     client = Client(EmbeddedTransport(server, maintain))
     opened = client.shard("a")
     assert rows(server, "a") == home.rows["a"]
-    promotion = last_promotion(us.blob)
-    assert promotion is not None
+    promotion = us.promotion
     demote(home.process(), us.blob, promotion)
     replicator = Replicator(us.blob, home.blob, home.clock, ReplicateSettings(keep_s=0.0))
     for _ in range(2):

@@ -126,16 +126,3 @@ def test_a_shard_of_old_whose_schema_is_refused_by_now_goes_on(
         shard.evolve_schema(shard.schema.arrow.append(pa.field("x", pa.timestamp("us", "Nowhere/Other"))))
 
 
-@pytest.mark.parametrize("verb", ["insert", "upsert"])
-def test_a_repeated_write_was_told_to_take_a_new_token_after_a_change(location: Location, verb: str) -> None:
-    """Whoever did so wrote twice."""
-    client = Client(EmbeddedTransport(location, maintain))
-    shard = client.create_shard("s", pa.schema([("id", pa.int64()), ("n", pa.int32())]), ["id"])
-    token, rows = client.new_token(), [{"id": 1, "n": 1}]
-    getattr(shard, verb)(rows, token=token)
-    with pytest.raises(TokenReused, match="use a new token for each write"):
-        getattr(shard, verb)([{"id": 2, "n": 2}], token=token)
-    shard.widen_column("n", pa.int64())
-    with pytest.raises(TokenReused, match="check the shard's history before you write them again"):
-        getattr(client.shard("s"), verb)(rows, token=token)
-    assert client.shard("s").count() == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Iterator
@@ -28,12 +27,12 @@ from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded
 from rpc import change_streams
 from rpc.app import create_app
-from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.support.each_command import CRITICAL, FAR, KEY, OTHER, READER, TOKEN, WRITER, each_command
 from tests.support.location import InlineBackground
 from tests.support.scopes_page import BY_COMMAND, OPEN, REWRITES, SCOPES_OF_ROUTES, UPPER, name_of, section
 from tests.support.shard import first_write
+from tests.support.token_file import bearer, write_tokens
 from tests.support.waiting import wait_until
 
 SHARD = "eu/orders"
@@ -58,16 +57,25 @@ class Doors:
     """An app, and a token of each scope on all shards and on those of `us/`."""
 
     def __init__(self, directory: Path) -> None:
-        self.tokens, entries = {}, []
-        for scope in c.SCOPES:
-            for name, prefixes in ((scope, []), (f"{scope}-us", ["us/"])):
-                self.tokens[name], digest = mint(name)
-                entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
         file = directory / "tokens.json"
-        file.write_text(json.dumps({"tokens": entries}))
+        self.tokens = write_tokens(
+            file, {scope: (scope,) for scope in c.SCOPES} | {f"{s}-us": (s, "us/") for s in c.SCOPES}
+        )
         self.location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
         self.app: FastAPI = create_app(self.location, ServerSettings(tokens_file=str(file)))
         self.http = TestClient(self.app)
+
+    def __enter__(self) -> Self:
+        self.http.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.http.__exit__()
+        self.location.close()
+
+    def call(self, scope: str, method: str, path: str, **more: Any) -> Any:
+        headers = {**bearer(self.tokens[scope]), **more.pop("headers", {})}
+        return self.http.request(method, path, headers=headers, **more)
 
     def knock(self, token: str | None, door: str) -> tuple[int, str]:
         """Ask without parameters and without a body, so that who is let in is told what is missing."""
@@ -75,7 +83,7 @@ class Doors:
         shown = path.replace("{name}", SHARD).replace("{what}", "state").replace("{key}", "a").replace("{tag}", "eom")
         if shown.endswith("/listen"):
             shown += "?until=0"  # it ends at once
-        headers = {} if token is None else {"authorization": f"Bearer {self.tokens[token]}"}
+        headers = {} if token is None else bearer(self.tokens[token])
         answer = self.http.request(method, shown.replace("{erasure}", "e1"), headers=headers)
         is_json = answer.headers.get("content-type", "").endswith("problem+json") and method != "HEAD"
         return answer.status_code, answer.json()["kind"] if is_json else ""
@@ -83,17 +91,13 @@ class Doors:
 
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    found = Doors(tmp_path_factory.mktemp("scopes"))
-    with found.http:
+    with Doors(tmp_path_factory.mktemp("scopes")) as found:
         yield found
-    found.location.close()
 
 
 def create(doors: Doors) -> None:
     """A shard for each question: one of the doors drops it."""
-    answer = doors.http.put(
-        f"/v1/shards/{SHARD}", json=FIELDS, headers={"authorization": f"Bearer {doors.tokens['admin']}"}
-    )
+    answer = doors.call("admin", "PUT", f"/v1/shards/{SHARD}", json=FIELDS)
     assert answer.status_code == 200, answer.text
 
 
@@ -142,33 +146,15 @@ SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 EVENTS = {"accept": "text/event-stream"}
 
 
-class Place:
-    """A server that asks for tokens, a shard with ten times, and a token that may only read."""
+class Place(Doors):
+    """A shard with ten times."""
 
     def __init__(self, directory: Path) -> None:
-        self.location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-        self.tokens = {}
-        entries = []
-        for scope in c.SCOPES:
-            self.tokens[scope], digest = mint(scope)
-            entries.append({"id": scope, "sha256": digest, "scopes": [scope]})
-        file = directory / "tokens.json"
-        file.write_text(json.dumps({"tokens": entries}))
-        self.app = create_app(self.location, ServerSettings(tokens_file=str(file)))
-        self.http = TestClient(self.app)
-        client = persist.Client(self.app.state.service.transport)
-        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        super().__init__(directory)
+        shard = persist.Client(self.app.state.service.transport).create_shard(NAME, SCHEMA, ["id"])
         for number in range(UPPER):
             shard.insert([{"id": number, "v": "x"}])
         shard.attributes.update(AttributeUpdate.replace(KEY, 7))
-
-    def __enter__(self) -> Self:
-        self.http.__enter__()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.http.__exit__()
-        self.location.close()
 
     @property
     def state(self) -> State:
@@ -179,10 +165,6 @@ class Place:
         state = self.state
         held = state.critical_readers, state.tombstone
         return state.since, state.upper, dict(state.attributes), dict(state.schemas), state.trace.batches, held
-
-    def call(self, scope: str, method: str, path: str, **more: Any) -> Any:
-        headers = {"authorization": f"Bearer {self.tokens[scope]}", **more.pop("headers", {})}
-        return self.http.request(method, path, headers=headers, **more)
 
     def send(self, scope: str, command: c.Command) -> Any:
         return self.call(scope, "POST", f"/v1/shards/{NAME}/commands", content=encoded(command))

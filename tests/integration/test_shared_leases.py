@@ -142,13 +142,6 @@ def test_snapshots_over_http_share_a_lease_of_the_server(place: Pooled) -> None:
     assert place.state.is_closed
 
 
-def test_reads_while_others_write_see_what_was_written(place: Pooled) -> None:
-    for number in range(1, 20):
-        place.other.insert([{"id": number}])
-        assert place.shard.snapshot().to_arrow().num_rows == number + 1
-    assert place.readers == 1
-
-
 def test_earlier_times_and_tags_join_too(place: Pooled) -> None:
     place.write(5)
     place.shard.tag("first", at=0)
@@ -312,19 +305,6 @@ def test_snapshots_of_several_splits_have_leases_of_their_own(place: Pooled) -> 
     (near,) = place.shard.snapshot().splits
     assert {split.reader for split in far.splits}.isdisjoint({near.reader})
     assert far.splits[0].reader in place.state.leased_readers
-
-
-def test_a_split_that_went_elsewhere_can_be_read_while_its_snapshot_is_open(place: Pooled) -> None:
-    place.read()
-    snapshot = place.shard.snapshot()
-    (split,) = pickle.loads(pickle.dumps(snapshot.splits))
-    for _ in range(3):
-        place.write()
-        place.read()
-        place.pass_s(MOVES_S)
-    elsewhere = place.world.machine().client
-    assert sum(table.num_rows for table in split.read(elsewhere.transport)) == 1
-    snapshot.close()
 
 
 def test_after_the_machine_was_suspended_for_longer_than_the_lease_reads_take_another_one(place: Pooled) -> None:

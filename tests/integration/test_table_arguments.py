@@ -170,25 +170,6 @@ def test_where_had_no_way_to_write_an_apostrophe(shard: Shard) -> None:
     assert shard.delete("state LIKE 'O''%'").removed == 1
 
 
-@pytest.mark.parametrize(
-    ("where", "remedy"),
-    [
-        ("day >= '2024-01-31'", "DATE '2024-01-31'"),
-        ("at >= '2024-01-31 12:00:00Z'", "TIMESTAMP '2024-01-31 12:00:00Z', with its zone"),
-        ("at >= TIMESTAMP '2024-01-31 12:00:00'", "with its zone"),
-        ("state = 7", "a text in single quotes"),
-        ("state = 'O\\'Brien'", "double the quotes within it"),
-        ('state = "new"', "single quotes"),
-        ("order-id = 1", "backquotes"),
-        ('"order-id" = 1', "backquotes"),
-    ],
-)
-def test_where_refused_what_many_write_without_a_remedy(shard: Shard, where: str, remedy: str) -> None:
-    with pytest.raises(InvalidUsage) as refused:
-        shard.count(where)
-    assert remedy in refused.value.message
-
-
 def test_the_contents_alone_could_not_be_subscribed_to(shard: Shard) -> None:
     with shard.subscribe(as_of=0, until=1) as events:
         assert [row["id"] for event in events for row in event.updates.to_pylist()] == [1, 2]

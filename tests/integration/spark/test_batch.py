@@ -38,16 +38,6 @@ def test_change_data_goes_in_with_its_times_and_diffs(spark: Any, client: Any, l
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("how", ["schema", "columns"])
-def test_columns_are_pruned_by_schema_or_option(client: Any, load: Any, how: str) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    shard.insert([{"k": "a", "n": 1, "x": 2.0}, {"k": "b", "n": 1, "x": 3.0}])
-    df = load("orders", "n bigint") if how == "schema" else load("orders", columns="n")
-    assert df.columns == ["n"]
-    assert df.collect() == [(1,), (1,)]
-
-
-@pytest.mark.proof
 def test_a_schema_may_widen_but_not_lose(client: Any, load: Any) -> None:
     shard = client.create_shard("orders", pa.schema([("k", pa.int32()), ("n", pa.int64())]), ["k"])
     shard.insert([{"k": 1, "n": 2**40}])

@@ -45,16 +45,6 @@ def test_a_delete_column_removes_keys(spark: Any, client: Any, save: Any) -> Non
     assert contents(client) == {("b", 2): 1, ("c", 3): 1}
 
 
-@pytest.mark.parametrize("tasks", [pytest.param(1, marks=pytest.mark.proof), 2])
-def test_a_key_that_comes_twice_is_refused_by_name(spark: Any, client: Any, save: Any, tasks: int) -> None:
-    save(spark.createDataFrame([("a", 1)], DDL), "orders", key="k")
-    rows = [("a", 2), ("b", 1), ("c", 1), ("a", 3)]
-    frame = spark.createDataFrame(spark.sparkContext.parallelize(rows, tasks), DDL)
-    with pytest.raises(PySparkException, match=r"key \{'k': 'a'\} occurs more than once"):
-        save(frame, "orders", envelope="upsert")
-    assert contents(client) == {("a", 1): 1}
-
-
 def test_null_keys_and_not_a_numbers_are_keys_like_others(client: Any, spark: Any, save: Any) -> None:
     rows = [(None, None, 1), (float("nan"), None, 2), (0.5, "x", 3)]
     frame = spark.createDataFrame(rows, "f double, s string, n bigint")
@@ -176,14 +166,3 @@ def test_random_upserts_and_deletes_equal_a_dict(spark: Any, client: Any, url: s
         assert contents(client) == dict(model)
 
 
-def test_an_overwrite_replaces_the_columns_too(spark: Any, client: Any, load: Any, save: Any) -> None:
-    """The rows come from the shard itself: they are read by the columns of before."""
-    save(spark.range(1000).selectExpr("id k", "string(id) text", "int(id) n"), "orders", key="k")
-    frame = load("orders").selectExpr("n + 5000000000 n", "k", "int(text) text", "date'2024-02-29' day").repartition(3)
-    save(frame, "orders", "overwrite", overwriteSchema="true")
-    after = load("orders")
-    assert after.dtypes == [("n", "bigint"), ("k", "bigint"), ("text", "int"), ("day", "date")]
-    assert after.selectExpr("count(*)", "sum(text)", "sum(n - k)", "max(day)").collect() == [
-        (1000, 499_500, 5_000_000_000_000, dt.date(2024, 2, 29))
-    ]
-    assert client.shard("orders").upper().element == 2
