@@ -10,32 +10,27 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
+import httpx2 as httpx
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.server_writer import Names
 from persist.commit.location import Location
 from rpc import command_endpoint, post_batching
 from rpc.app import create_app
 from rpc.concurrency_limits import CALLER
 from rpc.post_batching import PostGroups
+from tests.support.embedded import client_of
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
 HOG, OTHER = "192.0.2.1", "192.0.2.2"
 GOOD = b'{"id": %d, "text": "a"}\n{"id": %d}\n'
 BAD = [
-    b'{"id": null}',
-    b'{"id": "no number"}',
-    b'{"nowhere": 1}',
-    b'{"id": 1, "id": 2}',
-    b'{"id": 1}\n{',
-    b'{"id": 1, "__time": 7}',
-    b'{"id": 99999999999999999999}',
-]
+    b'{"id": null}', b'{"id": "no number"}', b'{"nowhere": 1}', b'{"id": 1, "id": 2}', b'{"id": 1}\n{',
+    b'{"id": 1, "__time": 7}', b'{"id": 99999999999999999999}',
+]  # fmt: skip
+NDJSON = {"content-type": "application/x-ndjson"}
 
 
 class House:
@@ -44,34 +39,15 @@ class House:
     def __init__(self, location: Location) -> None:
         self.location = location
         self.app = create_app(location)
-        self.client = Client(EmbeddedTransport(location, maintain))
+        self.client = client_of(location)
         self.client.create_shard("orders", SCHEMA, ["id"])
 
     async def post(self, body: bytes, address: str = "127.0.0.1") -> tuple[int, Any]:
         """Status and answer."""
-        status, parts, is_sent = 0, [], False
-
-        async def receive() -> dict[str, Any]:
-            nonlocal is_sent
-            if is_sent:
-                await asyncio.Event().wait()
-            is_sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Any) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            parts.append(message.get("body", b""))
-
-        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/x-ndjson")]
-        path = "/v1/shards/orders/insert"
-        scope = {
-            "type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": path,
-            "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
-            "client": (address, 1), "server": ("127.0.0.1", 80), "state": {},
-        }  # fmt: skip
-        await self.app(scope, receive, send)
-        return status, json.loads(b"".join(parts))
+        asgi = httpx.ASGITransport(self.app, client=(address, 1))
+        async with httpx.AsyncClient(transport=asgi, base_url="http://127.0.0.1") as http:
+            answer = await http.post("/v1/shards/orders/insert", content=body, headers=NDJSON)
+        return answer.status_code, answer.json()
 
     def ids(self) -> Counter[int]:
         """How often each id is there."""
@@ -188,9 +164,7 @@ def test_a_group_holds_no_more_rows_than_are_prepared_in_a_moment(
     assert 0 < max(prepared_bytes) <= most < sum(prepared_bytes)
 
 
-def test_rows_on_one_line_are_many_rows(
-    house: House, prepared_bytes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_on_one_line_are_counted(house: House, prepared_bytes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_endpoint, "AT_ONCE_ROWS_BYTES_MAX", 3_200)
     assert asyncio.run(house.post(b'{"id":1}' * 200))[0] == 200
     assert not prepared_bytes, "it is left to a thread"

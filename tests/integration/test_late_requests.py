@@ -20,10 +20,8 @@ import pytest
 import persist
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
+from persist import Antichain, Client, ReadLease, ReadSettings, Shard, ShardSchema
 from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import Shard
-from persist.client.snapshot import ReadLease, ReadSettings
 from persist.core import commands as c
 from persist.core.errors import (
     AttributeMismatch,
@@ -35,12 +33,9 @@ from persist.core.errors import (
     SchemaMismatch,
     UpperMismatch,
 )
-from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from persist.core.state import SchemaRecord
 from persist.http_client.http_calls import HttpCalls, Servers
-from persist.parts import ShardSchema
-from rpc.client.http_transport import HttpTransport
 from tests.support.answering import CLOSE, Answering
 from tests.support.late import LateTransport
 from tests.support.location import AscendingIds, TestClock, memory_location
@@ -117,29 +112,15 @@ def released(shard: Shard) -> None:
     shard.critical_reader("keeper").expire()
 
 
+def refused_by_lock(kind: type[c.Command], call: Callable[[Shard], object]) -> Refused:
+    return Refused(kind, lambda s: lock(s, 1), call, AttributeMismatch, lambda s: lock(s, 0))
+
+
 MAY_COME = {
     "drop": Refused(c.Drop, held, lambda s: s.drop(), Conflict, released),
-    "insert under a condition": Refused(
-        c.Insert,
-        lambda s: lock(s, 1),
-        lambda s: s.insert(row(9), attributes=under_lock(2)),
-        AttributeMismatch,
-        lambda s: lock(s, 0),
-    ),
-    "insert with a token": Refused(
-        c.Insert,
-        lambda s: lock(s, 1),
-        lambda s: s.insert(row(9), token=TOKEN, attributes=under_lock(2)),
-        AttributeMismatch,
-        lambda s: lock(s, 0),
-    ),
-    "attributes": Refused(
-        c.UpdateAttributes,
-        lambda s: lock(s, 1),
-        lambda s: s.attributes.update(under_lock(2)),
-        AttributeMismatch,
-        lambda s: lock(s, 0),
-    ),
+    "insert under a condition": refused_by_lock(c.Insert, lambda s: s.insert(row(9), attributes=under_lock(2))),
+    "insert with a token": refused_by_lock(c.Insert, lambda s: s.insert(row(9), token=TOKEN, attributes=under_lock(2))),
+    "attributes": refused_by_lock(c.UpdateAttributes, lambda s: s.attributes.update(under_lock(2))),
     "compare-and-append ahead of the upper": Refused(
         c.CompareAndAppend,
         lambda s: s.advance_upper(1),
@@ -178,41 +159,25 @@ def test_what_may_still_happen_is_not_told_as_refused(place: Place, door: str) -
     assert not isinstance(place.late.deliver(), PersistError), "it does happen, as the caller was told it may"
 
 
+def refused_by_upper(
+    kind: type[c.Command],
+    call: Callable[[Shard], object],
+    first: Callable[[Shard], object] = lambda s: s.insert(row(1)),
+) -> Refused:
+    return Refused(kind, first, call, UpperMismatch, lambda s: (lock(s, 0), s.upper().is_empty or s.insert(row(2))))
+
+
 NEVER_COMES = {
-    "compare-and-append": Refused(
-        c.CompareAndAppend,
-        lambda s: s.insert(row(1)),
-        lambda s: s.compare_and_append(row(9), 0, 1),
-        UpperMismatch,
-        lambda s: s.insert(row(2)),
+    "compare-and-append": refused_by_upper(c.CompareAndAppend, lambda s: s.compare_and_append(row(9), 0, 1)),
+    "compare-and-append under a condition": refused_by_upper(
+        c.CompareAndAppend, lambda s: s.compare_and_append(row(9), 0, 1, token=TOKEN, attributes=under_lock(2))
     ),
-    "compare-and-append under a condition": Refused(
-        c.CompareAndAppend,
-        lambda s: s.insert(row(1)),
-        lambda s: s.compare_and_append(row(9), 0, 1, token=TOKEN, attributes=under_lock(2)),
-        UpperMismatch,
-        lambda s: lock(s, 0),
+    "append of times that inserts took": refused_by_upper(c.Append, lambda s: s.append(row(9), 0, 2)),
+    "append with attributes": refused_by_upper(
+        c.Append, lambda s: s.append(row(9), 0, 2, attributes=under_lock(2)), lambda s: s.append(row(1), 0, 1)
     ),
-    "append of times that inserts took": Refused(
-        c.Append,
-        lambda s: s.insert(row(1)),
-        lambda s: s.append(row(9), 0, 2),
-        UpperMismatch,
-        lambda s: s.insert(row(2)),
-    ),
-    "append with attributes": Refused(
-        c.Append,
-        lambda s: s.append(row(1), 0, 1),
-        lambda s: s.append(row(9), 0, 2, attributes=under_lock(2)),
-        UpperMismatch,
-        lambda s: lock(s, 0),
-    ),
-    "insert where no time is left": Refused(
-        c.Insert,
-        lambda s: (s.insert(row(1)), s.advance_upper(None)),
-        lambda s: s.insert(row(9)),
-        UpperMismatch,
-        lambda s: lock(s, 0),
+    "insert where no time is left": refused_by_upper(
+        c.Insert, lambda s: s.insert(row(9)), lambda s: (s.insert(row(1)), s.advance_upper(None))
     ),
 }
 
@@ -337,8 +302,7 @@ def sent(method: str, url: str) -> dict[str, Any]:
 def test_a_creation_that_no_server_answered_is_not_told_as_not_done(tmp_path: Path) -> None:
     """It was Unavailable: "it did not happen"."""
     with url_of("server", tmp_path) as url, persist.connect(url) as client, Answering(CLOSE) as gone:
-        transport = client.transport
-        assert isinstance(transport, HttpTransport)
+        transport: Any = client.transport
         transport._calls = HttpCalls(Servers([gone.url], transport.clock), transport.clock, token=None, timeout_s=1.0)
         with pytest.raises(Indeterminate, match="may have happened"):
             client.create_shard("orders", SCHEMA, ["k"])
@@ -403,9 +367,7 @@ def test_a_lease_on_a_tag_that_is_taken_late_is_not_the_one_that_lapsed(place: P
 
 
 @pytest.mark.parametrize("use", USES, ids=["check", "downgrade"])
-def test_a_lease_that_is_taken_late_is_not_the_one_that_lapsed(
-    place: Place, use: Callable[[ReadLease], object]
-) -> None:
+def test_a_lease_that_is_taken_late_is_another_one(place: Place, use: Callable[[ReadLease], object]) -> None:
     """Its holder took it for the lapsed one: what had been deleted between the two was told as corruption."""
     place.late.hold(c.RegisterReader)
     reader = place.shard.open_reader()

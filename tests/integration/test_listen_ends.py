@@ -13,12 +13,9 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.client import Client
+from persist import Client, Conflict, Corruption, Expired, InvalidUsage, ListenEvent, Shard, Unavailable
 from persist.client.embedded import EmbeddedTransport
-from persist.client.listen import ListenEvent
 from persist.client.row_reader import Rows
-from persist.client.shard import Shard
-from persist.core.errors import Conflict, Corruption, Expired, InvalidUsage, Unavailable
 from persist.core.frontier import EMPTY, TIME_MAX
 from tests.support.server import Server, url_of
 from tests.support.waiting import WAIT_S, wait_until
@@ -130,22 +127,11 @@ def wrong_arguments(shard: Shard) -> None:
 
 
 USES: list[Callable[[Shard], None]] = [
-    a_snapshot_read_to_its_end,
-    a_snapshot_whose_loop_was_left,
-    a_snapshot_with_a_time_out_whose_loop_was_left,
-    a_snapshot_whose_iterator_was_closed,
-    snapshots_that_were_never_read,
-    changes_whose_loop_was_left,
-    changes_that_were_never_read,
-    wrong_arguments,
-    to_its_end,
-    left_at_the_first_event,
-    left_by_an_error,
-    an_iterator_that_is_forgotten,
-    closed,
-    polled_to_its_end,
-    with_nothing_to_tell,
-]
+    a_snapshot_read_to_its_end, a_snapshot_whose_loop_was_left, a_snapshot_with_a_time_out_whose_loop_was_left,
+    a_snapshot_whose_iterator_was_closed, snapshots_that_were_never_read, changes_whose_loop_was_left,
+    changes_that_were_never_read, wrong_arguments, to_its_end, left_at_the_first_event, left_by_an_error,
+    an_iterator_that_is_forgotten, closed, polled_to_its_end, with_nothing_to_tell,
+]  # fmt: skip
 
 
 @BY_BOTH
@@ -159,21 +145,24 @@ def test_a_finished_listener_holds_nothing(client: Client) -> None:
         shard.drop()
 
 
-def test_a_loop_that_is_left_within_a_with_keeps_the_hold_until_its_end(client: Client) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["id"])
-    shard.insert([{"id": 1}])
+def test_a_loop_that_is_left_within_a_with_keeps_the_hold_until_its_end(shard: Shard) -> None:
     with shard.snapshot() as snapshot:
         assert len(next(snapshot.batches())) == 1
         assert snapshot.to_arrow().num_rows == 1
     shard.drop()
 
 
-@BY_BOTH
-@pytest.mark.parametrize("open_read", [lambda shard: shard.snapshot(num_splits=2), lambda shard: shard.changes(-1)])
-def test_splits_keep_the_hold_of_a_read_that_is_forgotten(client: Client, open_read: Callable[[Shard], Rows]) -> None:
+@pytest.fixture
+def shard(client: Client) -> Shard:
+    """With one row."""
     shard = client.create_shard("orders", SCHEMA, ["id"])
     shard.insert([{"id": 1}])
+    return shard
 
+
+@BY_BOTH
+@pytest.mark.parametrize("open_read", [lambda shard: shard.snapshot(num_splits=2), lambda shard: shard.changes(-1)])
+def test_splits_keep_the_hold_of_their_read(client: Client, shard: Shard, open_read: Callable[[Shard], Rows]) -> None:
     def held() -> None:
         with pytest.raises(Conflict):
             shard.drop()
@@ -188,9 +177,7 @@ def test_splits_keep_the_hold_of_a_read_that_is_forgotten(client: Client, open_r
     assert sum(len(table) for split in pickle.loads(elsewhere) for table in split.read(client.transport)) == 1
 
 
-def test_a_close_gives_back_the_hold_of_splits_that_were_pickled(client: Client) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["id"])
-    shard.insert([{"id": 1}])
+def test_a_close_gives_back_the_hold_of_splits_that_were_pickled(client: Client, shard: Shard) -> None:
     snapshot = shard.snapshot(num_splits=2)
     elsewhere = pickle.dumps(snapshot.splits)
     snapshot.close()
@@ -212,25 +199,20 @@ def test_a_listener_that_its_own_error_ends_holds_nothing(tmp_path: Path) -> Non
         shard.drop()
 
 
-def test_a_loop_that_unavailable_ends_can_be_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with persist.connect(f"persist://{tmp_path}/data") as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        shard.insert([{"id": 1}])
-        listen = shard.listen(None, until=1)
+def test_a_loop_that_unavailable_ends_can_be_begun_again(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    listen = shard.listen(None, until=1)
 
-        def away(*_: object) -> None:
-            raise Unavailable("the store is away")
+    def away(*_: object) -> None:
+        raise Unavailable("the store is away")
 
-        with monkeypatch.context() as patched:
-            patched.setattr(EmbeddedTransport, "view", away)
-            with pytest.raises(Unavailable):
-                list(listen)
-        assert sum(event.updates.num_rows for event in listen) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(EmbeddedTransport, "view", away)
+        with pytest.raises(Unavailable):
+            list(listen)
+    assert sum(event.updates.num_rows for event in listen) == 1
 
 
-def test_a_listener_that_goes_on_holds_what_it_needs(client: Client) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["id"])
-    shard.insert([{"id": 1}])
+def test_a_listener_that_goes_on_holds_what_it_needs(shard: Shard) -> None:
     with shard.listen(None) as listen:
         assert sum(event.updates.num_rows for event in listen.next_events(WAIT_S)) == 1
         with pytest.raises(Conflict, match="held"):
@@ -240,10 +222,8 @@ def test_a_listener_that_goes_on_holds_what_it_needs(client: Client) -> None:
     shard.drop()
 
 
-def test_a_lease_that_is_moved_to_the_end_closes_the_shard_to_nobody(client: Client) -> None:
+def test_a_lease_that_is_moved_to_the_end_closes_the_shard_to_nobody(shard: Shard) -> None:
     """Who listened to the end of a life of their own, and said so, closed the shard to everybody's reads for ever."""
-    shard = client.create_shard("orders", SCHEMA, ["id"])
-    shard.insert([{"id": 1}])
     for _ in range(2):
         with closing(shard.open_reader()) as reader:
             for _ in range(2):

@@ -19,17 +19,14 @@ from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from consensus import Consensus, open_consensus
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
+from persist import Client, Corruption, HandleSettings, InvalidUsage, LocationSettings, Shard, Token, WriteSettings
 from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import HandleSettings, Shard
-from persist.client.write import WriteSettings
-from persist.commit.location import Location, LocationSettings
+from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.blob_keys import diff_key, part_key
 from persist.core.blob_keys import shard_of as shard_id_of_key
-from persist.core.errors import Corruption, InvalidUsage
-from persist.core.ids import PartId, Token, WriterId, mint
+from persist.core.ids import PartId, WriterId, mint
 from persist.core.record import replace
 from persist.core.state import Policy
 from persist.maintenance.collector import Collector
@@ -297,9 +294,7 @@ def test_a_long_diff_whose_committer_died_before_the_log_named_it_is_an_orphan(l
 
 
 @pytest.mark.parametrize("build", ["this", "older"])
-def test_the_next_life_of_a_name_begins_with_a_long_diff_beside_a_collector(
-    build: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_life_begins_with_a_long_diff_beside_a_collector(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blob had the id of the life before, of whose tombstone a collector then deleted it with all the others.
 
     An older build may still write it so.

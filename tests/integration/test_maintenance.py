@@ -7,25 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from blob.memory_blobs import MemoryBlob
-from compactor.worker import Worker
-from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client, connect
-from persist.client.embedded import EmbeddedTransport
-from persist.commit.location import Location, LocationSettings
-from persist.core.state import Policy
+from persist import connect
 from tests.support.forked import Forked, ran
-from tests.support.maintained import WORKER
 from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -143,5 +134,3 @@ def test_a_merge_of_twenty_times_its_budget_stays_within_it(tmp_path: Path) -> N
         [batch] = client.transport.location.machine("wide").refresh().trace.batches  # type: ignore[attr-defined]
         assert batch.rows == number
         assert len(batch.runs) == 1
-
-

@@ -17,11 +17,10 @@ import pyarrow as pa
 from blob.memory_blobs import MemoryBlob
 from compactor.worker import Worker, WorkerSettings, through_server
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client, Connection, connect
+from persist import Client, Connection, LocationSettings, Token, connect
 from persist.commit.committer import MachineSettings
-from persist.commit.location import Location, LocationSettings, open_location
+from persist.commit.location import Location, open_location
 from persist.core import commands as c
-from persist.core.ids import Token
 from persist.core.state import Policy
 from persist.formats.records import encoded
 from rpc.auth import mint

@@ -13,8 +13,7 @@ import pytest
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
-from persist import AttributeUpdate, named_key
-from persist.client.shard import Shard
+from persist import AttributeUpdate, InvalidUsage, Shard, named_key
 from persist.copies.backup_creation import BackupRequest, back_up
 from persist.copies.backup_store import BLOBS, BackupStore
 from persist.copies.blob_repair import LEFT, PUT, REPLACED, RepairedBlob, repair_blobs
@@ -22,7 +21,6 @@ from persist.copies.shard_checks import byte_faults
 from persist.copies.shard_facts import all_parts
 from persist.copies.verify import Depth, verify_shards
 from persist.core.blob_keys import is_bundle_key, is_part_key
-from persist.core.errors import InvalidUsage
 from persist.core.ids import token_of_key
 from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import Policy
@@ -153,9 +151,7 @@ def test_what_no_backup_has_sound_is_left_and_told(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("keep", "damage"), [("orders", removed), ("copy", flipped)])
-def test_what_a_clone_has_borrowed_comes_back_from_either_backup(
-    place: Place, keep: str, damage: Callable[[Blob, str], None]
-) -> None:
+def test_what_a_clone_borrowed_comes_back(place: Place, keep: str, damage: Callable[[Blob, str], None]) -> None:
     """The backup of a clone has what it borrowed under keys of its own."""
     location = place.machine.location
     place.machine.client.clone("orders", "copy")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
@@ -19,8 +21,8 @@ import persist
 from compactor.loop import Loop
 from compactor.metering import MaintenanceMetrics
 from compactor.monitor import Monitor, of_maintenance
-from persist.commit.location import Location, LocationSettings
-from persist.core.errors import InvalidUsage
+from persist import InvalidUsage, LocationSettings
+from persist.commit.location import Location
 from persist.formats.exposition import Family
 from persist.regions.replica import Home, open_replica
 from rpc.app_state import Service
@@ -199,14 +201,13 @@ def test_a_client_of_a_server_reads_its_own_figures(tmp_path: Path) -> None:
 
 @pytest.mark.smoke
 @pytest.mark.proof
-def test_clients_need_no_library_of_prometheus(tmp_path: Path) -> None:
+def test_clients_need_no_library_of_prometheus_or_of_traces(tmp_path: Path) -> None:
     program = (
-        "import sys, persist; client = persist.connect(sys.argv[1]); client.metrics(); client.close();"
+        "import sys, pyarrow as pa, persist; client = persist.connect(sys.argv[1]); client.metrics();"
+        "client.create_shard('orders', pa.schema([('id', pa.int64())]), key=['id']).insert([{'id': 1}]);"
+        "client.close();"
         "sys.exit(any(name.startswith(('prometheus_client', 'opentelemetry')) for name in sys.modules))"
     )
-    import subprocess
-    import sys
-
     with Server(tmp_path / "d") as server:
         for url in (server.url, f"persist://{tmp_path}/e"):
             subprocess.run([sys.executable, "-c", program, url], check=True)

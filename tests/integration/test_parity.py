@@ -45,16 +45,9 @@ def test_a_row_of_the_page_runs(client: persist.Client, what: str) -> None:
     new = [{"id": 9, "state": "new", "amount": 90}]
     with shard.snapshot() as read:
         pass
-    names = {
-        "pa": pa,
-        "persist": persist,
-        "read": read,
-        "datetime": datetime,
-        "timedelta": timedelta,
-        "timezone": timezone,
-    }
+    names = {"pa": pa, "persist": persist, "datetime": datetime, "timedelta": timedelta, "timezone": timezone}
     try:
-        result = eval(ROWS[what], {"client": client, "shard": shard, "new": new, **names})
+        result = eval(ROWS[what], {"client": client, "shard": shard, "new": new, "read": read, **names})
     except persist.NotReadable:
         assert what == "by wall clock", "the shard is younger than that"
         return

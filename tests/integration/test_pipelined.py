@@ -13,19 +13,14 @@ import pytest
 
 import persist
 from blob import open_blob
-from compactor.on_demand import maintain
 from consensus import open_consensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
-from persist.client.pipelined import PipelinedWriter, PipelineSettings
-from persist.client.shard import Shard
-from persist.client.write import WriteHandle
+from persist import EVENT_COUNT, AttributeUpdate, PipelinedWriter, PipelineSettings, Shard, WriteHandle
 from persist.commit.location import Location, LocationSettings, directory_urls
-from persist.core.attribute import EVENT_COUNT, AttributeUpdate
 from persist.core.errors import AttributeMismatch, ConstraintViolated, InvalidUsage, PersistError
 from persist.core.state import Policy
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.consensus_faults import FaultyConsensus
+from tests.support.embedded import client_of
 from tests.support.examples import size, thinned
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
@@ -120,7 +115,7 @@ def test_sixteen_writers_over_two_processes_with_lost_answers_and_kills(tmp_path
         blob = FaultyBlob(open_blob(blob_url), plan)
         consensus = FaultyConsensus(open_consensus(consensus_url), plan)
         location = Location(blob, consensus, settings=LocationSettings(policy))
-        clients.append(Client(EmbeddedTransport(location, maintain)))
+        clients.append(client_of(location))
     shards = [client.create_shard(NAME, SCHEMA, ["writer"]) for client in clients]
     plan.resume()
     run_writers(shards, 60, seed, death=0.02)

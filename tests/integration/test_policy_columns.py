@@ -10,20 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import Shard
+from persist import Conflict, InvalidUsage, SchemaMismatch, Shard
 from persist.commit.committer import Machine
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
 from persist.core.shard_settings import NO_SETTINGS
 from persist.core.state import initial_state
 from persist.core.transitions import Context, step
 from persist.core.transitions.context import Verdict
 from persist.parts.schema_changes import DropColumn, RenameColumn
 from tests.support.clocks import World
+from tests.support.embedded import client_of
 from tests.support.location import memory_location
 
 COLUMNS = pa.schema([("id", pa.int64()), ("made", pa.timestamp("us")), ("seen", pa.timestamp("us"))])
@@ -39,12 +36,12 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture
 def shard(location: Location) -> Shard:
-    return Client(EmbeddedTransport(location, maintain)).create_shard("s", COLUMNS, ["id"], history="7d")
+    return client_of(location).create_shard("s", COLUMNS, ["id"], history="7d")
 
 
 @pytest.fixture
 def other(location: Location, shard: Shard) -> Shard:
-    return Client(EmbeddedTransport(location, maintain)).shard("s")
+    return client_of(location).shard("s")
 
 
 def before_sending(monkeypatch: pytest.MonkeyPatch, kind: type[c.Command], work: Callable[[], object]) -> None:
@@ -70,7 +67,7 @@ def test_the_columns_changed_their_names_after_they_were_looked_at(
     assert shard.retention().policy is None
 
 
-def test_a_policy_was_set_while_its_column_was_about_to_lose_its_name(
+def test_a_policy_was_set_while_its_column_was_renamed(
     shard: Shard, other: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_sending(monkeypatch, c.EvolveSchema, lambda: other.retain(POLICY, confirm=True))
@@ -82,14 +79,14 @@ def test_a_policy_was_set_while_its_column_was_about_to_lose_its_name(
 def test_one_try_of_a_change_is_refused_where_the_settings_changed_meanwhile(
     shard: Shard, other: Shard, location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schema = Client(EmbeddedTransport(location, maintain)).create_shard("t", COLUMNS, ["id"]).alter(*SWAP)
+    schema = client_of(location).create_shard("t", COLUMNS, ["id"]).alter(*SWAP)
     before_sending(monkeypatch, c.EvolveSchema, lambda: other.retain(POLICY, confirm=True))
     with pytest.raises(SchemaMismatch, match="settings of shard 's' changed while its columns were being changed"):
         location.machine("s").apply(c.EvolveSchema(1, schema.to_record()))
     assert shard.refresh_schema().arrow.names == COLUMNS.names
 
 
-def test_columns_that_come_or_move_leave_the_settings_as_they_are(
+def test_columns_that_come_or_move_leave_the_settings(
     shard: Shard, other: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_sending(monkeypatch, c.SetSettings, lambda: other.add_column("more", pa.int64(), default=7))

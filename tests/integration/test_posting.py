@@ -12,11 +12,8 @@ from starlette.testclient import TestClient
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from rpc.app import create_app
 from rpc.app_state import THIN_WRITER_LEASE_MS
@@ -25,6 +22,7 @@ from rpc.route import Route
 from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan
 from tests.support.consensus_faults import FaultyConsensus
+from tests.support.embedded import client_of
 from tests.support.location import TestClock, memory_location
 
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}, {"name": "text", "type": "string"}]}
@@ -67,7 +65,7 @@ class House:
         return answer.status_code, told
 
     def rows(self, name: str = "eu/a") -> list[dict[str, Any]]:
-        with Client(EmbeddedTransport(self.location, maintain)).shard(name).snapshot() as snapshot:
+        with client_of(self.location).shard(name).snapshot() as snapshot:
             found: list[dict[str, Any]] = snapshot.to_arrow().to_pylist()
             return found
 
@@ -160,9 +158,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize(("columns", "body"), SLOW)
-def test_a_few_bytes_that_stand_for_much_do_not_stop_the_event_loop(
-    columns: list[dict[str, Any]], body: bytes, house: House
-) -> None:
+def test_few_bytes_that_stand_for_much_go_to_a_thread(columns: list[dict[str, Any]], body: bytes, house: House) -> None:
     fields = [{"name": "id", "type": "int64", "key": True}, *columns]
     assert house.http.put("/v1/shards/eu/slow", json={"fields": fields}).status_code == 200
     for _ in range(2):
@@ -198,7 +194,7 @@ def test_a_writer_that_was_idle_for_long_is_followed_by_another(house: House) ->
 def test_another_life_of_the_name_gets_the_rows(house: House) -> None:
     other = Location(house.blob, house.consensus, settings=house.location.settings, clock=house.clock)
     with closing(other):
-        client = Client(EmbeddedTransport(other, maintain))
+        client = client_of(other)
         client.shard("eu/a").drop(force=True)
         client.create_shard("eu/a", SCHEMA, ["id"])
         status, told = house.post("eu/a/insert")

@@ -15,10 +15,7 @@ import pytest
 
 import persist
 from blob import open_blob
-from compactor.on_demand import maintain
 from persist.cli import region
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
 from persist.commit.location_identity import epoch_key
 from persist.copies.recovery import mark_recovery
@@ -29,6 +26,7 @@ from persist.regions.failover import HomeWatch
 from persist.regions.region_index import IndexFile, read_index
 from rpc.cli.program import main, parser_for
 from rpc.settings import ServerSettings
+from tests.support.embedded import client_of
 from tests.support.pages import blocks, error_rows
 from tests.support.regions import publish
 from tests.support.server import Server
@@ -444,7 +442,7 @@ def test_the_new_epoch_is_above_that_of_the_index(place: Place, how: str) -> Non
     with closing(open_stores(place.copy, place.fresh)) as location:
         assert location.identity.check().epoch == 4
         HomeWatch(location.identity, "eu", IndexFile(place.index))._look()
-        Client(EmbeddedTransport(location, maintain)).shard("eu/orders").insert([{"id": 9, "v": "new"}])
+        client_of(location).shard("eu/orders").insert([{"id": 9, "v": "new"}])
 
 
 def test_a_home_that_can_be_reached_is_stopped_first(place: Place) -> None:
@@ -524,9 +522,7 @@ def test_a_switch_is_undone_and_home_goes_on(place: Place, monkeypatch: pytest.M
     assert ids(place.copy, place.fresh) == [1, 8]
 
 
-def test_salvage_tells_what_was_dropped_made_and_set_at_the_old_home(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_salvage_tells_what_the_old_home_dropped_made_and_set(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.promote()
     with persist.connect(blob=place.blob, consensus=place.consensus, collect=False) as client:
         client.create_shard("eu/late", SCHEMA, ["id"]).insert([{"id": 5, "v": "late"}])

@@ -14,16 +14,12 @@ import pytest
 from blob import Blob, BlobStat
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
-from compactor.on_demand import maintain
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
+from persist import AttributeUpdate, Conflict, InvalidUsage, ReadOnly, Unavailable
 from persist.commit.location import Location
 from persist.commit.location_identity import COPY_KEY, EPOCHS
 from persist.copies.recovery import RecoveryRequest
-from persist.core.attribute import AttributeUpdate
-from persist.core.errors import Conflict, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import shard_id_of
 from persist.core.state import Policy
 from persist.maintenance.journal_writer import PublishSettings
@@ -35,6 +31,7 @@ from persist.regions.replication import ReplicateSettings, Replicator
 from persist.regions.switchover import Switch, demote
 from tests.integration import test_erasure
 from tests.support.clones import SCHEMA, ClockedIds, Shards
+from tests.support.embedded import client_of
 from tests.support.examples import thinned
 from tests.support.location import memory_location
 from tests.support.markers import in_memory, marker, uncompressed, where
@@ -139,12 +136,12 @@ def world() -> World:
 
 
 def rows(location: Location, name: str) -> set[Row]:
-    table = Client(EmbeddedTransport(location, maintain)).shard(name).snapshot().to_arrow()
+    table = client_of(location).shard(name).snapshot().to_arrow()
     return set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
 
 
 def insert(location: Location, name: str, k: str, v: int) -> None:
-    Client(EmbeddedTransport(location, maintain)).shard(name).insert([{"k": k, "v": v}])
+    client_of(location).shard(name).insert([{"k": k, "v": v}])
 
 
 def mirror(source: Blob, copy: Blob) -> None:
@@ -239,9 +236,7 @@ def test_an_undo_is_killed_anywhere_and_repeated(world: World, monkeypatch: pyte
     assert [us.rows(name) for name in "ab"] == [home.rows[name] for name in "ab"]
 
 
-def test_a_switch_is_refused_while_one_to_another_copy_is_under_way(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_switch_is_refused_while_another_one_is_under_way(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     home, us, ap = world.home, world.us, world.ap
     world.begin(a=3)
     ap.replicate()
@@ -271,7 +266,7 @@ def test_an_undo_lifts_no_fence_of_another_home(world: World, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("steps", thinned(range(1, 15), 3))
-def test_a_promotion_is_killed_anywhere_and_nothing_is_copied_over_it(
+def test_nothing_is_copied_over_a_promotion_that_is_killed(
     world: World, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     """Killed after the binding it stayed marked as a copy, and `persist region replicate` deleted its blobs."""
@@ -294,7 +289,7 @@ def test_a_promotion_is_killed_anywhere_and_nothing_is_copied_over_it(
 
 
 @pytest.mark.parametrize("steps", thinned(range(1, 40, 3), 3))
-def test_a_switch_is_killed_anywhere_and_its_next_run_deletes_nothing(
+def test_the_next_run_of_a_killed_switch_deletes_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     """The second run took rollups that the first had begun for blobs that home had deleted."""
@@ -437,7 +432,7 @@ def test_what_was_acknowledged_besides_rows_is_told(world: World, change: str) -
         assert told["a"].to_json()["commits"] == told["a"].commits
 
 
-def test_a_shard_that_was_handed_over_and_did_not_arrive_is_told(
+def test_what_was_handed_over_and_did_not_arrive_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A promotion of the copy goes on under the epoch of the switch: what it lacks counts all the same."""
@@ -527,7 +522,7 @@ def test_a_running_home_whose_store_becomes_a_copy_says_so(world: World, has_loo
     server = memory_location(
         blob=home.blob, consensus=home.consensus, clock=home.clock, policy=POLICY, shows_no_copy=True
     )
-    client = Client(EmbeddedTransport(server, maintain))
+    client = client_of(server)
     opened = client.shard("a")
     assert rows(server, "a") == home.rows["a"]
     promotion = us.promotion

@@ -177,12 +177,6 @@ def test_a_docstring_names_every_parameter_and_what_is_raised(name: str, method:
     assert [p for p in parameters if not re.search(rf"\b{p}\b", text)] == []
 
 
-def test_the_help_of_insert_tells_of_tokens_retries_and_errors() -> None:
-    text = " ".join((inspect.getdoc(persist.Shard.insert) or "").split())
-    for told in ("token: to repeat a call whose outcome is unknown", "retry with its token", "nothing was written"):
-        assert told in text
-
-
 def test_a_repr_tells_what_it_is_and_never_shows_rows_or_passwords_or_asks_a_store(
     client: persist.Client, shard: persist.Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,22 +195,15 @@ def test_a_repr_tells_what_it_is_and_never_shows_rows_or_passwords_or_asks_a_sto
         patched.setattr(type(client.transport), "view", asked)
         things = client, shard, snapshot, *snapshot.splits, listen, event, writer, pipelined, lease, cursor, connection
         shown = [repr(thing) for thing in (*things, shard.attributes)]
-    expected = [
-        "Client(mem: and mem:)",
+    assert not [one for one in shown if "secret" in one]
+    kinds = "Client Shard Snapshot SnapshotSplit SnapshotSplit Listen ListenEvent WriteHandle PipelinedWriter ReadLease"
+    assert [one.partition("(")[0] for one in shown] == [
+        *kinds.split(), "CriticalReaderHandle", "Connection", "Attributes",
+    ]  # fmt: skip
+    assert shown[1:3] == [
         "Shard('orders', key=['id'], columns=['id', 'name'])",
         "Snapshot('orders', as_of=0, splits=2)",
-        "SnapshotSplit('orders', as_of=0, 1 parts)",
-        "SnapshotSplit('orders', as_of=0, 1 parts)",
-        "Listen('orders', frontier=[1], until=[])",
-        "ListenEvent([0], [1], 1000 updates)",
-        f"WriteHandle('orders', {writer.writer_id})",
-        "PipelinedWriter('w', last=0, acknowledged=0)",
-        f"ReadLease('orders', since=[0], {lease.reader})",
-        "CriticalReaderHandle('orders', cursor='job', since=[0])",
-        "Connection(blob='mem:', consensus='postgresql://…@db/x')",
-        "Attributes('orders')",
     ]
-    assert shown == expected
     snapshot.close()
     assert repr(snapshot) == "Snapshot('orders', as_of=0, splits=2, closed)"
     pipelined.close()
@@ -347,7 +334,7 @@ def test_a_store_whose_library_is_missing_names_the_install(
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "duckdb"])
-def test_a_frame_whose_library_is_missing_names_the_install(
+def test_a_library_that_frames_miss_is_named(
     library: str, shard: persist.Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard.insert([{"id": 1, "name": "a"}])

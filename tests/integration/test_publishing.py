@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import pytest
 
 from blob import BlobUnavailable
+from persist import Corruption, Indeterminate, InvalidUsage, ReadOnly
 from persist.commit.state_loader import rolled_up
 from persist.copies.blob_store_scan import BlobStoreScan
 from persist.core import commands as c
 from persist.core.batch import trace_of
 from persist.core.blob_keys import BEATS, CATALOGUES, JOURNALS, is_journal_key, is_rollup_key
-from persist.core.errors import Corruption, Indeterminate, InvalidUsage, ReadOnly
 from persist.core.ids import SeqNo
 from persist.core.record import replace
 from persist.formats.state_frames import decode_catalogue, decode_diff, decode_journal
@@ -57,7 +57,6 @@ def visit(world: World, maintenance: Published, times: int = 3) -> None:
 def append(world: World, count: int = 1) -> None:
     for _ in range(count):
         upper = world.state().upper.element
-        assert upper is not None
         world.append([(f"k{upper}", upper, upper, 1)], upper + 1)
 
 
@@ -109,9 +108,7 @@ def test_a_queue_that_is_full_drops_and_tells_so(world: World, monkeypatch: pyte
     assert (one.dropped, one.published, published(world)) == (1, 2, {1, 2})
 
 
-def test_what_the_store_does_not_take_is_tried_again_and_then_left(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_store_refuses_is_tried_again_and_then_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     append(world)
     one = publisher(world)
     one.add(NAME, entry(world, 1))
@@ -209,9 +206,7 @@ def test_a_journal_that_is_covered_in_part_is_written_anew(world: World) -> None
     assert published(world) == set(range(last + 1, world.state().seqno + 1))
 
 
-def test_a_journal_that_is_damaged_once_it_was_read_is_not_written_anew(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_whose_read_is_damaged_is_not_written_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was deleted, with what is in no rollup: another read of it may be whole."""
     append(world, 2)
     rolled(world)

@@ -13,11 +13,12 @@ from starlette.testclient import TestClient
 
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
+from persist import Token
 from persist.commit.clocks_and_ids import SystemClock
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.blob_keys import part_key
-from persist.core.ids import PartId, Token, WriterId, shard_id_of
+from persist.core.ids import PartId, WriterId, shard_id_of
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.quotas import COUNTS, RATES

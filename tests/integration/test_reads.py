@@ -18,23 +18,14 @@ import pytest
 
 import persist
 from blob import BlobNotFound
-from persist.client.client import Client
-from persist.client.shard import Shard
-from persist.commit.location import LocationSettings
+from persist import Antichain, Client, LocationSettings, Shard
 from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable
-from persist.core.frontier import Antichain
 from persist.core.state import Policy
 from persist.parts import codec, part_files
 from persist.parts.part_files import PartFiles
 
-SCHEMA = pa.schema(
-    [
-        pa.field("region", pa.string(), nullable=False),
-        pa.field("id", pa.int64(), nullable=False),
-        ("name", pa.string()),
-        ("n", pa.int32()),
-    ]
-)
+KEYS = pa.schema([pa.field("region", pa.string(), nullable=False), pa.field("id", pa.int64(), nullable=False)])
+SCHEMA = pa.schema([*KEYS, ("name", pa.string()), ("n", pa.int32())])
 REGIONS = ["", "de", "de-be", "fr", "pt"]
 
 
@@ -312,9 +303,7 @@ def test_get_and_head_commit_nothing(shard: Shard) -> None:
     assert shard.view().seqno == before
 
 
-def test_get_reads_again_with_a_hold_where_maintenance_was_quicker(
-    large: Shard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_reads_again_where_maintenance_was_quicker(large: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     real, tries = PartFiles.fetch, []
 
     def fetch(self: PartFiles, part: Any, start: int, length: int) -> bytes:
@@ -328,9 +317,7 @@ def test_get_reads_again_with_a_hold_where_maintenance_was_quicker(
     assert len(tries) > 1
 
 
-def test_get_of_a_part_that_is_gone_for_good_is_corruption_and_no_missing_row(
-    large: Shard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_of_a_part_that_is_gone_for_good_is_corruption(large: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(self: PartFiles, part: Any, start: int, length: int) -> bytes:
         raise BlobNotFound("gone")
 

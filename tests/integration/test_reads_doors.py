@@ -12,9 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
+from persist import Shard
 from persist.client.client import AT_HOME, FarShard
 from persist.client.read_api import ReadMethods
-from persist.client.shard import Shard
 from rpc.cli.program import main
 from tests.support.clocks import Machine
 from tests.support.server import Server

@@ -10,15 +10,13 @@ import pytest
 import persist
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
-from compactor.on_demand import maintain
-from persist import InvalidUsage
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
+from persist import Client, InvalidUsage
 from persist.commit.location import Location
 from persist.core.batch import Part, Run
 from persist.core.record import replace
 from persist.core.state import Policy
 from tests.integration.test_maintenance_http import served
+from tests.support.embedded import client_of
 from tests.support.location import AscendingIds, memory_location
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -88,7 +86,6 @@ def test_parts_with_receipts_are_committed_without_another_look(location: Locati
     receipted = writer.receipted(runs)
     assert [replace(part, receipt=b"") for part in parts(receipted)] == parts(runs)
     assert all(part.receipt for part in parts(receipted))
-    assert isinstance(location.blob, Counting)
     location.blob.reads.clear()
     writer.commit_insert(receipted)
     assert location.blob.reads == []
@@ -99,7 +96,7 @@ def test_parts_with_receipts_are_committed_without_another_look(location: Locati
 def test_a_commit_does_not_ask_for_what_its_own_process_has_just_put() -> None:
     blob = Recalling()
     location = memory_location(blob=blob, policy=Policy(inline_part_bytes_max=0), small_merges=False)
-    with Client(EmbeddedTransport(location, maintain)) as client:
+    with client_of(location) as client:
         client.create_shard("orders", SCHEMA, ["id"])
         writer = client.shard("orders").open_writer()
         writer.insert(pa.table({"id": [1]}))
@@ -116,7 +113,6 @@ def test_a_commit_does_not_ask_for_what_its_own_process_has_just_put() -> None:
 
 def test_without_receipts_every_part_is_looked_at(location: Location, client: Client) -> None:
     runs = staged(client, 3)
-    assert isinstance(location.blob, Counting)
     location.blob.reads.clear()
     client.shard("orders").open_writer().commit_insert(runs)
     assert {part.key for part in parts(runs)} == set(location.blob.reads)
@@ -155,7 +151,6 @@ def test_a_receipt_is_good_at_every_server_of_the_location(location: Location, c
     )
     with served(another) as url, persist.connect(url) as other:
         writer = other.shard("orders").open_writer()
-        assert isinstance(location.blob, Counting)
         location.blob.reads.clear()
         writer.commit_insert((good,))
         assert location.blob.reads == [part.key for part in good.parts], "it is there: nothing else is asked"

@@ -13,21 +13,19 @@ import pytest
 
 import persist
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
+from persist import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
 from persist.commit.location import Location
 from persist.commit.location_identity import LOG_KEY
 from persist.copies.recovery import GAP, SEQNO_GAP, RecoveryRequest, plan, run_recovery
 from persist.copies.verify import Depth, verify_shards
 from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
-from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
 from persist.core.ids import PartId, mint, shard_id_of
 from persist.maintenance.collector import Collector
 from persist.maintenance.journal_writer import PublishSettings
 from rpc.cli.program import main
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
+from tests.support.embedded import client_of
 from tests.support.examples import thinned
 from tests.support.location import AscendingIds, memory_location
 from tests.support.maintained import NAME, SCHEMA, World
@@ -45,10 +43,8 @@ def world() -> World:
     return world
 
 
-def upper_of(world: World) -> int:
-    upper = world.state().upper.element
-    assert upper is not None
-    return upper
+def upper_of(world: World) -> Any:
+    return world.state().upper.element
 
 
 def append(world: World) -> None:
@@ -75,8 +71,7 @@ def empty(world: World, fuse: Fuse | None = None, consensus: MemoryConsensus | N
 
 def whole(world: World, location: Location, upper: int) -> None:
     """The shard shows at every time before `upper` what it should, and is sound."""
-    since = location.machine(NAME).refresh().since.element
-    assert since is not None
+    since: Any = location.machine(NAME).refresh().since.element
     for as_of in range(since, upper):
         assert world.contents(as_of, location) == world.expected(as_of), as_of
     [verdict] = verify_shards(location, iter([NAME]), Depth(deep=True))
@@ -92,7 +87,7 @@ def test_everything_that_was_published_is_there_and_no_time_is_given_out_twice(w
     assert (told.name, told.upper, told.resumes) == (NAME, [upper], [upper + GAP])
     assert (told.is_whole, found.epoch) == (True, 2)
     whole(world, location, upper)
-    shard = Client(EmbeddedTransport(location, maintain)).shard(NAME)
+    shard = client_of(location).shard(NAME)
     assert location.machine(NAME).refresh().seqno >= world.state().seqno + SEQNO_GAP
     with pytest.raises(UpperMismatch):
         shard.compare_and_append([], upper, upper + 1)
@@ -106,7 +101,7 @@ def test_an_append_that_touches_the_gap_is_a_conflict(world: World) -> None:
     upper = upper_of(world)
     location = empty(world)
     run_recovery(location)
-    shard = Client(EmbeddedTransport(location, maintain)).shard(NAME)
+    shard = client_of(location).shard(NAME)
     trace = location.machine(NAME).refresh().trace
     ends = [(upper, upper + 1), (upper + 5, upper + 6), (upper - 1, upper + 1), (upper, upper + GAP + 1)]
     for lower, end in ends:
@@ -149,7 +144,7 @@ def test_an_older_copy_with_which_somebody_went_on_adds_nothing_from_there(world
     append(world)
     publish(world)
     gone_on = empty(world, consensus=older, ids=70)
-    Client(EmbeddedTransport(gone_on, maintain)).shard(NAME).insert([{"k": "other", "v": 9}])
+    client_of(gone_on).shard(NAME).insert([{"k": "other", "v": 9}])
     with pytest.raises(Corruption, match="is incomplete"):
         run_recovery(empty(world), RecoveryRequest(older=older))
     location = empty(world)
@@ -239,11 +234,11 @@ def test_where_blobs_are_missing_somebody_decides(world: World) -> None:
 
 def test_a_shard_whose_first_commit_was_not_published_is_told_and_holds_nothing_up(world: World) -> None:
     publish(world)
-    Client(EmbeddedTransport(world.user, maintain)).create_shard("young", SCHEMA, ["k"]).insert([{"k": "a", "v": 1}])
+    client_of(world.user).create_shard("young", SCHEMA, ["k"]).insert([{"k": "a", "v": 1}])
     location = empty(world)
     found = {shard.name: shard for shard in run_recovery(location).shards}
     assert (found["young"].unborn, found["young"].upper, found[NAME].unborn) == (True, None, False)
-    back = Client(EmbeddedTransport(location, maintain))
+    back = client_of(location)
     assert back.shards() == [NAME]
     again = back.create_shard("young", SCHEMA, ["k"])
     again.insert([{"k": "b", "v": 2}])
@@ -262,7 +257,7 @@ def test_two_recoveries_at_once(world: World) -> None:
 
 
 def test_dropped_shards_stay_so_and_their_names_live_again(world: World) -> None:
-    client = Client(EmbeddedTransport(world.user, maintain))
+    client = client_of(world.user)
     client.create_shard("gone", SCHEMA, ["k"]).insert([{"k": "a", "v": 1}])
     client.shard("gone").drop()
     for _ in range(6):
@@ -272,7 +267,7 @@ def test_dropped_shards_stay_so_and_their_names_live_again(world: World) -> None
     location = empty(world)
     found = {shard.name: shard for shard in run_recovery(location).shards}
     assert (found["gone"].dropped, found[NAME].dropped) == (True, False)
-    back = Client(EmbeddedTransport(location, maintain))
+    back = client_of(location)
     assert back.shards() == [NAME]
     again = back.create_shard("gone", SCHEMA, ["k"])
     again.insert([{"k": "b", "v": 2}])
@@ -285,7 +280,7 @@ def test_recovered_shards_live_on(world: World) -> None:
     publish(world)
     location = empty(world)
     run_recovery(location, RecoveryRequest(gap=SOON))
-    shard = Client(EmbeddedTransport(location, maintain)).shard(NAME)
+    shard = client_of(location).shard(NAME)
     expected = world.contents(9, location)
     for number in range(80):
         shard.insert([{"k": f"new{number}", "v": number}])
@@ -299,14 +294,14 @@ def test_recovered_shards_live_on(world: World) -> None:
 @pytest.mark.parametrize("gap", [1, SOON])
 def test_an_erasure_that_is_pending_stays_so(world: World, gap: int) -> None:
     """At the time at which the shard goes on."""
-    shard = Client(EmbeddedTransport(world.process(), maintain)).shard(NAME)
+    shard = client_of(world.process()).shard(NAME)
     upper = upper_of(world)
     shard.append([{"k": "gone", "v": 1}, {"k": "kept", "v": 1}], upper, upper + 1)
     told = shard.erase(where="k = 'gone'")
     publish(world)
     location = empty(world)
     run_recovery(location, RecoveryRequest(gap=gap))
-    other = Client(EmbeddedTransport(location, maintain)).shard(NAME)
+    other = client_of(location).shard(NAME)
     resumes = other.upper().element
     assert resumes == upper + 1 + gap
     assert (other.erased(told.id).phase, other.erased(told.id).at) == ("pending", resumes)
@@ -346,7 +341,7 @@ def overtaken(world: World) -> Location:
 def foreign() -> MemoryConsensus:
     log = MemoryConsensus("mem:foreign")
     location = memory_location(blob=MemoryBlob(), consensus=log, ids=AscendingIds(7000))
-    Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["k"])
+    client_of(location).create_shard(NAME, SCHEMA, ["k"])
     return log
 
 
@@ -419,7 +414,7 @@ def test_blobs_of_a_shard_that_was_never_begun_hold_nothing_up(world: World) -> 
     location = empty(world)
     told = [shard for shard in run_recovery(location).shards if shard.name != NAME]
     assert [(one.unborn, one.is_whole) for one in told] == [(True, True)]
-    assert Client(EmbeddedTransport(location, maintain)).shards() == [NAME]
+    assert client_of(location).shards() == [NAME]
 
 
 def test_without_a_catalogue_nothing_is_called_unborn(world: World) -> None:

@@ -9,13 +9,11 @@ import pyarrow as pa
 import pytest
 
 import persist
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
+from persist import Client, InvalidUsage, UpperMismatch
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage, UpperMismatch
 from persist.core.ids import CriticalReaderId
 from persist.core.transitions import reader_holds
+from tests.support.embedded import client_of
 from tests.support.location import memory_location
 from tests.support.server import url_of
 from tests.support.shard import Shard, numbered
@@ -84,7 +82,7 @@ def test_a_writer_that_was_closed_registers_anew_when_it_is_used(client: Client)
 def test_writes_that_are_refused_register_nobody() -> None:
     """Each refusal left a writer behind for the length of its lease: enough of them, and nobody could write."""
     location = memory_location()
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    shard = client_of(location).create_shard("orders", SCHEMA, ["id"])
     for _ in range(5):
         with pytest.raises(UpperMismatch):
             shard.compare_and_append([{"id": 1}], 7, 8)

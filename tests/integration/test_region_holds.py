@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from compactor.worker import Worker
+from persist import Antichain, Expired, Unavailable
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.errors import Expired, Unavailable
-from persist.core.frontier import Antichain
 from persist.core.ids import ReaderId, SeqNo, mint
 from persist.maintenance.collector import Collector
 from persist.regions import remote_holds
@@ -42,9 +41,13 @@ class Held(Place):
             raise Unavailable("the link is cut")
         return EmbeddedTransport(self.world.machine().location)
 
-    def round(self) -> None:
+    @property
+    def holds(self) -> HomeHolds:
         assert self.region.holds is not None
-        self.region.holds.round()
+        return self.region.holds
+
+    def round(self) -> None:
+        self.holds.round()
 
     def follow(self) -> None:
         """All that was published has come."""
@@ -92,8 +95,7 @@ def test_a_snapshot_reads_on_while_home_merges_and_collects(held: Held) -> None:
 
 
 def test_without_a_hold_the_same_snapshot_is_expired(held: Held) -> None:
-    assert held.region.holds is not None
-    held.region.holds.close()
+    held.holds.close()
     held.region.holds = None
     snapshot = held.there.snapshot()
     changed(held)
@@ -122,22 +124,19 @@ def test_a_shard_that_nobody_reads_any_more_is_let_go(held: Held) -> None:
     held.world.pass_ms(120_000)
     held.round()
     assert held.purposes() == []
-    assert held.region.holds is not None
-    assert held.region.holds.count == 0
+    assert held.holds.count == 0
 
 
 def test_a_region_that_is_closed_gives_back_what_it_held(held: Held) -> None:
-    assert held.region.holds is not None
-    held.region.holds.close()
+    held.holds.close()
     assert held.purposes() == []
 
 
 def test_without_a_link_reads_go_on_and_holds_come_back_with_it(held: Held) -> None:
-    assert held.region.holds is not None
-    lost: Any = held.region.holds._transport
-    held.region.holds._transport, held.is_cut = None, True
+    lost: Any = held.holds._transport
+    held.holds._transport, held.is_cut = None, True
     held.round()
-    assert held.region.holds.failed is not None
+    assert held.holds.failed is not None
     assert rows(held.there) == rows(held.shard)
     held.world.pass_ms(2 * 900_000)  # at home the lease has lapsed
     held.is_cut = False
@@ -146,13 +145,12 @@ def test_without_a_link_reads_go_on_and_holds_come_back_with_it(held: Held) -> N
     held.maintained()
     held.round()
     held.round()
-    assert held.region.holds.failed is None
+    assert held.holds.failed is None
     assert held.purposes() == ["region:us"]
     assert lost is not None
 
 
-def test_what_a_region_holds_is_shown_with_its_age_and_let_go() -> None:
-    held = Held()
+def test_what_a_region_holds_is_shown_with_its_age_and_let_go(held: Held) -> None:
     location = held.machine.location  # which watches the shard
     [hold] = list_region_holds(location)
     assert (hold.shard, hold.region) == ("orders", "us")
@@ -167,8 +165,7 @@ def test_what_a_region_holds_is_shown_with_its_age_and_let_go() -> None:
     assert not release_region_holds(location, "us")
 
 
-def test_a_region_that_is_let_go_is_told_expired_or_goes_on_never_fewer_rows() -> None:
-    held = Held()
+def test_a_region_that_is_let_go_is_told_expired_or_goes_on_never_fewer_rows(held: Held) -> None:
     before = held.there.snapshot().as_of
     shown = rows(held.there, before)
     location = held.world.machine().location

@@ -21,8 +21,8 @@ import pytest
 
 import persist
 from blob import private_files
+from persist import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.client.client import AT_HOME
-from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.regions import region_index
 from persist.regions.failover import record_new_home
 from persist.regions.region_index import (
@@ -241,13 +241,9 @@ def test_an_index_that_others_may_write_is_refused(mode: int, tmp_path: Path) ->
     file = IndexFile(str(path))
     path.write_text(encode_index(RegionIndex({"eu": RegionEntry(("http://evil:1",), ())})).decode())
     path.chmod(mode)
-    for read in (
-        read_index,
-        lambda path: IndexFile(str(path)),
-        lambda path: region_index.change_index(path, lambda one: one),
-    ):
+    for read in (read_index, IndexFile, lambda path: region_index.change_index(path, lambda one: one)):
         with pytest.raises(InvalidUsage, match=f"has the mode {mode:04o}"):
-            read(path)
+            read(str(path))
     assert file.now().regions["eu"].write == ("http://eu:1",)
     assert "has the mode" in file.failed
     path.chmod(0o644)
@@ -289,9 +285,7 @@ def test_an_address_that_no_client_could_ask_is_refused_where_it_is_given(
     assert os.listdir(tmp_path) == []
 
 
-def test_an_address_with_a_password_is_refused_and_not_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_address_with_a_password_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = str(tmp_path / "regions.json")
     assert main(["region", "set", "eu", "--write", "http://user:hush@eu:1", "--index", index]) == 1
     said = capsys.readouterr().err
@@ -341,8 +335,6 @@ def test_a_file_that_is_none_is_refused(data: bytes, kind: type[Exception]) -> N
         (["set", "us", "--home-blob", "s3://us"], "give --write or --read"),
         (["set", "eu", "--write", ""], "would have no server"),
         (["set", "eu", "--epoch", "-1"], "epoch is -1"),
-        (["set", "eu", "--write", "ftp://a"], "is not a URL of a server"),
-        (["set", "eu", "--write", "http://a:1/path"], "is not a URL of a server"),
         (["remove", "us"], "the index has no region 'us'"),
     ],
 )

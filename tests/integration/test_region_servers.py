@@ -19,8 +19,7 @@ import pytest
 
 import persist
 from blob import open_blob
-from persist.client.shard import Shard
-from persist.core.errors import InvalidUsage, ReadOnly, Unavailable
+from persist import InvalidUsage, ReadOnly, Shard, Unavailable
 from rpc.cli.program import main
 from tests.support.forked import Forked
 from tests.support.server import Server
@@ -165,11 +164,8 @@ def test_a_write_to_a_region_is_refused_with_the_address_of_home(two: Two) -> No
             region.shard("orders").insert(large(7))  # this client has opened the directory itself
         assert told.value.details["home"] == [two.home.url]
         assert parts(two.root / "copy") - before <= parts(two.data / "blob")
-    request = urllib.request.Request(
-        f"{two.region.url}/v1/shards/orders/insert",
-        data=b'{"id": 1, "v": "x"}',
-        headers={"content-type": "application/json"},
-    )
+    url, headers = f"{two.region.url}/v1/shards/orders/insert", {"content-type": "application/json"}
+    request = urllib.request.Request(url, data=b'{"id": 1, "v": "x"}', headers=headers)
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request)
     body = json.load(refused.value)
@@ -235,10 +231,7 @@ WRONG = [
     (["region", "replicate", "--from", "file:///nothing/there", "--to", "file:///x"], "does not exist"),
     (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--once"], "has no location"),
     (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--every", "0s"], "every_s is 0.0"),
-    (
-        ["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--keep", "nan"],
-        "--keep is 'nan'; it must be an age such as '7d' (",
-    ),
+    (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--keep", "nan"], "--keep is 'nan'"),
     (["region", "replicate", "--from", "mem:a", "--to", "mem:b", "--rate", "x"], "--rate is 'x'"),
 ]
 
@@ -256,14 +249,10 @@ def test_what_is_wrong_is_told_in_a_sentence(
 
 
 def test_what_is_wrong_with_read_only_is_refused(tmp_path: Path) -> None:
-    for wrong in (
-        {"url": "http://localhost:1"},
-        {"url": f"persist://{tmp_path}/no"},
-        {"blob": "mem:a", "consensus": "mem:b"},
-        {"url": f"persist://{tmp_path}", "blob": "mem:a"},
-        {"url": ""},
-        {"blob": ""},
-        {},
-    ):
+    here, there = f"persist://{tmp_path}", f"persist://{tmp_path}/no"
+    stores = {"blob": "mem:a", "consensus": "mem:b"}
+    for wrong in (*({"url": url} for url in ("http://localhost:1", there, "")), stores, {"blob": ""}, {}):
         with pytest.raises(InvalidUsage):
             persist.connect(**wrong, read_only=True)
+    with pytest.raises(InvalidUsage):
+        persist.connect(here, blob="mem:a", read_only=True)

@@ -16,12 +16,8 @@ from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
 from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
-from persist import AttributeUpdate, named_key
-from persist.client.client import Client
+from persist import AttributeUpdate, Client, HandleSettings, ReadSettings, Shard, WriteSettings, named_key
 from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import HandleSettings, Shard
-from persist.client.snapshot import ReadSettings
-from persist.client.write import WriteSettings
 from persist.copies.recovery import RecoveryRequest, run_recovery
 from persist.core.errors import (
     Conflict,
@@ -41,6 +37,7 @@ from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.replica import Home, ReplicaLocation
 from persist.regions.replication import ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World
+from tests.support.embedded import client_of
 from tests.support.examples import size, thinned
 from tests.support.regions import Regions, publish
 
@@ -121,21 +118,6 @@ def rows(shard: Shard, as_of: Any = None) -> list[Any]:
     return sorted(map(repr, shard.snapshot(as_of, wait_s=0.0).to_arrow().to_pylist()))
 
 
-def test_the_same_time_shows_the_same_rows_here_and_there(place: Place) -> None:
-    for _ in range(3):
-        place.insert(100 + place.world.machines)
-        place.replicate()
-        place.world.pass_ms(1_000)
-        since, upper = place.shard.since().element, place.shard.upper().element
-        assert (place.there.since(), place.there.upper()) == (place.shard.since(), place.shard.upper())
-        for as_of in range(since or 0, upper or 0):
-            assert rows(place.there, as_of) == rows(place.shard, as_of)
-        splits = place.there.snapshot(num_splits=4).splits
-        assert sum(t.num_rows for split in splits for t in split.read(EmbeddedTransport(place.region))) == len(
-            rows(place.shard)
-        )
-
-
 def test_all_that_can_be_asked_of_a_shard_is_answered_alike(place: Place) -> None:
     place.shard.tag("first", 2)
     for number in range(12):
@@ -158,17 +140,6 @@ def test_all_that_can_be_asked_of_a_shard_is_answered_alike(place: Place) -> Non
     with closing(there.listen(1, until=5)) as events:
         seen = [row["id"] for event in events for row in event.updates.to_pylist()]
     assert seen == [2, 3, 4]
-
-
-def test_a_listener_goes_on_as_news_come(place: Place) -> None:
-    with closing(place.there.listen(4)) as listen:
-        events = iter(listen)
-        for number in range(5, 8):
-            place.insert(number)
-            place.replicate()
-            place.world.pass_ms(1_000)
-            event = next(event for event in events if event.updates.num_rows)
-            assert event.updates.column("id").to_pylist() == [number]
 
 
 def test_a_region_shows_the_columns_of_then(place: Place) -> None:
@@ -374,7 +345,7 @@ def test_a_round_between_looks_at_shards_that_have_moved_only(place: Place) -> N
     done = place.replicator.round()
     assert done.copied > 0
     region = place.server()
-    assert rows(Client(EmbeddedTransport(region, maintain)).shard("orders")) == rows(place.shard)
+    assert rows(client_of(region).shard("orders")) == rows(place.shard)
 
 
 def test_a_copy_that_went_on_by_itself_is_left_alone(place: Place) -> None:

@@ -11,16 +11,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import Shard
+from persist import SchemaMismatch, Shard
 from persist.codecs import rows
-from persist.core.errors import SchemaMismatch
 from persist.parts.schema_changes import DropColumn, RenameColumn
 from rpc import command_endpoint
 from rpc.app import create_app
+from tests.support.embedded import client_of
 from tests.support.location import TestClock, memory_location
 
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.string())])
@@ -41,7 +38,7 @@ class Servers:
         self.here, there = (memory_location(blob=stores[0], consensus=stores[1], clock=clock) for _ in range(2))
         self.closing = [self.here.close, there.close]
         self.http = TestClient(create_app(self.here), base_url="http://127.0.0.1")
-        self.other: Shard = Client(EmbeddedTransport(there, maintain)).create_shard("s", COLUMNS, ["id"])
+        self.other: Shard = client_of(there).create_shard("s", COLUMNS, ["id"])
         if unique:
             self.other.set_constraints(unique=True)
         assert self.post("insert", "application/x-ndjson", b'{"id": 1}').status_code == 200

@@ -11,14 +11,11 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import Shard
+from persist import Client, InvalidUsage, Shard, TokenReused
 from persist.commit.location import Location
-from persist.core.errors import InvalidUsage, TokenReused
 from persist.parts.schema_changes import AddColumn, Change, DropColumn, RenameColumn, WidenColumn
 from rpc.app import create_app
+from tests.support.embedded import client_of
 from tests.support.location import memory_location
 
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int32()), ("b", pa.int32())])
@@ -61,7 +58,7 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture
 def client(location: Location) -> Client:
-    return Client(EmbeddedTransport(location, maintain))
+    return client_of(location)
 
 
 def renamed(table: pa.Table, schema: pa.Schema) -> pa.Table:

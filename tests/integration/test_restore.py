@@ -10,16 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from persist import AttributeUpdate, Shard, WriteHandle, named_key
 from persist.client.arguments import read_attribute
 from persist.client.contents_diff import DiffRequest, hold_interval
 from persist.client.optimistic_loop import RETRIES_MAX, Attempt
 from persist.client.restore_and_truncate import RestoreOperation
-from persist.client.shard import Shard
 from persist.client.snapshot import Held, ReadSettings
-from persist.client.write import WriteHandle
 from persist.commit.blob_tasks import merged
 from persist.core import commands as c
-from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
     AttributeMismatch,
     InvalidUsage,
@@ -211,14 +209,6 @@ def test_told_to_retry_it_takes_that_back_too(monkeypatch: pytest.MonkeyPatch, m
     assert rows(months.snapshot().to_arrow()) == then
 
 
-def test_a_restore_says_what_the_history_is_to_tell(months: Shard) -> None:
-    months.restore(2, info={"ticket": 4711})
-    [entry] = months.history(1)
-    assert (entry.purpose, entry.info) == ("restore to 2", {"ticket": 4711})
-    with pytest.raises(InvalidUsage, match="info"):
-        months.restore(3, info="no object")  # type: ignore[arg-type]
-
-
 def test_the_history_tells_the_time_of_a_restore_and_a_truncation(months: Shard) -> None:
     """Also of a command that comes without a caller, as from a program that knows the protocol alone."""
     months.truncate(2)
@@ -306,9 +296,7 @@ def test_a_slow_try_is_told_what_the_other_try_of_its_token_was(monkeypatch: pyt
     assert [slow] == told
 
 
-def test_a_try_that_finds_nothing_since_the_other_one_landed_is_told_so(
-    monkeypatch: pytest.MonkeyPatch, months: Shard
-) -> None:
+def test_a_try_that_finds_that_the_other_one_landed_is_told_so(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
     token, told, real = token_of_key("undo"), [], RestoreOperation._rewrite
 
     def rewrite(restoring: RestoreOperation, held: Held, *args: Any) -> Attempt:
@@ -359,9 +347,7 @@ def test_what_cancels_out_after_a_lost_race_is_not_committed(monkeypatch: pytest
     assert months.upper() == Antichain(5)
 
 
-def test_rows_that_a_stricter_schema_refuses_are_worked_out_anew(
-    monkeypatch: pytest.MonkeyPatch, months: Shard
-) -> None:
+def test_rows_that_a_stricter_schema_refuses_are_staged_anew(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
     """Nobody wrote, but what was staged was looked at by the constraints of before."""
     then = rows(months.snapshot(2).to_arrow())
     before_rewrites(monkeypatch, lambda: months.set_constraints(checks={"known": "v != 'unknown'"}))
@@ -472,6 +458,5 @@ def test_a_restore_to_a_tag_with_retries_is_exact_though_since_passes_what_it_ha
 def _merge_all(machine: Machine) -> None:
     location = machine.location
     state = location.machine(NAME).refresh()
-    merge = merged(state, state.trace.batches, location.blob, location.ids)
-    assert merge is not None
+    merge: Any = merged(state, state.trace.batches, location.blob, location.ids)
     location.machine(NAME).apply(merge)

@@ -13,10 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from persist.client.shard import Shard
+from persist import Antichain, Shard, named_key
 from persist.client.timestamps import to_datetime
-from persist.core.attribute import named_key
-from persist.core.frontier import Antichain
 from rpc.app import create_app
 from rpc.cli.program import main
 from rpc.settings import ServerSettings

@@ -15,11 +15,9 @@ from fastapi.testclient import TestClient
 
 from compactor.metering import MaintenanceMetrics
 from compactor.worker import Worker
+from persist import Antichain, ColumnRun, Conflict, InvalidUsage, Shard, UpperMismatch
 from persist.client import column_retention
-from persist.client.shard import Shard
 from persist.core import commands as c
-from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
-from persist.core.frontier import Antichain
 from persist.core.shard_settings import RowPolicy
 from persist.parts.row_age import AgeFilter
 from tests.integration.test_retention import ids, keeper, world
@@ -47,6 +45,13 @@ def rows(world: World, **ages: float | None) -> list[dict[str, Any]]:
     return [{"id": int(name[1:]), "at": None if days is None else day(world, days)} for name, days in ages.items()]
 
 
+def run(shard: Shard) -> ColumnRun:
+    """A run of the policy that has looked at the column."""
+    found = shard.run_retention().by_column
+    assert found is not None
+    return found
+
+
 FAR: list[tuple[Any, str, Any]] = [
     (pa.timestamp("us", tz="UTC"), "", datetime(9999, 12, 31, tzinfo=UTC)),
     (pa.date32(), "", date(9999, 12, 31)),
@@ -65,11 +70,11 @@ def test_a_value_far_away_never_comes_of_age(world: World, machine: Machine, kin
     shard = machine.client.create_shard("valid", schema, ["id"], history="30d")
     shard.insert([{"id": 1, "at": value}, {"id": 2, "at": None}])
     shard.retain({"column": "at", "column_age": "30d", **({"column_unit": unit} if unit else {})})
-    assert shard.run_retention().by_column is not None
+    run(shard)
     assert keeper(machine)("valid") is None, "nothing to wait for"
     assert (shard.retention().to_json()["next"], ids(shard)) == (None, [1, 2])
     shard.insert([{"id": 3, "at": value}])
-    assert shard.run_retention().by_column is not None
+    run(shard)
     assert ids(shard) == [1, 2, 3]
 
 
@@ -95,7 +100,6 @@ def test_it_is_one_commit_that_tells_why_and_can_be_undone(world: World, shard: 
     shard.insert(rows(world, r1=20, r2=1, r3=2))
     done = shard.run_retention()
     assert (done.why, done.truncated) == (("column",), None)
-    assert done.by_column is not None
     entry = shard.history(1)[0]
     assert (entry.operation, entry.info, entry.rows, entry.retractions) == (
         "truncate", {"retention": ["column"]}, 1, 1,
@@ -104,7 +108,7 @@ def test_it_is_one_commit_that_tells_why_and_can_be_undone(world: World, shard: 
     assert (done.by_column.lower, done.by_column.upper) == (Antichain(1), Antichain(2))
     shard.restore(0)
     assert ids(shard) == [1, 2, 3]
-    assert shard.run_retention().by_column is not None
+    run(shard)
     assert ids(shard) == [2, 3], "what came back is still old"
 
 
@@ -169,7 +173,7 @@ def test_row_groups_that_are_young_are_not_read(world: World, machine: Machine, 
         return real(self, table)
 
     with patch.object(AgeFilter, "rows", counted):
-        assert shard.run_retention().by_column is not None
+        run(shard)
     assert sum(read) == 3_000, "of three parts one has old rows"
     left = ids(shard)
     assert len(left) == 6_000
@@ -178,8 +182,7 @@ def test_row_groups_that_are_young_are_not_read(world: World, machine: Machine, 
 def test_nothing_to_take_commits_nothing_and_is_remembered(world: World, machine: Machine, shard: Shard) -> None:
     shard.retain(POLICY)
     shard.insert(rows(world, r1=1))
-    done = shard.run_retention().by_column
-    assert done is not None
+    done = run(shard)
     assert (done.changed, done.removed, shard.upper()) == (False, 0, Antichain(1))
     before = machine.location.machine(NAME).refresh().seqno
     assert shard.run_retention().by_column is None
@@ -193,7 +196,6 @@ def test_a_dry_run_and_what_is_told(world: World, machine: Machine, shard: Shard
     assert shard.retention().column_due
     before = machine.location.machine(NAME).refresh().seqno
     done = shard.run_retention(dry_run=True)
-    assert done.by_column is not None
     assert (done.by_column.removed, done.by_column.changed) == (1, False)
     assert machine.location.machine(NAME).refresh().entries[before], "nothing but what the reader holds was committed"
     assert ids(shard) == [1, 2, 3]
@@ -254,7 +256,6 @@ def test_what_is_much_older_passes_a_consumer_and_is_counted(world: World, machi
     shard.insert(rows(world, r3=12, r4=40, r5=1))
     shard.retain({**POLICY, "consumers": ["billing"], "consumers_max_age": "30d"}, confirm=True)
     done = shard.run_retention()
-    assert done.by_column is not None
     assert (done.by_column.removed, done.passed, ids(shard)) == (3, ("billing",), [3, 5])
     assert "billing" in done.held_by[0]
     assert shard.retention().overran == 1
@@ -331,8 +332,7 @@ def test_what_others_write_meanwhile_is_looked_at_too(world: World, shard: Shard
         [{**rows(world, r4=20)[0], "__diff": 2}],
     ]
     with meanwhile(*(partial(shard.insert, one) for one in others)):
-        done = shard.run_retention().by_column
-    assert done is not None
+        done = run(shard)
     assert (done.removed, ids(shard)) == (4, [3, 5])
     assert [row["__diff"] for row in shard.changes(0).to_arrow().to_pylist()] == [-1, -1, 1]
 
@@ -353,8 +353,7 @@ def test_a_drop_meanwhile_begins_it_anew(world: World, shard: Shard) -> None:
     shard.insert(rows(world, r3=20, r4=1))
     shard.retain(POLICY)
     with meanwhile(partial(shard.truncate, 1, mode="drop")):
-        done = shard.run_retention().by_column
-    assert done is not None
+        done = run(shard)
     assert (done.removed, ids(shard)) == (1, [4])
     assert shard.snapshot().to_arrow()["__diff"].to_pylist() == [1]
 

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from compactor.worker import Worker
-from persist.client.shard import Shard
+from persist import InvalidUsage, Shard
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage
 from persist.core.retention_plan import facts_of
 from persist.maintenance.expiry import forget_outlived
 from tests.integration.test_retention import NAME, SCHEMA, days, ids, keeper, shard, world
@@ -54,7 +53,6 @@ def test_a_dry_run_counts(world: World, machine: Machine, shard: Shard) -> None:
         if number < 2:
             task(NAME)
     done = shard.run_retention(dry_run=True)
-    assert done.truncated is not None
     assert (done.truncated.mode, done.truncated.removed, ids(shard)) == ("drop", 2, [0, 1, 2, 3, 4])
     assert shard.run_retention().truncated is not None
     assert ids(shard) == [2, 3, 4]
@@ -109,9 +107,7 @@ def test_too_many_drops_hold_it_back(world: World, machine: Machine, monkeypatch
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_counts_stay_right_when_what_was_dropped_is_forgotten(
-    world: World, machine: Machine, shard: Shard, merged: bool
-) -> None:
+def test_counts_stay_right_when_a_drop_is_forgotten(world: World, machine: Machine, shard: Shard, merged: bool) -> None:
     """Also where a part across the cut is clipped: it tells no count until it is merged."""
     for number in range(6):
         shard.insert([{"id": 10 * number + at} for at in range(10)])
@@ -179,9 +175,7 @@ def test_cuts_before_a_drop_go_with_it(world: World, machine: Machine, shard: Sh
     assert kept == c.CutsTaken(0), "nor is one taken anew"
 
 
-def test_the_cuts_that_are_still_to_come_do_not_keep_what_was_dropped(
-    world: World, machine: Machine, shard: Shard
-) -> None:
+def test_cuts_that_are_still_to_come_keep_nothing_dropped(world: World, machine: Machine, shard: Shard) -> None:
     """Each drop would stand for as long as rows live, and 64 of them would hold the policy for ever."""
     shard.retain({"age": "5d", "cut_every": "1d", "mode": "drop"})
     for day in range(16):

@@ -27,7 +27,7 @@ import pytest
 
 import persist
 from blob import open_blob
-from persist.core.errors import PersistError, UpperMismatch
+from persist import PersistError, UpperMismatch
 from tests.support.forked import Forked, ran
 from tests.support.pages import page
 from tests.support.urls import with_path

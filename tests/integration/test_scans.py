@@ -22,10 +22,8 @@ import pytest
 import persist
 import persist.aio
 from compactor.worker import Worker, WorkerSettings
-from persist.client.client import Client
+from persist import Client, LocationSettings, Shard
 from persist.client.read_leases import Hold
-from persist.client.shard import Shard
-from persist.commit.location import LocationSettings
 from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable, Unavailable
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
@@ -425,23 +423,11 @@ REFUSED: dict[str, Callable[[Shard], object]] = {
     "`get_fragments`": lambda shard: list(shard.scan().get_fragments()),
     "`replace_schema`": lambda shard: shard.scan().replace_schema(KINDS),
     "a scan in `pyarrow.dataset.dataset([...])`": lambda shard: ds.dataset([shard.scan()]),
-    "`sort_by`, `join`, `join_asof`": lambda shard: shard.scan().sort_by("id"),
+    "`sort_by`": lambda shard: shard.scan().sort_by([("amount", "descending")], null_placement="at_end"),
+    "`join`": lambda shard: shard.scan().join(shard.scan(), "id", right_suffix="r"),
+    "`join_asof`": lambda shard: shard.scan().join_asof(shard.scan(), "id", ["state"], 1),
     "a scan that is pickled": lambda shard: shard.scan().__reduce__(),
 }
-
-
-def test_f_what_other_datasets_do_with_rows_is_refused_with_the_remedy(shard: Shard) -> None:
-    """They ended with FileNotFoundError: a missing file whose name was a sentence."""
-    with shard.scan() as scan:
-        for verb, call in {
-            "sort_by": lambda: scan.sort_by([("amount", "descending")], null_placement="at_end"),
-            "join": lambda: scan.join(scan, "id", right_suffix="r"),
-            "join_asof": lambda: scan.join_asof(scan, "id", ["state"], 1),
-        }.items():
-            with pytest.raises(InvalidUsage, match=rf"has no {verb}; call scan\.to_table\(\)\.{verb}\(\.\.\.\)"):
-                call()
-        with pytest.raises(InvalidUsage, match=r"no part of a union .* pyarrow\.concat_tables"):
-            ds.dataset([scan, scan])
 
 
 def test_what_is_refused_leaves_no_hold(shard: Shard) -> None:

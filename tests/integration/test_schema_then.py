@@ -19,17 +19,14 @@ import pytest
 from pyspark.sql.types import StructType
 
 import persist
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import Shard
-from persist.client.write import WriteHandle, WriteSettings, by_token
+from persist import Client, InvalidUsage, Shard, Token, WriteHandle, WriteSettings
+from persist.client.write import by_token
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage
-from persist.core.ids import Token, mint
+from persist.core.ids import mint
 from persist.core.transitions.context import SOUND
 from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, apply_changes
 from rpc.cli.program import main
+from tests.support.embedded import client_of
 from tests.support.location import memory_location
 from tests.support.served import Served
 from tests.support.without_jvm import planned, read, rows_of, source, write
@@ -82,9 +79,7 @@ def test_the_columns_of_today_are_shown_unless_those_of_then_are_asked_for(shard
 
 
 @pytest.mark.parametrize("before", [lambda shard: None, lambda shard: shard.optimize()], ids=["as written", "merged"])
-def test_filters_keys_columns_and_limits_go_by_the_columns_of_then(
-    shard: Shard, before: Callable[[Shard], object]
-) -> None:
+def test_filters_keys_and_limits_go_by_the_columns_of_then(shard: Shard, before: Callable[[Shard], object]) -> None:
     before(shard)
     assert then(shard, 1, where="status = 'old' AND n = 2").num_rows == 1
     assert then(shard, 0, where="state = 'new'", columns=["n"]).to_pylist() == [{"n": 1}]
@@ -225,7 +220,7 @@ def test_a_data_frame_of_spark_whose_tag_was_moved_is_loaded_again(shard: Shard,
 def test_rows_of_a_newer_schema_never_join_a_time_of_before() -> None:
     """Inserts of one commit share a time. Beyond a change of the columns they do not: then would be two schemas."""
     location = memory_location()
-    with closing(Client(EmbeddedTransport(location, maintain))) as client:
+    with closing(client_of(location)) as client:
         shard = client.create_shard("s", SCHEMA, key=["id"])
         shard.insert([FIRST])
         wider = apply_changes(shard.schema, [WidenColumn("n", pa.int64())])

@@ -14,9 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import persist
-from compactor.on_demand import maintain
 from persist import Client, InvalidUsage, Shard
-from persist.client.embedded import EmbeddedTransport
 from persist.parts.schema_changes import (
     AddColumn,
     Change,
@@ -31,6 +29,7 @@ from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.integration.test_maintenance_http import served
 from tests.support.asking import typed
+from tests.support.embedded import client_of
 from tests.support.location import memory_location
 from tests.support.pages import blocks, run_python
 from tests.support.waiting import WAIT_S
@@ -101,7 +100,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(shard: Shard) -> None:
 def test_old_programs_go_on_beside_new_ones_or_are_told_what_to_do() -> None:
     """A handle from before each change, one from after all, and posts of rows that know but names."""
     location = memory_location()
-    client = Client(EmbeddedTransport(location, maintain))
+    client = client_of(location)
     shard = client.create_shard("orders", COLUMNS, ["id"])
     shard.insert(HISTORY)
     old = client.shard("orders")
@@ -192,7 +191,7 @@ def test_a_listener_ends_where_a_name_by_which_it_selects_means_another_column(
 
 @pytest.mark.parametrize(("asked", "chosen"), [(False, {"where": "n >= 1"}), (True, {"columns": ["n"]})])
 @pytest.mark.parametrize("change", NAME_TAKEN)
-def test_names_of_a_listener_are_those_of_when_it_began(
+def test_a_listener_keeps_the_names_of_its_beginning(
     shard: Shard, asked: bool, change: str, chosen: dict[str, Any]
 ) -> None:
     shard.alter(AddColumn("m", pa.int32(), default=0))
@@ -233,7 +232,7 @@ def test_a_column_in_the_middle_takes_the_name_of_no_other(client: Client, verb:
 
 def test_a_stream_over_http_ends_there_too() -> None:
     location = memory_location(small_merges=False)
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", COLUMNS, ["id"])
+    shard = client_of(location).create_shard("orders", COLUMNS, ["id"])
     shard.insert(HISTORY)
     with served(location) as url:
         asked = Request(f"{url}/v1/shards/orders/listen?where=n%3E%3D1", headers={"accept": "text/event-stream"})
@@ -300,7 +299,7 @@ BAD_BODIES: dict[str, tuple[Any, str]] = {
 @pytest.fixture
 def http() -> Iterator[Any]:
     location = memory_location()
-    Client(EmbeddedTransport(location, maintain)).create_shard("orders", COLUMNS, ["id"]).insert(HISTORY)
+    client_of(location).create_shard("orders", COLUMNS, ["id"]).insert(HISTORY)
     with typed(TestClient(create_app(location, ServerSettings()), base_url="http://127.0.0.1")) as found:
         yield found
 
@@ -323,7 +322,7 @@ def test_a_bad_body_is_refused_and_changes_nothing(http: Any) -> None:
     assert http.get("/v1/shards/orders").json()["schema_id"] == 1
 
 
-def test_columns_are_shown_and_changed_by_the_command(
+def test_the_command_shows_and_changes_columns(
     tmp_path: Path, shard: Shard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(*arguments: str) -> list[str]:

@@ -16,11 +16,10 @@ from starlette.testclient import TestClient
 import persist
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
+from persist import Antichain, AttributeUpdate, NotReadable
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.attribute import AttributeUpdate
-from persist.core.errors import NotReadable
-from persist.core.frontier import EMPTY, Antichain
+from persist.core.frontier import EMPTY
 from persist.core.results import snake
 from persist.core.state import State
 from persist.formats.http_messages import decode_result
@@ -303,7 +302,7 @@ def register(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(CLOSE_WRITES, CLOSE_READS), (CLOSE_READS, CLOSE_WRITES)])
-def test_no_door_of_the_scope_manage_drops_a_shard(
+def test_the_scope_manage_drops_no_shard(
     place: Place, first: list[str | c.Command], second: list[str | c.Command]
 ) -> None:
     """Both frontiers were closed one after the other. Then the name could be used anew, with other columns."""
@@ -355,9 +354,7 @@ def test_a_hold_beyond_the_upper_takes_no_history_from_others(place: Place) -> N
     assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
 
 
-def test_the_renewed_lease_of_a_listener_takes_no_history_from_others(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renewed_lease_takes_no_history_from_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(change_streams, "LEASE_MS", 600)
     path = f"/v1/shards/{NAME}/listen?after={BEYOND}&until={BEYOND + 5}"
     listening = threading.Thread(target=lambda: place.call("manage", "GET", path, headers=EVENTS))

@@ -16,9 +16,9 @@ from compactor.loop import Loop
 from compactor.metering import MaintenanceMetrics
 from compactor.monitor import of_maintenance
 from compactor.scrubber import DAY_S, RETRY_S, Scrubber, samples_per_day
+from persist import InvalidUsage, Unavailable
 from persist.commit.location import Location
 from persist.copies.verify import Sample, samples_of
-from persist.core.errors import InvalidUsage, Unavailable
 from persist.formats.exposition import exposition
 from rpc.cli.program import main
 from rpc.config_file import load
@@ -80,9 +80,7 @@ def test_a_sound_location_has_no_findings_and_its_figures_tell_that_it_was_looke
     assert told["persist_verify_timestamp_seconds"] == location.clock.now_ms() / 1000
 
 
-def test_each_finding_is_counted_and_has_a_line_of_the_log(
-    place: Damaged, location: Location, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_findings_are_counted_and_logged(place: Damaged, location: Location, caplog: pytest.LogCaptureFixture) -> None:
     flipped = place.flip(place.keys("other", ".parquet")[0])
     missing = place.write(place.keys("bundled", ".parquet")[-1], None)
     before = {path: path.read_bytes() for path in place.root.rglob("*") if path.is_file() and "blob" in path.parts}
@@ -189,9 +187,7 @@ def test_a_process_of_maintenance_takes_samples_until_it_ends(place: Damaged) ->
         (["--verify-rate", "5"], "must be at least 1024"),
     ],
 )
-def test_what_is_no_sample_is_refused(
-    place: Damaged, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
+def test_no_sample(place: Damaged, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
     assert main(["maintain", "run", "--no-gc", "--dir", str(place.root), "--once", *arguments]) == 1
     assert sentence in capsys.readouterr().err
 

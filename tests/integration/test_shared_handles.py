@@ -9,12 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
+from persist import Client, ConstraintViolated, InvalidUsage, Shard
 from persist.client.schema_lineage import SchemaHistory
-from persist.client.shard import Shard
-from persist.core.errors import ConstraintViolated, InvalidUsage
 from persist.core.shard_view import ShardView
 from persist.parts.schema_changes import AddColumn, RenameColumn
 from persist.sources import wal
@@ -22,6 +18,7 @@ from persist.sources.partition_map import Routes
 from persist.sources.routed import RoutedWriter
 from persist.sources.sequenced_writer import SequencedWriter
 from persist.sources.wal import FrontEnd, Replica
+from tests.support.embedded import client_of
 from tests.support.location import memory_location
 
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
@@ -32,7 +29,7 @@ SWAPPED = {"id": 1, "b": 10, "a": 20}
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
+    with client_of(memory_location()) as client:
         client.create_shard("s", COLUMNS, ["id"])
         yield client
 
@@ -116,9 +113,7 @@ def test_a_replica_wrote_by_the_columns_of_another_moment(client: Client, monkey
     assert client.shard("table").get(1) == [SWAPPED]
 
 
-def test_a_routed_append_was_read_by_other_names_than_were_compared(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_routed_append_was_read_by_names_not_compared(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_shard("t", COLUMNS, ["id"])
     routes = Routes.open(client, "routes", ["s", "t"], ["id"])
     writer = RoutedWriter(routes, "w")
@@ -144,9 +139,7 @@ def test_keys_were_looked_up_by_a_name_that_another_column_has_by_now(client: Cl
     assert [row["key"] for row in client.shard("unique").snapshot().to_arrow().to_pylist()] == [1, 2, 3]
 
 
-def test_an_answer_that_came_late_put_back_what_another_thread_had_learnt(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_answer_put_back_what_another_thread_had_learnt(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = client.shard("s")
 
     def late(view: ShardView) -> ShardView:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from compactor.orphans import Sweeper
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
+from persist import AttributeUpdate, Corruption, Shard
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import Shard
 from persist.commit.clocks_and_ids import SystemClock
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.attribute import AttributeUpdate
-from persist.core.errors import Corruption
 from persist.core.record import replace
+from tests.support.embedded import client_of
 from tests.support.flushing import flushed
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
@@ -54,13 +51,13 @@ def location(clock: SleepyClock) -> Iterator[Location]:
 
 @pytest.fixture
 def shard(location: Location) -> Shard:
-    return Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["k"])
+    return client_of(location).create_shard(NAME, SCHEMA, ["k"])
 
 
 def elsewhere(location: Location) -> Shard:
     """The shard as a process sees it that has read nothing yet."""
     other = Location(location.blob, location.consensus, clock=location.clock)
-    return Client(EmbeddedTransport(other, maintain)).shard(NAME)
+    return client_of(other).shard(NAME)
 
 
 def test_inline_rows_whose_blob_was_swept_stay_inline(shard: Shard, location: Location, clock: SleepyClock) -> None:
@@ -68,23 +65,19 @@ def test_inline_rows_whose_blob_was_swept_stay_inline(shard: Shard, location: Lo
     for key in "abc":
         shard.insert([{"k": key, "v": 1}])
     machine = location.machine(NAME)
-    command = flushed(machine.refresh(), location.blob, location.ids)
-    assert command is not None
+    command: Any = flushed(machine.refresh(), location.blob, location.ids)
     clock.slept_ms = A_DAY_AND_MORE_MS
     assert Sweeper(location).sweep(NAME).deleted == 1
     assert machine.apply(command) == c.MergeApplied(False)
     assert elsewhere(location).snapshot().to_arrow().column("k").to_pylist() == ["a", "b", "c"]
 
 
-def test_a_merge_with_a_long_lease_is_refused_once_its_output_was_swept(
-    shard: Shard, location: Location, clock: SleepyClock
-) -> None:
+def test_a_merge_is_refused_once_its_output_was_swept(shard: Shard, location: Location, clock: SleepyClock) -> None:
     """A claim of a day kept a merge alive whose output, not saved with the claim, was swept."""
     for key in "abc":
         shard.insert([{"k": key, "v": 1}])
     machine = location.machine(NAME)
-    merge = flushed(machine.refresh(), location.blob, location.ids)
-    assert merge is not None
+    merge: Any = flushed(machine.refresh(), location.blob, location.ids)
     claim = c.HoldClaim("merge:[0]", "worker", A_DAY_AND_MORE_MS - 3600_000, merge.inputs)
     machine.apply(claim)
     clock.slept_ms = A_DAY_AND_MORE_MS
@@ -97,9 +90,7 @@ def test_a_merge_with_a_long_lease_is_refused_once_its_output_was_swept(
     assert elsewhere(location).snapshot().to_arrow().column("k").to_pylist() == ["a", "b", "c"]
 
 
-def test_attributes_whose_chunk_was_swept_stay_in_the_state(
-    shard: Shard, location: Location, clock: SleepyClock
-) -> None:
+def test_attributes_whose_chunk_was_swept_stay(shard: Shard, location: Location, clock: SleepyClock) -> None:
     """A flush of attributes wrote its chunk and slept; the chunk was swept, and then the index was made of it."""
     shard.attributes.update(AttributeUpdate.replace(KEY, 7))
     machine = location.machine(NAME)
@@ -127,7 +118,7 @@ def test_a_shard_whose_first_rollup_was_swept_can_be_opened(location: Location, 
     location.identity.check()
     location.consensus = Asleep(location.consensus)
     location.versions.consensus = location.consensus
-    created = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["k"])
+    created = client_of(location).create_shard(NAME, SCHEMA, ["k"])
     assert Asleep.swept == 1
     assert elsewhere(location).schema == created.schema
     created.insert([{"k": "a", "v": 1}])

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.core.errors import InvalidUsage
+from persist import InvalidUsage
 from tests.support.server import url_of
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])

@@ -14,11 +14,10 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.shard import Shard
+from persist import AttributeUpdate, Shard, named_key
 from persist.copies.state_file import export_state, import_state, read_file, to_json_value
 from persist.copies.verify import Depth, verify_shards
 from persist.core import errors
-from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.record import replace
 from persist.core.state import Policy, State
 from rpc.cli.program import main
@@ -61,10 +60,8 @@ def lived(machine: Machine, name: str, seed: int) -> Shard:
 
 
 def rows(shard: Shard) -> list[Any]:
-    since, upper = shard.since().element, shard.upper().element
-    assert since is not None
-    assert upper is not None
-    return [sorted(map(repr, shard.snapshot(as_of).to_arrow().to_pylist())) for as_of in range(since, upper)]
+    times: Any = range(shard.since().element, shard.upper().element)  # type: ignore[arg-type]
+    return [sorted(map(repr, shard.snapshot(as_of).to_arrow().to_pylist())) for as_of in times]
 
 
 def plain(state: State) -> str:

@@ -13,8 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from persist.client.shard import Shard
-from persist.core.errors import InvalidUsage
+from persist import InvalidUsage, Shard
 from tests.support.clocks import Machine
 from tests.support.forked import Module
 from tests.support.waiting import WAIT_S
@@ -63,9 +62,7 @@ def test_a_merge_of_dicts_cut_keys_and_values(shard: Shard, row: dict[str, Any])
         (pa.timestamp("us"), dt.datetime(2024, 1, 31, 12, tzinfo=dt.UTC), "has a zone: leave it out"),
     ],
 )
-def test_a_wall_clock_without_a_zone_was_taken_for_utc(
-    machine: Machine, kind: pa.DataType, value: dt.datetime, remedy: str
-) -> None:
+def test_no_zone_was_taken_for_utc(machine: Machine, kind: pa.DataType, value: dt.datetime, remedy: str) -> None:
     found = machine.client.create_shard("at", pa.schema([("at", kind), ("n", pa.int64())]), ["at"])
     ways: list[Callable[[], object]] = [
         lambda: found.insert([{"at": value}]),

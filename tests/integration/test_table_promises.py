@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
-from persist.client.shard import Shard
-from persist.core.errors import InvalidUsage, NotReadable
+from persist import InvalidUsage, NotReadable, Shard
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.asking import typed
@@ -43,18 +42,16 @@ def test_replace_where_wrote_rows_that_were_there_already(machine: Machine, shar
     assert shard.count() == count - 3
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda s: s.delete("id = 1"),
-        lambda s: s.upsert([{"id": 1, "n": 2}]),
-        lambda s: s.overwrite([{"id": 1}]),
-        lambda s: s.merge([{"id": 1}]).when_matched_delete().execute(),
-    ],
-)
-def test_history_that_was_let_go_beyond_the_latest_time_was_waited_for(
-    machine: Machine, verb: Callable[[Shard], object]
-) -> None:
+VERBS: list[Callable[[Shard], object]] = [
+    lambda s: s.delete("id = 1"),
+    lambda s: s.upsert([{"id": 1, "n": 2}]),
+    lambda s: s.overwrite([{"id": 1}]),
+    lambda s: s.merge([{"id": 1}]).when_matched_delete().execute(),
+]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_history_that_was_let_go_entirely_was_waited_for(machine: Machine, verb: Callable[[Shard], object]) -> None:
     shard = machine.client.create_shard("forgets", SCHEMA, ["id"], history="none")
     shard.insert([{"id": 1, "n": 1}])
     shard.critical_reader("x").downgrade_since(shard.upper())

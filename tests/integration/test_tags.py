@@ -14,11 +14,10 @@ from starlette.testclient import TestClient
 
 import persist
 from compactor.tasks import history_task
-from persist.client.shard import Shard
+from persist import Conflict, Expired, InvalidUsage, NotReadable, PersistError, Shard, Unavailable
 from persist.commit.blob_tasks import merged
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.errors import Conflict, Expired, InvalidUsage, NotReadable, PersistError, Unavailable
 from persist.core.named_holds import TAGS_MAX
 from rpc.cli.program import main
 from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
@@ -46,8 +45,7 @@ def passed(shard: Shard, location: Location, before: int = 8) -> None:
     shard.forget(before)
     committer = location.machine(NAME)
     state = committer.refresh()
-    merge = merged(state, state.trace.batches, location.blob, location.ids)
-    assert merge is not None
+    merge: Any = merged(state, state.trace.batches, location.blob, location.ids)
     assert committer.apply(merge) == c.MergeApplied(True)
 
 
@@ -80,9 +78,7 @@ def test_a_wall_clock_can_be_tagged(world: World, machine: Machine, shard: Shard
     assert shard.tag("then", at=then).time == 9
 
 
-def test_a_snapshot_of_a_tag_does_not_hold_since_and_reads_on_when_the_tag_is_gone(
-    shard: Shard, machine: Machine
-) -> None:
+def test_a_snapshot_of_a_tag_holds_no_since_and_reads_on_without_the_tag(shard: Shard, machine: Machine) -> None:
     shard.tag("eom", at=4)
     held = shard.snapshot(tag="eom")
     shard.untag("eom")
@@ -123,9 +119,7 @@ def test_changes_and_a_restore_begin_at_a_tag_that_since_has_passed(shard: Shard
     assert shown(shard.snapshot()) == (4, 6)
 
 
-def test_a_tag_is_kept_for_as_long_as_was_asked_and_not_by_a_wrong_clock(
-    world: World, machine: Machine, shard: Shard
-) -> None:
+def test_a_tag_is_kept_as_long_as_asked_and_by_no_wrong_clock(world: World, machine: Machine, shard: Shard) -> None:
     task = history_task(machine.location, machine.location.machine)
     tag = shard.tag("eom", at=4, keep="3d")
     assert tag.until == datetime.fromtimestamp((machine.clock.now_ms() + 3 * DAY_MS) / 1000, UTC)
@@ -177,9 +171,7 @@ BAD: list[tuple[type[PersistError], Callable[[Shard], object]]] = [
 
 
 @pytest.mark.parametrize(("kind", "ask"), BAD)
-def test_bad_input_costs_nothing(
-    kind: type[PersistError], ask: Callable[[Shard], object], shard: Shard, machine: Machine
-) -> None:
+def test_bad_input(kind: type[PersistError], ask: Callable[[Shard], object], shard: Shard, machine: Machine) -> None:
     shard.tag("eom", at=4)
     passed(shard, machine.location)
     before = machine.location.machine(NAME).state()
@@ -221,23 +213,15 @@ def test_tags_over_http(http: TestClient, shard: Shard, machine: Machine) -> Non
     assert http.get(f"{path}/eom").status_code == 410
 
 
-@pytest.mark.parametrize(
-    ("method", "query", "status"),
-    [
-        ("PUT", "/tags/eom?at=5", 409),
-        ("PUT", "/tags/new?at=4&timestamp=2026-01-01T00:00:00Z", 400),
-        ("PUT", "/tags/new?until=5", 400),
-        ("PUT", "/tags/a%20b", 400),
-        ("GET", "/tags/nobody", 410),
-        ("GET", "/snapshot?tag=nobody", 410),
-        ("GET", "/snapshot?tag=eom&as_of=4", 400),
-        ("GET", "/listen?tag=eom", 400),
-    ],
-)
-def test_bad_requests(http: TestClient, shard: Shard, method: str, query: str, status: int) -> None:
+def test_bad_requests(http: TestClient, shard: Shard) -> None:
     shard.tag("eom", at=4)
-    answer = http.request(method, f"/v1/shards/{NAME}{query}")
-    assert answer.status_code == status, answer.text
+    for method, query, status in (
+        ("PUT", "/tags/eom?at=5", 409), ("PUT", "/tags/new?at=4&timestamp=2026-01-01T00:00:00Z", 400),
+        ("PUT", "/tags/new?until=5", 400), ("PUT", "/tags/a%20b", 400), ("GET", "/tags/nobody", 410),
+        ("GET", "/snapshot?tag=nobody", 410), ("GET", "/snapshot?tag=eom&as_of=4", 400),
+        ("GET", "/listen?tag=eom", 400),
+    ):  # fmt: skip
+        assert http.request(method, f"/v1/shards/{NAME}{query}").status_code == status, query
     assert list(shard.tags()) == ["eom"]
 
 

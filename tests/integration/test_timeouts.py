@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.embedded import EmbeddedTransport
 from tests.support.server import Server, url_of
 from tests.support.waiting import WAIT_S
 
@@ -55,17 +54,13 @@ def within(call: Callable[[], object], seconds: float) -> BaseException | None:
     return errors[0]
 
 
-def test_a_url_where_nothing_listens_is_told_by_its_name_without_waiting_for_a_minute() -> None:
-    url = refusing()
-    error = within(lambda: persist.connect(url), WAIT_S)
+@pytest.mark.parametrize(("listens", "more", "seconds"), [(False, {}, "5"), (True, {"connect_s": 0.5}, "0.5")])
+def test_a_silent_url_is_named(silent: str, listens: bool, more: dict[str, float], seconds: str) -> None:
+    """Without waiting for a minute."""
+    url = silent if listens else refusing()
+    error = within(lambda: persist.connect(url, **more), WAIT_S)
     assert isinstance(error, persist.Unavailable)
-    assert f"no server answered at {url} within 5 s" in str(error)
-
-
-def test_a_host_that_never_answers_is_told_alike(silent: str) -> None:
-    error = within(lambda: persist.connect(silent, connect_s=0.5), WAIT_S)
-    assert isinstance(error, persist.Unavailable)
-    assert f"no server answered at {silent} within 0.5 s" in str(error)
+    assert f"no server answered at {url} within {seconds} s" in str(error)
 
 
 def test_a_server_that_starts_late_is_waited_for_as_long_as_asked(tmp_path: Path) -> None:
@@ -102,15 +97,9 @@ def test_calls_to_a_server_that_was_stopped_end_in_time_and_say_what_is_true(tmp
         snapshot, listen = shard.snapshot().with_timeout(SHORT_S), shard.listen(None).with_timeout(SHORT_S)
         server.process.send_signal(signal.SIGSTOP)
         reads: list[Callable[[], object]] = [
-            short.upper,
-            short.snapshot,
-            lambda: list(listen.next_events(0.1)),
-            short.history,
-            lambda: short.settings,
-            lambda: short.attributes.get(persist.EVENT_COUNT),
-            hasty.shards,
-            lambda: hasty.shard("orders"),
-        ]
+            short.upper, short.snapshot, short.history, hasty.shards, lambda: list(listen.next_events(0.1)),
+            lambda: short.settings, lambda: short.attributes.get(persist.EVENT_COUNT), lambda: hasty.shard("orders"),
+        ]  # fmt: skip
         assert snapshot.to_arrow().num_rows == 1, "the rows are in the view"
         with ThreadPoolExecutor(len(reads)) as pool:
             told = [type(error).__name__ for error in pool.map(lambda read: within(read, WAIT_S), reads)]
@@ -152,43 +141,6 @@ def test_a_snapshot_of_a_time_that_does_not_come_ends_in_time_and_leaves_no_hold
             if is_let_go(shard):
                 return
         pytest.fail("a hold was left")
-
-
-@pytest.mark.parametrize("what", ["consensus", "blob"])
-def test_a_store_that_hangs_does_not_hang_an_embedded_call(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with persist.connect(f"persist://{tmp_path / 'd'}") as client:
-        assert isinstance(client.transport, EmbeddedTransport)
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        shard.insert([{"id": 0}])
-        location = client.transport.location
-        go, began = threading.Event(), threading.Event()
-        store, name = (
-            (type(location.consensus), "compare_and_set") if what == "consensus" else (type(location.blob), "put")
-        )
-        inner = getattr(store, name)
-
-        def hangs(*args: object, **options: object) -> object:
-            began.set()
-            go.wait()
-            return inner(*args, **options)
-
-        monkeypatch.setattr(store, name, hangs)
-        token = client.new_token()
-        rows = pa.table({"id": pa.array(range(1, 200_001), pa.int64())})  # too many to lie in the log
-        for timeout_s in (0.5, 5.0, WAIT_S / 2):  # a slow machine may not come so far in the first
-            error = within(lambda s=timeout_s: shard.with_timeout(s).insert(rows, token=token), WAIT_S)
-            if went := began.is_set():
-                break
-        go.set()
-        monkeypatch.undo()
-        assert went
-        assert isinstance(error, persist.Indeterminate if what == "consensus" else persist.Unavailable)
-        shard.insert(rows, token=token)
-        found = shard.snapshot().to_arrow()
-        assert found.num_rows == 200_001
-        assert set(found["__diff"].unique().to_pylist()) == {1}
 
 
 def test_a_pipelined_writer_whose_appends_are_not_acknowledged_in_time_goes_on(tmp_path: Path) -> None:

@@ -15,11 +15,9 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.client import Client
+from persist import Client, HandleSettings, Shard, WriteSettings
 from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import HandleSettings, Shard
 from persist.client.transport import ForwardingTransport
-from persist.client.write import WriteSettings
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, TokenReused, Unavailable, UpperMismatch
@@ -58,9 +56,7 @@ def fail(shard: persist.Shard) -> None:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_that_is_repeated_is_answered_as_the_first_time(
-    connect: Callable[[], persist.Client], write: str
-) -> None:
+def test_a_repeated_write_is_answered_as_the_first_time(connect: Callable[[], persist.Client], write: str) -> None:
     with connect() as client, connect() as other:
         shard, token = client.create_shard("orders", SCHEMA, ["k"]), client.new_token()
         first = WRITES[write](shard, token)
@@ -196,7 +192,7 @@ def test_a_key_over_http_stands_for_one_verb_and_one_body(tmp_path: Path) -> Non
         assert shard.snapshot().to_arrow().column("k").to_pylist() == ["a", "c"]
 
 
-def test_a_write_that_landed_is_told_by_its_condition_also_where_its_parts_are_there(
+def test_a_write_that_landed_is_told_by_its_condition_before_its_parts(
     connect: Callable[[], persist.Client],
 ) -> None:
     """A pipelined writer that did not hear of its write stopped: its parts were refused before its condition failed."""

@@ -11,7 +11,8 @@ import pytest
 
 import persist
 import rpc.errors
-from persist.core.errors import PersistError, kinds
+from persist import PersistError
+from persist.core.errors import kinds
 from persist.formats.http_messages import BlobMissing
 from rpc.settings import ServerSettings
 from tests.support.pages import page

@@ -8,11 +8,9 @@ import pyarrow as pa
 import pytest
 
 from compactor.worker import Worker
+from persist import Antichain, InvalidUsage, Shard, TokenReused, UnknownShard, UpperMismatch
 from persist.client.idempotency import is_final
-from persist.client.shard import Shard
 from persist.client.timestamps import to_datetime
-from persist.core.errors import InvalidUsage, TokenReused, UnknownShard, UpperMismatch
-from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
 from persist.core.transitions import rewrites
@@ -95,9 +93,7 @@ def test_a_row_that_went_is_not_taken_again_as_an_equal_one_that_came_since(shar
     assert shard.truncate(9).removed == 1
 
 
-def test_truncations_that_readable_times_tell_apart_are_bounded(
-    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
-) -> None:
+def test_truncations_kept_apart_are_bounded(monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard) -> None:
     monkeypatch.setattr(rewrites, "TRUNCATIONS_MAX", 2)
     shard.truncate(1)
     shard.truncate(2)
@@ -141,7 +137,7 @@ def test_a_retry_with_its_token_lands_once(machine: Machine, shard: Shard) -> No
         shard.truncate(2)
 
 
-def test_rows_that_are_added_meanwhile_do_not_hold_it_up(
+def test_rows_added_meanwhile_do_not_hold_it_up(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
 ) -> None:
     before_rewrites(monkeypatch, lambda: shard.insert([{"id": 9, "v": "new"}]))

@@ -12,10 +12,9 @@ import pytest
 
 import persist
 from blob import open_blob
-from persist.client.client import Client
+from persist import Client, PersistError, UpgradeNeeded
 from persist.commit.location import open_location
 from persist.commit.location_identity import raise_format
-from persist.core.errors import PersistError, UpgradeNeeded
 from persist.formats.state_frames import format_of
 from tests.services.process import free_ports
 from tests.support.older import NEXT, OLD, newer, older, ran_older

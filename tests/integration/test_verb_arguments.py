@@ -12,13 +12,11 @@ import pyarrow.compute as pc
 import pytest
 from fastapi.testclient import TestClient
 
-from persist.client.client import Client, connect
+from persist import Client, InvalidUsage, Shard, TokenReused, Unavailable, UpperMismatch, connect
 from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import Shard
 from persist.client.transport import ForwardingTransport
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
-from persist.core.errors import InvalidUsage, TokenReused, Unavailable, UpperMismatch
 from tests.support.clocks import Machine
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -73,37 +71,30 @@ def test_a_number_that_is_no_double_became_null_over_http(http: TestClient, shar
     assert row["d"] != row["d"]
 
 
-@pytest.mark.parametrize(
-    ("verb", "body"),
-    [
-        ("update", {"set": {"n": 2**64}}),
-        ("merge", {"rows": [{"k": 2**64}], "clauses": [{"when": "matched", "then": "delete"}]}),
-        ("merge", {"rows": [{"k": 1}], "clauses": [{"when": [], "then": "update"}]}),
-        ("merge", {"rows": [{"k": 1}], "clauses": [{"when": "matched", "then": {}}]}),
-        (
-            "merge",
-            {"rows": [{"k": 1}], "clauses": [{"when": "matched", "then": "update", "set": {"n": {"value": 2**64}}}]},
-        ),
-    ],
-)
+def merging(**clause: Any) -> tuple[str, dict[str, Any]]:
+    return "merge", {"rows": [{"k": 1}], "clauses": [{"when": "matched", "then": "update", **clause}]}
+
+
+BAD_JSON = [
+    ("update", {"set": {"n": 2**64}}),
+    ("merge", {"rows": [{"k": 2**64}], "clauses": [{"when": "matched", "then": "delete"}]}),
+    *(merging(**clause) for clause in ({"when": []}, {"then": {}}, {"set": {"n": {"value": 2**64}}})),
+]
+
+
+@pytest.mark.parametrize(("verb", "body"), BAD_JSON)
 def test_bad_json_was_answered_as_a_fault_of_the_server(http: TestClient, verb: str, body: dict[str, Any]) -> None:
     answer = http.post(f"{PATH}/{verb}", json=body)
     assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [{"k": "abc"}],
-        [{"k": 1, "d": 2**53 + 1}],
-        [{"k": 1, "s": "\ud800"}],
-        [{"k": 1}, 5],
-        [[1]],
-        [{1: 1, "k": 2}],
-        [{"k": 1, "e": 1}, {"k": 2, "e": "x"}],
-        pa.Table.from_arrays([pa.array([1]), pa.array([1])], names=["k", "k"]),
-    ],
-)
+BAD_ROWS = [
+    [{"k": "abc"}], [{"k": 1, "d": 2**53 + 1}], [{"k": 1, "s": "\ud800"}], [{"k": 1}, 5], [[1]], [{1: 1, "k": 2}],
+    [{"k": 1, "e": 1}, {"k": 2, "e": "x"}], pa.Table.from_arrays([pa.array([1]), pa.array([1])], names=["k", "k"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", BAD_ROWS)
 def test_bad_rows_of_a_merge_raised_errors_of_arrow_and_python(machine: Machine, shard: Shard, rows: Any) -> None:
     merge = shard.merge(rows).when_matched_update().when_not_matched_insert()
     with pytest.raises(InvalidUsage):
@@ -120,9 +111,7 @@ VERBS: dict[str, Callable[[Shard, Any], Any]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_retry_of_what_landed_was_refused_once_the_shard_was_dropped(
-    machine: Machine, shard: Shard, verb: str
-) -> None:
+def test_a_retry_of_what_landed_was_refused_after_a_drop(machine: Machine, shard: Shard, verb: str) -> None:
     token = machine.client.new_token()
     done = VERBS[verb](shard, token)
     shard.drop(force=True)
@@ -167,9 +156,7 @@ def test_workings_out_and_refusals_left_writers_registered(machine: Machine, sha
 
 
 @pytest.mark.parametrize("call", [lambda s: s.update({"n": 1}), lambda s: s.snapshot(0).to_arrow()])
-def test_a_call_that_was_given_up_left_the_hold_that_it_was_taking(
-    tmp_path: Path, call: Callable[[Shard], object]
-) -> None:
+def test_a_call_that_was_given_up_left_its_hold(tmp_path: Path, call: Callable[[Shard], object]) -> None:
     with connect(f"persist://{tmp_path}") as client:
         shard = client.create_shard("t", SCHEMA, ["k"])
         shard.insert([{"k": 1}])

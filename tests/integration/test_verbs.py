@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
+from persist import InvalidUsage, Shard, TokenReused, UpperMismatch
 from persist.client.client import AT_HOME, FarShard
 from persist.client.edit_verbs import EditMethods
-from persist.client.shard import Shard
-from persist.core.errors import InvalidUsage, TokenReused, UpperMismatch
 from persist.parts import codec, part_files
 from persist.parts.part_files import PartFiles
 from tests.support.clocks import Machine

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
-from persist.client.shard import Shard
+from persist import Shard
 from tests.support.clocks import Machine
 
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string()), ("at", pa.date32())])

@@ -12,16 +12,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import Shard
+from persist import Antichain, Conflict, InvalidUsage, LocationSettings, NotReadable, Shard, Unavailable
 from persist.client.timestamps import to_datetime
-from persist.commit.location import Location, LocationSettings
-from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
-from persist.core.frontier import Antichain
+from persist.commit.location import Location
 from persist.core.state import Policy
 from tests.support.clocks import START_MS, Ids, Machine, World
+from tests.support.embedded import client_of
 from tests.support.location import InlineBackground
 
 NAME = "orders"
@@ -128,8 +124,7 @@ def test_a_time_tells_from_which_wall_clock_on_it_is_shown(world: World, shard: 
     for number in range(20):
         insert(world, shard, number)
     for time in range(20):
-        shown = shard.timestamp_of(time)
-        assert shown is not None
+        shown: Any = shard.timestamp_of(time)
         assert ids(shard, shown) == list(range(time + 1))
         assert shard.time_at(shown - timedelta(milliseconds=1)) <= Antichain(time)
 
@@ -158,7 +153,7 @@ def test_new_shards_keep_what_their_location_says(world: World) -> None:
             world.blob, world.consensus, settings=LocationSettings(history=history), clock=clock, ids=Ids(clock, 9),
             background=InlineBackground(),
         )  # fmt: skip
-        found = Client(EmbeddedTransport(location, maintain)).create_shard(name, SCHEMA, ["id"]).settings
+        found = client_of(location).create_shard(name, SCHEMA, ["id"]).settings
         return found.history_ms if found.version else -1
 
     assert created(None, "without") == -1
@@ -299,9 +294,7 @@ def test_over_http_settings_are_compared_and_set(shard: Shard, http: TestClient)
         ("new", b'{"fields": [{"name": "i", "type": "int8", "key": true}], "history": "1d", "history": "none"}'),
     ],
 )
-def test_over_http_a_body_that_says_something_twice_is_refused(
-    shard: Shard, http: TestClient, path: str, body: bytes
-) -> None:
+def test_over_http_a_body_with_a_name_twice_is_refused(shard: Shard, http: TestClient, path: str, body: bytes) -> None:
     answer = http.put(f"/v1/shards/{path}", content=body, headers={"If-Match": '"1"'})
     assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
     assert "two values for one name" in answer.json()["detail"]

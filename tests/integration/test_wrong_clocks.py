@@ -7,13 +7,10 @@ import pytest
 
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
-from persist.client.shard import Shard
-from persist.client.snapshot import ReadLease
-from persist.client.write import WriteHandle
+from persist import Expired, OutcomeForgotten, ReadLease, Shard, Token, WriteHandle
 from persist.core import commands as c
 from persist.core.batch import Run
-from persist.core.errors import Expired, OutcomeForgotten
-from persist.core.ids import Token, mint
+from persist.core.ids import mint
 from persist.core.state import State
 from persist.maintenance.collector import Collector
 from tests.support.clocks import DAY_MS, HOUR_MS, YEAR_MS, Machine, World
@@ -52,9 +49,7 @@ def reader(shard: Shard, since: int = 0) -> ReadLease:
 
 
 @every_error
-def test_a_state_that_a_wrong_clock_spoilt_is_right_after_the_next_commit(
-    world: World, right: Machine, off_ms: int
-) -> None:
+def test_a_spoilt_state_is_right_after_the_next_commit(world: World, right: Machine, off_ms: int) -> None:
     """After one commit by a clock of 2099 every large write was refused for ever, and so were merges and rollups."""
     world.machine(off_ms).shard(NAME).insert(row(1))
     assert state_of(right).walltime_ms == world.true_ms + off_ms
@@ -109,9 +104,7 @@ def test_one_jump_of_a_monotonic_clock_ends_no_lease_that_is_kept(world: World, 
     lease.check()
 
 
-def test_what_an_older_state_would_allow_counts_for_no_lease_that_was_renewed_since(
-    world: World, right: Machine
-) -> None:
+def test_a_lease_that_was_renewed_since_is_not_judged_by_an_older_state(world: World, right: Machine) -> None:
     """A process that watched for an hour meets a renewal of a minute ago, by one that had just started."""
     lease = reader(right.shard(NAME))
     watching = world.machine()
@@ -179,9 +172,7 @@ def staged(machine: Machine) -> tuple[tuple[WriteHandle, tuple[Run, ...]], str]:
 
 
 @every_error
-def test_a_sweeper_with_a_wrong_clock_takes_nothing_that_can_still_be_named(
-    world: World, right: Machine, off_ms: int
-) -> None:
+def test_a_sweeper_with_a_wrong_clock_takes_nothing_young(world: World, right: Machine, off_ms: int) -> None:
     (handle, runs), key = staged(right)
     world.pass_ms(11 * HOUR_MS)
     Sweeper(world.machine(off_ms).location).sweep(NAME)
@@ -191,9 +182,7 @@ def test_a_sweeper_with_a_wrong_clock_takes_nothing_that_can_still_be_named(
 
 
 @every_error
-def test_a_store_with_a_wrong_clock_makes_the_sweep_take_nothing_young(
-    world: World, right: Machine, off_ms: int
-) -> None:
+def test_a_store_with_a_wrong_clock_loses_nothing_young(world: World, right: Machine, off_ms: int) -> None:
     (handle, runs), key = staged(right)
     world.pass_ms(HOUR_MS)
     world.store_off_ms = off_ms
@@ -230,9 +219,7 @@ def move_on(machine: Machine, since: int) -> None:
     Worker(machine.location).run(NAME, idle=True)
 
 
-def test_a_listener_on_a_machine_that_was_suspended_says_expired_before_it_gives_anything(
-    world: World, right: Machine
-) -> None:
+def test_a_listener_that_was_suspended_says_expired_before_it_gives_anything(world: World, right: Machine) -> None:
     """It was given one row twice, and the changes of another never: its own clock had stood still."""
     sleeper = world.machine()
     listener = sleeper.shard(NAME).listen(None)

@@ -12,7 +12,7 @@ import pytest
 from compactor.engine import EngineSettings
 from compactor.spark_engine import SparkEngine
 from compactor.worker import Worker, WorkerSettings
-from persist.client.client import connect
+from persist import connect
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from persist.core.errors import InvalidUsage
+from persist import InvalidUsage
 from persist.spark import ShardTable
 from persist.spark.shard_table import unwrapped
 from persist.spark.spark_schemas import spark_type
@@ -72,19 +72,11 @@ BY_TYPE: list[tuple[pa.DataType, str, str]] = [
     (pa.date32(), "timestamp'2024-05-05 00:00:00'", "date, and the assigned value is timestamp"),
     (pa.date32(), "'2024-05-05'", "date, and the assigned value is string"),
     (pa.timestamp("us"), "timestamp'2024-05-05 13:00:00'", "timestamp_ntz, and the assigned value is timestamp"),
-    (
-        pa.timestamp("us", "UTC"),
-        "timestamp_ntz'2024-05-05 13:00:00'",
-        "timestamp, and the assigned value is timestamp_ntz",
-    ),
+    (pa.timestamp("us", "UTC"), "timestamp_ntz'2024-05-05 13:00:00'", "timestamp, and the .* value is timestamp_ntz"),
     (pa.timestamp("us", "UTC"), "0", "timestamp, and the assigned value is int"),
     (LISTS, "array(1.5D)", "array<bigint>, and the assigned value is array<double>"),
     (LISTS, "7", "array<bigint>, and the assigned value is int"),
-    (
-        PAIR,
-        "named_struct('b', 'x', 'a', 1)",
-        "struct<a:bigint,b:string>, and the assigned value is struct<b:string,a:int>",
-    ),
+    (PAIR, "named_struct('b', 'x', 'a', 1)", "struct<a:bigint,b:string>, and the .* value is struct<b:string,a:int>"),
     (PAIR, "named_struct('a', 1)", "and the assigned value is struct<a:int>"),
 ]
 BY_VALUE: list[tuple[pa.DataType, str, str]] = [
@@ -252,7 +244,7 @@ FLOATS = pa.schema([("f", pa.float64()), ("v", pa.int64())])
 
 
 @pytest.mark.parametrize(("source", "zero"), [("f double, v bigint", "-0.0D"), ("f float, v bigint", "float('-0.0')")])
-def test_minus_zero_is_another_key_than_zero_and_nan_is_one(
+def test_minus_zero_is_a_key_of_its_own_and_so_is_nan(
     spark: Any, client: Any, url: str, source: str, zero: str
 ) -> None:
     """As for `Shard.merge` and `ShardTable.upsert`: it changed the row of key 0.0."""

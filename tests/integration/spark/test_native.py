@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import persist.spark
-from persist.core.errors import InvalidUsage
+from persist import InvalidUsage
 from persist.spark import ShardTable
 from persist.spark.parquet_scan import holds
 from tests.support.examples import seeds
@@ -124,33 +124,25 @@ def of_floats_within(client: Any) -> None:
 
 def of_twins_within(client: Any) -> None:
     twins = pa.list_(pa.struct([("a", pa.int64()), ("A", pa.int64())]))
-    filled(
-        client,
-        [{**row, "n": [{"a": 1, "A": 2}]} for row in many()],
-        pa.schema([("k", pa.string()), ("n", twins), ("v", pa.string())]),
-    )
+    schema = pa.schema([("k", pa.string()), ("n", twins), ("v", pa.string())])
+    filled(client, [{**row, "n": [{"a": 1, "A": 2}]} for row in many()], schema)
 
 
 def of_plain_files(client: Any) -> None:
     filled(client, many()).insert(many(5000))
 
 
-NOT_CHOSEN = [
-    (of_inline_rows, {}),
-    (of_common_keys, {}),
+NOT_CHOSEN: list[tuple[Any, dict[str, Any]]] = [
+    *((make, {}) for make in (of_inline_rows, of_common_keys, of_retractions, of_unsigned)),
+    *((make, {}) for make in (of_floats_within, of_twins_within)),
     (of_later_times, {"as_of": 0}),
-    (of_retractions, {}),
-    (of_unsigned, {}),
-    (of_floats_within, {}),
-    (of_twins_within, {}),
-    (of_plain_files, {"numPartitions": "2"}),
-    (of_plain_files, {"root": "file:///nowhere"}),
+    *((of_plain_files, {name: value}) for name, value in (("numPartitions", "2"), ("root", "file:///nowhere"))),
     (of_plain_files, {"native": "never"}),
 ]
 
 
 @pytest.mark.parametrize(("make", "given"), NOT_CHOSEN)
-def test_where_spark_itself_would_read_otherwise_it_is_not_chosen(
+def test_spark_itself_reads_only_what_it_reads_alike(
     spark: Any, client: Any, url: str, make: Any, given: dict[str, Any]
 ) -> None:
     make(client)

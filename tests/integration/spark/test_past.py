@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as t
 from pyspark.sql.types import StructType
 
-from persist.core.errors import InvalidUsage, NotReadable, UnknownShard, UpperMismatch
+from persist import InvalidUsage, NotReadable, UnknownShard, UpperMismatch
 from persist.spark import restore
 from persist.spark.source import PersistDataSource
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 
-from persist.core.errors import InvalidUsage, NotReadable, PersistError, UnknownShard, UpperMismatch
+from persist import InvalidUsage, NotReadable, UnknownShard, UpperMismatch
 from persist.spark import ShardTable
 from persist.spark.shard_table import unwrapped, unwrapped_error
 from tests.support.examples import size
@@ -110,7 +110,7 @@ def test_of_two_jobs_that_read_add_1_and_upsert_one_wins(shard: Any, table: Shar
     assert (upper(shard), table.count()) == (2, 4)
 
 
-def test_a_write_tells_where_it_landed_and_whether_it_was_skipped(
+def test_a_write_tells_where_it_landed_or_that_it_was_skipped(
     spark: Any, shard: Any, table: ShardTable, url: str
 ) -> None:
     more = spark.createDataFrame([("d", 5, "x")], DDL)
@@ -125,9 +125,7 @@ def test_a_write_tells_where_it_landed_and_whether_it_was_skipped(
     assert table.append(more.where("n < 0")).time is None
     assert upper(shard) == 2
     more.write.format("persist").mode("append").options(url=url, writeId="mine").save("orders")
-    found = table.written("mine")
-    assert found is not None
-    assert found.time == 2
+    assert table.written("mine").time == 2
     assert table.written("nobody's") is None
     assert shard.history(1)[0].info["spark"]["write"] == "mine"
 
@@ -146,12 +144,7 @@ def test_a_merge_does_the_first_clause_that_applies(spark: Any, shard: Any, tabl
         .when_not_matched_by_source_delete()
         .execute(info={"ticket": 7})
     )
-    assert contents(shard) == {
-        ("a", 11, "x"): 1,
-        ("c", None, "kept"): 1,
-        ("d", 80, None): 1,
-        (None, 5, "new"): 1,
-    }
+    assert contents(shard) == Counter([("a", 11, "x"), ("c", None, "kept"), ("d", 80, None), (None, 5, "new")])
     assert (done.time, upper(shard)) == (1, 2)
     assert shard.history(1)[0].info["ticket"] == 7
 
@@ -165,9 +158,7 @@ def test_a_merge_by_another_column_changes_every_row_that_matches(spark: Any, sh
     assert contents(shard) == {("a", 7, "x"): 2, ("b", 7, "x"): 1}
 
 
-def test_a_source_with_two_rows_that_match_one_is_refused_and_nothing_is_written(
-    spark: Any, shard: Any, table: ShardTable
-) -> None:
+def test_a_source_with_two_rows_that_match_one_is_refused(spark: Any, shard: Any, table: ShardTable) -> None:
     source = spark.createDataFrame([("a", 5, "x"), ("a", 6, "x"), ("new", 1, "x"), ("new", 2, "x")], DDL)
     with pytest.raises(InvalidUsage, match=r"^two rows of the source have the same 'k', and both match a row of shard"):
         table.merge(source).when_matched_update().when_not_matched_insert().execute()
@@ -240,19 +231,16 @@ def overtaken(table: ShardTable, shard: Any, monkeypatch: pytest.MonkeyPatch) ->
     return times
 
 
-def test_a_merge_that_is_overtaken_begins_anew_and_sees_what_came(
+def test_a_merge_that_is_overtaken_begins_anew(
     shard: Any, table: ShardTable, overtaken: Callable[[int], list[int]]
 ) -> None:
     tries = overtaken(2)
     table.update("s = 'x'", {"n": "n + 100"})
     assert tries == [1, 2, 3]
     found = contents(shard)
-    assert {row: found[row] for row in found if row[2] == "x"} == {
-        ("a", 101, "x"): 1,
-        ("b", 102, "x"): 1,
-        ("other1", 101, "x"): 1,
-        ("other2", 101, "x"): 1,
-    }
+    assert {(k, n) for (k, n, s), count in found.items() if s == "x" and count == 1} == {
+        ("a", 101), ("b", 102), ("other1", 101), ("other2", 101),
+    }  # fmt: skip
     assert upper(shard) == 4
 
 
@@ -266,17 +254,6 @@ def test_a_merge_that_is_overtaken_each_time_is_told_so_and_changes_nothing(
     assert contents(shard) == Counter([*ROWS, ("other1", 1, "x"), ("other2", 1, "x")])
 
 
-def test_metadata_are_dataframes(shard: Any, table: ShardTable) -> None:
-    table.tag("eom", keep="1d")
-    assert [(row.name, row.upper, row.tags) for row in table.detail().collect()] == [("orders", 1, {"eom": 0})]
-    assert [row.operation for row in table.history(limit=2).collect()] == ["tag", "insert"]
-    assert table.parts().selectExpr("sum(updates)").collect()[0][0] == 4
-    assert [row.column for row in table.schemas().collect()] == ["k", "n", "s"]
-    shard.critical_reader("copy")
-    assert [row.cursor for row in table.cursors().collect()] == ["copy"]
-    assert isinstance(table.readers().collect(), list)
-
-
 def test_a_table_that_cannot_be_is_refused(spark: Any, shard: Any, url: str, tmp_path: Any) -> None:
     with pytest.raises(UnknownShard, match="'nowhere'"):
         ShardTable.for_name(spark, "nowhere", url=url)
@@ -287,54 +264,44 @@ def test_a_table_that_cannot_be_is_refused(spark: Any, shard: Any, url: str, tmp
     assert not (tmp_path / "typo").exists()
 
 
-BAD: list[tuple[str, Callable[[ShardTable, Any], object], type[PersistError], str]] = [
-    ("as_of and tag", lambda t, _: t.read(0, tag="x"), InvalidUsage, "as_of and tag are both given"),
-    ("no time", lambda t, _: t.read("x"), InvalidUsage, "as_of is 'x'"),  # type: ignore[arg-type]
-    ("no tag", lambda t, _: t.read(tag="nobody"), NotReadable, "has no tag 'nobody'"),
-    ("no column", lambda t, _: t.df(columns=["z"]), InvalidUsage, "no column 'z'"),
-    ("a condition", lambda t, _: t.df(where=7), InvalidUsage, "the condition is 7; it must be SQL"),  # type: ignore[arg-type]
-    ("no DataFrame", lambda t, _: t.append([1]), InvalidUsage, "must be a DataFrame"),  # type: ignore[arg-type]
-    ("txn", lambda t, s: t.append(s, txn=("a", "1")), InvalidUsage, "txn is"),  # type: ignore[arg-type]
-    ("info", lambda t, s: t.append(s, info=[1]), InvalidUsage, "info is"),  # type: ignore[arg-type]
-    ("read_time", lambda t, s: t.append(s, read_time=-2), InvalidUsage, "option 'readTime' is -2"),
-    ("no key", lambda t, s: t.append(s.drop("k")), InvalidUsage, "the DataFrame lacks the column 'k'"),
-    ("a column too many", lambda t, s: t.upsert(s.withColumn("z", s.n)), InvalidUsage, "has no column 'z'"),
-    ("a key twice", lambda t, s: t.upsert(s.union(s)), InvalidUsage, "occurs more than once"),
-    ("no delete column", lambda t, s: t.upsert(s, delete_column="d"), InvalidUsage, "names 'd', which is not a column"),
-    ("delete all", lambda t, _: t.delete(None), InvalidUsage, "where is None"),  # type: ignore[arg-type]
-    ("update a key", lambda t, _: t.update("n = 1", {"k": "'z'"}), InvalidUsage, "'k' is a key column"),
-    ("update nothing", lambda t, _: t.update("n = 1", {}), InvalidUsage, "must be a dict by column"),
-    ("update of none", lambda t, _: t.update("n = 1", {"z": "1"}), InvalidUsage, "the shard has no column 'z'"),
-    ("retries", lambda t, _: t.delete("n = 1", retries=-1), InvalidUsage, r"retries is -1; it must be in \[0"),
-    ("no clause", lambda t, s: t.merge(s).execute(), InvalidUsage, "the merge has no clause"),
-    ("source", lambda t, _: t.merge([1]), InvalidUsage, "source is .*; it must be a DataFrame"),  # type: ignore[arg-type]
-    ("on nothing", lambda t, s: t.merge(s, on=[]), InvalidUsage, "'on' is empty"),
-    ("on none", lambda t, s: t.merge(s, on="z"), InvalidUsage, "has no column 'z' to match by"),
-    ("source lacks on", lambda t, s: t.merge(s.drop("k")), InvalidUsage, "the source lacks the column 'k'"),
-    ("source twice", lambda t, s: t.merge(s.select("*", "n")), InvalidUsage, "has the column 'n' twice"),
-    (
-        "source lacks",
-        lambda t, s: t.merge(s.drop("n")).when_matched_update(),
-        InvalidUsage,
-        "the source lacks the column 'n' of shard",
-    ),
-    ("key", lambda t, s: t.merge(s).when_matched_update({"k": "1"}), InvalidUsage, "'k' is a key column"),
-    (
-        "by source key",
-        lambda t, s: t.merge(s).when_not_matched_by_source_update({"k": "1"}),
-        InvalidUsage,
-        "'k' is a key column",
-    ),
-    ("insert none", lambda t, s: t.merge(s).when_not_matched_insert({"z": "1"}), InvalidUsage, "no column 'z'"),
+BAD: list[tuple[Callable[[ShardTable, Any], object], str]] = [
+    (lambda t, _: t.read(0, tag="x"), "as_of and tag are both given"),
+    (lambda t, _: t.read("x"), "as_of is 'x'"),  # type: ignore[arg-type]
+    (lambda t, _: t.read(tag="nobody"), "has no tag 'nobody'"),
+    (lambda t, _: t.df(columns=["z"]), "no column 'z'"),
+    (lambda t, _: t.df(where=7), "the condition is 7; it must be SQL"),  # type: ignore[arg-type]
+    (lambda t, _: t.append([1]), "must be a DataFrame"),  # type: ignore[arg-type]
+    (lambda t, s: t.append(s, txn=("a", "1")), "txn is"),  # type: ignore[arg-type]
+    (lambda t, s: t.append(s, info=[1]), "info is"),  # type: ignore[arg-type]
+    (lambda t, s: t.append(s, read_time=-2), "option 'readTime' is -2"),
+    (lambda t, s: t.append(s.drop("k")), "the DataFrame lacks the column 'k'"),
+    (lambda t, s: t.upsert(s.withColumn("z", s.n)), "has no column 'z'"),
+    (lambda t, s: t.upsert(s.union(s)), "occurs more than once"),
+    (lambda t, s: t.upsert(s, delete_column="d"), "names 'd', which is not a column"),
+    (lambda t, _: t.delete(None), "where is None"),  # type: ignore[arg-type]
+    (lambda t, _: t.update("n = 1", {"k": "'z'"}), "'k' is a key column"),
+    (lambda t, _: t.update("n = 1", {}), "must be a dict by column"),
+    (lambda t, _: t.update("n = 1", {"z": "1"}), "the shard has no column 'z'"),
+    (lambda t, _: t.delete("n = 1", retries=-1), r"retries is -1; it must be in \[0"),
+    (lambda t, s: t.merge(s).execute(), "the merge has no clause"),
+    (lambda t, _: t.merge([1]), "source is .*; it must be a DataFrame"),  # type: ignore[arg-type]
+    (lambda t, s: t.merge(s, on=[]), "'on' is empty"),
+    (lambda t, s: t.merge(s, on="z"), "has no column 'z' to match by"),
+    (lambda t, s: t.merge(s.drop("k")), "the source lacks the column 'k'"),
+    (lambda t, s: t.merge(s.select("*", "n")), "has the column 'n' twice"),
+    (lambda t, s: t.merge(s.drop("n")).when_matched_update(), "the source lacks the column 'n'"),
+    (lambda t, s: t.merge(s).when_matched_update({"k": "1"}), "'k' is a key column"),
+    (lambda t, s: t.merge(s).when_not_matched_by_source_update({"k": "1"}), "'k' is a key column"),
+    (lambda t, s: t.merge(s).when_not_matched_insert({"z": "1"}), "no column 'z'"),
 ]
 
 
-def test_what_cannot_be_is_one_sentence_and_changes_nothing(spark: Any, shard: Any, table: ShardTable) -> None:
+def test_what_cannot_be_is_refused_and_changes_nothing(spark: Any, shard: Any, table: ShardTable) -> None:
     source = spark.createDataFrame([("a", 5, "x")], DDL)
-    for what, ask, kind, sentence in BAD:
-        with pytest.raises(kind, match=sentence):
+    for ask, why in BAD:
+        with pytest.raises((InvalidUsage, NotReadable), match=why):
             ask(table, source)
-        assert (upper(shard), contents(shard)) == (1, Counter(ROWS)), what
+        assert (upper(shard), contents(shard)) == (1, Counter(ROWS)), why
 
 
 def test_errors_of_spark_stay_what_they_are(spark: Any, shard: Any, table: ShardTable) -> None:

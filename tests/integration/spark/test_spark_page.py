@@ -22,9 +22,7 @@ TIMES = 18  # one example reads as of 17
 
 
 @pytest.mark.proof
-def test_every_example_of_the_page_runs(
-    spark: Any, client: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_examples_run(spark: Any, client: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     orders = client.create_shard("orders", COLUMNS, key=["customer"])
     for time in range(TIMES):

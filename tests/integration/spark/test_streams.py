@@ -14,10 +14,9 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from persist.client.critical_reader import CriticalReaderHandle
+from persist import CriticalReaderHandle, Expired, InvalidUsage, NotReadable, UnknownShard
 from persist.core.audit_log import NOBODY
 from persist.core.commands import ExpireWriter
-from persist.core.errors import Expired, InvalidUsage, NotReadable, UnknownShard
 from persist.core.ids import critical_reader_id_of
 from persist.spark import executors
 from persist.spark.options import Options, ReadOptions, StreamOptions, Target, WriteOptions
@@ -94,9 +93,7 @@ def test_a_shard_flows_into_another_once(client: Any, stream: Any, pump: Any) ->
 
 
 @pytest.mark.parametrize(("cursor", "since"), [({}, 0), ({"cursor": "job"}, 2)], ids=["without", "with a cursor"])
-def test_a_stream_without_a_cursor_lets_no_history_go(
-    client: Any, url: str, cursor: dict[str, str], since: int
-) -> None:
+def test_a_stream_without_a_cursor_forgets_nothing(client: Any, url: str, cursor: dict[str, str], since: int) -> None:
     """Of a shard that keeps no history of its own: there since goes by the readers alone."""
     shard = client.create_shard("orders", SCHEMA, ["k"], history="none")
     for n in range(3):
@@ -169,9 +166,7 @@ def test_trap_3_the_initial_offset_is_the_same_however_often_it_is_asked(client:
     assert first.latestOffset(start, first.getDefaultReadLimit()) == {**start, "frontier": [2]}
 
 
-def test_trap_3_a_stream_that_begins_at_a_wall_clock_begins_there_however_often_it_is_asked(
-    client: Any, url: str
-) -> None:
+def test_trap_3_a_stream_begins_at_its_wall_clock_however_often_it_is_asked(client: Any, url: str) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": "before", "n": 0}])
     soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
@@ -312,9 +307,7 @@ def micro_batch(url: str, number: int, rows: list[dict[str, Any]], **options: st
 
 
 @pytest.mark.parametrize("envelope", [{}, {"envelope": "upsert"}])
-def test_a_query_that_has_written_to_a_dropped_shard_does_not_go_on_in_the_next_one(
-    client: Any, url: str, envelope: dict[str, str]
-) -> None:
+def test_a_query_does_not_go_on_in_the_next_shard_of_the_name(client: Any, url: str, envelope: dict[str, str]) -> None:
     """It did, and the next one had the later rows only."""
     client.create_shard("orders", SCHEMA, ["k"])
     micro_batch(url, 3, [{"k": "first", "n": 3}], **envelope)  # the earlier ones were empty
@@ -345,7 +338,7 @@ def test_a_bad_stream_option_is_one_clear_sentence(client: Any, stream: Any, pum
     assert "UnboundLocalError" not in str(told.value), "PySpark's own, which hid the sentence"
 
 
-def test_a_stream_that_began_at_a_wall_clock_goes_on_when_its_mark_is_forgotten(
+def test_a_stream_goes_on_when_its_first_mark_is_forgotten(
     monkeypatch: pytest.MonkeyPatch, client: Any, url: str
 ) -> None:
     """Its cursor says where it is. Only the first start has to know what the instant names."""
@@ -364,7 +357,7 @@ def test_a_stream_that_began_at_a_wall_clock_goes_on_when_its_mark_is_forgotten(
     assert list(state_of(url, "orders").critical_readers) == [critical_reader_id_of("job")]
 
 
-def test_a_cursor_that_is_given_up_while_a_stream_looks_for_it_is_begun_anew(
+def test_a_cursor_that_is_given_up_meanwhile_is_begun_anew(
     monkeypatch: pytest.MonkeyPatch, client: Any, url: str
 ) -> None:
     """Also one that was left behind by a start that was cut off in between."""

@@ -52,20 +52,11 @@ def test_every_type_round_trips_over_http(spark: Any, served: str) -> None:
 
 
 def test_types_that_spark_lacks_come_as_the_next_wider(client: Any, load: Any) -> None:
-    schema = pa.schema(
-        [
-            ("k", pa.large_string()),
-            ("u8", pa.uint8()),
-            ("u16", pa.uint16()),
-            ("u32", pa.uint32()),
-            ("u64", pa.uint64()),
-            ("h", pa.float16()),
-            ("fixed", pa.binary(2)),
-            ("ms", pa.timestamp("ms", "UTC")),
-            ("pair", pa.list_(pa.int8(), 2)),
-            ("day", pa.date64()),
-        ]
-    )
+    schema = pa.schema([
+        ("k", pa.large_string()), ("u8", pa.uint8()), ("u16", pa.uint16()), ("u32", pa.uint32()), ("u64", pa.uint64()),
+        ("h", pa.float16()), ("fixed", pa.binary(2)), ("ms", pa.timestamp("ms", "UTC")),
+        ("pair", pa.list_(pa.int8(), 2)), ("day", pa.date64()),
+    ])  # fmt: skip
     row = ["k", 255, 65535, 2**32 - 1, 2**64 - 1, 0.5, b"ab", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), [1, 2],
            dt.date(2024, 1, 1)]  # fmt: skip
     shard = client.create_shard("kinds", schema, ["k"])

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persist.core.errors import InvalidUsage
-from persist.parts import ShardSchema
+from persist import InvalidUsage, ShardSchema
 from persist.parts.filter_eval import Filter
 from persist.spark.batch_io import SnapshotReader
 from persist.spark.options import Options, ReadOptions, Target
@@ -22,21 +21,11 @@ from tests.support.examples import size
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("s", pa.string()),
-        ("i", pa.int32()),
-        ("tiny", pa.int8()),
-        ("f", pa.float64()),
-        ("r", pa.float32()),
-        ("d", pa.decimal128(10, 2)),
-        ("b", pa.bool_()),
-        ("day", pa.date32()),
-        ("at", pa.timestamp("us", "UTC")),
-        ("local", pa.timestamp("us")),
-    ]
-)
+SCHEMA = pa.schema([
+    ("id", pa.int64()), ("s", pa.string()), ("i", pa.int32()), ("tiny", pa.int8()), ("f", pa.float64()),
+    ("r", pa.float32()), ("d", pa.decimal128(10, 2)), ("b", pa.bool_()), ("day", pa.date32()),
+    ("at", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us")),
+])  # fmt: skip
 FLOATS = [0.0, -0.0, 1.5, -2.25, 0.1, 16777216.0, float("inf"), float("-inf"), float("nan")]
 TEXTS = ["", "a", "ab", "abc", "b", "ß", "日本", "z%", "it's"]
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
