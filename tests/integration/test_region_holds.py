@@ -51,8 +51,7 @@ class Held(Place):
 
     def follow(self) -> None:
         """All that was published has come."""
-        self.replicate()
-        self.world.pass_ms(1_000)
+        self.arrive()
         self.region.follower.poll(now=True)
 
     def purposes(self) -> list[str]:

@@ -53,6 +53,13 @@ def centres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCentres]:
     made.close()
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """An index with the region eu."""
+    write_index(tmp_path / "regions.json", RegionIndex({"eu": RegionEntry(("http://eu:1",))}))
+    return tmp_path / "regions.json"
+
+
 def ids(shard: persist.Shard, as_of: int | None = None) -> list[int]:
     return sorted(shard.snapshot(as_of).to_arrow().column("id").to_pylist())
 
@@ -164,9 +171,7 @@ def test_every_verb_that_writes_goes_home() -> None:
     assert {verb for verb in WRITES if verb not in others} <= set(AT_HOME)
 
 
-def test_an_index_that_turns_bad_is_told_and_the_last_one_stays(tmp_path: Path) -> None:
-    path = tmp_path / "regions.json"
-    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",), ())}))
+def test_an_index_that_turns_bad_is_told_and_the_last_one_stays(path: Path) -> None:
     file = IndexFile(str(path))
     path.write_text(path.read_text().replace("eu:1", "eu:2"))
     assert file.now().regions["eu"].write == ("http://eu:1",)
@@ -176,10 +181,8 @@ def test_an_index_that_turns_bad_is_told_and_the_last_one_stays(tmp_path: Path) 
     assert file.failed == ""
 
 
-def test_an_index_that_was_away_for_a_moment_counts_again(tmp_path: Path) -> None:
+def test_an_index_that_was_away_for_a_moment_counts_again(tmp_path: Path, path: Path) -> None:
     """It comes back as it was, with the stamps that it had."""
-    path = tmp_path / "regions.json"
-    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",), ())}))
     file = IndexFile(str(path))
     file.fetch()
     path.rename(tmp_path / "away")
@@ -234,10 +237,8 @@ def test_a_redirect_does_not_get_the_token(status: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
-def test_an_index_that_others_may_write_is_refused(mode: int, tmp_path: Path) -> None:
+def test_an_index_that_others_may_write_is_refused(mode: int, path: Path) -> None:
     """Who writes it tells clients where to send their tokens."""
-    path = tmp_path / "regions.json"
-    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",), ())}))
     file = IndexFile(str(path))
     path.write_text(encode_index(RegionIndex({"eu": RegionEntry(("http://evil:1",), ())})).decode())
     path.chmod(mode)
@@ -339,10 +340,8 @@ def test_a_file_that_is_none_is_refused(data: bytes, kind: type[Exception]) -> N
     ],
 )
 def test_what_is_wrong_with_the_command_is_a_sentence(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "regions.json"
-    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",))}))
     before = path.read_bytes()
     assert main(["region", *arguments, "--index", str(path)]) == 1
     assert said in capsys.readouterr().err
@@ -447,10 +446,8 @@ def test_a_change_waits_for_another_one_for_so_long_and_no_longer(
 
 
 def test_a_change_that_fails_leaves_nothing_beside_the_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "regions.json"
-    write_index(path, RegionIndex({"eu": RegionEntry(("http://eu:1",))}))
     before = path.read_bytes()
     for arguments in (["set", "EU", "--write", "http://a:1"], ["set", "us", "--write", "a:1"], ["remove", "us"]):
         assert main(["region", *arguments, "--index", str(path)]) == 1

@@ -97,6 +97,11 @@ class Place:
         self.publish()
         self.replicator.round(whole=True)
 
+    def arrive(self) -> None:
+        """What home has has come, and the region looks again."""
+        self.replicate()
+        self.world.pass_ms(1_000)
+
     def server(self) -> ReplicaLocation:
         return ReplicaLocation(self.copy, HOME, poll_s=0.001, clock=self.machine.location.clock)
 
@@ -125,8 +130,7 @@ def test_all_that_can_be_asked_of_a_shard_is_answered_alike(place: Place) -> Non
     place.shard.configure(history="30d")
     when = datetime.fromtimestamp(place.world.true_ms / 1000 - 3, UTC)
     assert place.shard.time_at(when)  # home has sealed it
-    place.replicate()
-    place.world.pass_ms(1_000)
+    place.arrive()
     there, home = place.there, place.shard
     assert there.tags() == home.tags()
     assert there.settings == home.settings
@@ -146,8 +150,7 @@ def test_a_region_shows_the_columns_of_then(place: Place) -> None:
     place.shard.rename_column("v", "word")
     place.shard.insert([{"id": 5, "word": "x"}])
     place.world.pass_ms(1_500)
-    place.replicate()
-    place.world.pass_ms(1_000)
+    place.arrive()
     shown = [place.there.snapshot(time, schema="then").to_arrow().schema.names for time in (4, 5)]
     assert shown == [["id", "v", "__diff"], ["id", "word", "__diff"]]
 
@@ -222,8 +225,7 @@ def test_who_has_read_a_later_version_is_not_shown_an_earlier_one(place: Place) 
     behind = place.server()
     rows(Client(EmbeddedTransport(behind, maintain), AT_ONCE).shard("orders"))
     place.insert(5)
-    place.replicate()
-    place.world.pass_ms(1_000)
+    place.arrive()
     newest = place.region.machine("orders").refresh()
     behind.follower.poll = lambda *, now=False: None  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match="the caller has read"):
@@ -256,8 +258,7 @@ def test_a_region_goes_on_where_home_was_recovered(place: Place) -> None:
     assert told.resumes == [105]
     place.shard = place.machine.client.shard("orders")
     place.insert(7)
-    place.replicate()
-    place.world.pass_ms(1_000)
+    place.arrive()
     assert place.region.follower.poll(now=True) is None
     there = place.there
     assert there.upper().element == 106
@@ -270,15 +271,13 @@ def test_a_region_goes_on_where_home_was_recovered(place: Place) -> None:
 def test_a_shard_that_was_dropped_and_made_anew_is_followed(place: Place) -> None:
     there = place.there
     place.shard.drop()
-    place.replicate()
-    place.world.pass_ms(1_000)
+    place.arrive()
     assert place.client.shards() == []
     with pytest.raises(UnknownShard):
         rows(there)
     place.shard = place.machine.client.create_shard("orders", SCHEMA, ["id"])
     place.insert(1)
-    place.replicate()
-    place.world.pass_ms(1_000)
+    place.arrive()
     with pytest.raises(UnknownShard):  # a handle is of one life
         rows(there)
     assert rows(place.there) == rows(place.shard)
@@ -293,8 +292,7 @@ def test_a_journal_that_cannot_be_read_holds_up_nothing_else(place: Place) -> No
     assert place.region.follower.bad_blobs == 1
     assert rows(place.there) == before
     place.insert(9)
-    place.replicate()
-    place.world.pass_ms(1_000)
+    place.arrive()
     assert len(rows(place.there)) == len(before) + 1
 
 

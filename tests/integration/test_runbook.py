@@ -55,6 +55,12 @@ class Home:
         blob, consensus = stores or self.stores
         return persist.connect(blob=blob, consensus=consensus)
 
+    def create(self) -> None:
+        """The shards, without a row."""
+        with self.connect() as client:
+            for name in NAMES:
+                client.create_shard(name, SCHEMA, ["id"])
+
     def damage(self, check: str) -> list[dict[str, Any]]:
         """The critical findings of a check: writers that a test has left are no damage."""
         [report] = self.run(f"{check} --json --free 0", 0, 1)
@@ -139,9 +145,7 @@ def backed_up(home: Home) -> tuple[set[int], dict[str, Any]]:
 @pytest.fixture
 def kept(home: Home) -> Kept:
     """A backup that was made while writers went on, and that they went on after."""
-    with home.connect() as client:
-        for name in NAMES:
-            client.create_shard(name, SCHEMA, ["id"])
+    home.create()
     with writers(home):
         first = backed_up(home)
         wait_until(lambda: len(home.written["orders"]) > max(first[0]) + 20, "the writers go on")
@@ -203,9 +207,7 @@ def test_each_disaster_of_the_page_is_here() -> None:
 @pytest.mark.smoke
 @pytest.mark.proof
 def test_the_log_is_lost(home: Home) -> None:
-    with home.connect() as client:
-        for name in NAMES:
-            client.create_shard(name, SCHEMA, ["id"])
+    home.create()
     with writers(home):
         home.run("persist maintain run --once --dir DIR")
         wait_until(lambda: len(home.written["orders"]) > 40, "the writers go on")
@@ -251,9 +253,7 @@ def test_a_move(home: Home) -> None:
         line.replace("file:///mnt/move", "URL").replace("--blob URL --consensus URL", "--dir NEW") for line in lines
     ]
     first, ahead, second, last = lines
-    with home.connect() as client:
-        for name in NAMES:
-            client.create_shard(name, SCHEMA, ["id"])
+    home.create()
     with writers(home):
         home.run(first)
         home.run(ahead)
