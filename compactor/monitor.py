@@ -17,7 +17,7 @@ from typing import Any
 import persist
 from compactor.loop import Loop
 from compactor.metering import Counters, MaintenanceMetrics, ShardFigures
-from persist.client.location_metrics import location_families, location_pools, newest, shard_families
+from persist.client.embedded import location_families, location_pools, newest, shard_families
 from persist.client.transport import Transport
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage

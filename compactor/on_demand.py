@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from persist.client.embedded import EmbeddedTransport
-from persist.client.maintenance_api import OPTIMIZE, VERBS
+from persist.client.embedded import OPTIMIZE, VERBS, EmbeddedTransport
 from persist.client.row_retention import maintained_transport
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage, UnknownShard

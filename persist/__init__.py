@@ -17,20 +17,17 @@ if TYPE_CHECKING:
     from persist.client.client import Client, Connection, connect
     from persist.client.column_retention import ColumnRun
     from persist.client.contents_diff import Changes, ChangesSplit
-    from persist.client.critical_reader import CriticalReaderHandle
     from persist.client.erasure_api import ErasureStatus
     from persist.client.history_api import ShardTag
     from persist.client.listen import Listen, ListenEvent, Subscription
-    from persist.client.maintenance_api import Optimized, Vacuumed
-    from persist.client.many_shards import ShardDropped, ShardsDropped, ShardSummary
+    from persist.client.many_shards import Cut, CutTruncated, ShardDropped, ShardsDropped, ShardSummary, ShardTruncated
     from persist.client.merge import Merge, source, target
     from persist.client.optimistic_edit import Edited
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
     from persist.client.restore_and_truncate import Restored, Truncated
     from persist.client.row_retention import RetentionRun, RowRetention
     from persist.client.scan import Scan
-    from persist.client.shard import HandleSettings, Shard
-    from persist.client.shard_cuts import Cut, CutTruncated, ShardTruncated
+    from persist.client.shard import CriticalReaderHandle, HandleSettings, Optimized, Shard, Vacuumed
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
     from persist.client.write import WriteHandle, WriteSettings
     from persist.commit.location import LocationSettings
@@ -70,8 +67,8 @@ __all__ += ["__version__"]
 _MODULES = (
     "core.errors", "core.frontier", "core.attribute", "core.ids", "core.commands", "client.client",
     "client.pipelined", "client.listen", "client.write", "client.history_api", "client.snapshot",
-    "client.contents_diff", "client.restore_and_truncate", "client.shard_cuts", "client.row_retention",
-    "client.erasure_api", "client.column_retention", "client.many_shards", "client.maintenance_api",
+    "client.contents_diff", "client.restore_and_truncate", "client.row_retention",
+    "client.erasure_api", "client.column_retention", "client.many_shards",
     "client.read_api", "client.optimistic_edit", "client.merge", "client.shard", "attributes", "client.scan",
 )  # fmt: skip
 

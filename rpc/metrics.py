@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import persist
-from persist.client.location_metrics import location_families, location_pools, newest, shard_families
+from persist.client.embedded import location_families, location_pools, newest, shard_families
 from persist.commit.location import Location
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, exposition, single_series
 from persist.regions.replica import ReplicaLocation

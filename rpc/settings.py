@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from persist.client.server_address import ClientTls
+from persist.client.arguments import ClientTls
 from persist.commit.clocks_and_ids import Clock
 from persist.copies.verify import samples_of
 from persist.core import record

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from persist.client.server_address import certificate_error_text
+from persist.client.arguments import certificate_error_text
 from persist.core.errors import InvalidUsage
 
 LOOK_AGAIN_S = 0.5

@@ -11,12 +11,10 @@ from persist.attributes.attribute_handle import Attributes, AttributeUpdates, K
 from persist.client.client import Client
 from persist.client.commit_info import HistoryEntry, Info
 from persist.client.contents_diff import Changes
-from persist.client.critical_reader import CriticalReaderHandle
 from persist.client.erasure_api import ErasureStatus
 from persist.client.history_api import HistoryMethods, ShardTag
 from persist.client.listen import Listen, ListenEvent, Subscription
-from persist.client.maintenance_api import Optimized, Vacuumed
-from persist.client.many_shards import ShardsDropped, ShardSummary
+from persist.client.many_shards import Cut, CutTruncated, ShardsDropped, ShardSummary
 from persist.client.merge import Condition, Merge
 from persist.client.optimistic_edit import Edited
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
@@ -26,8 +24,7 @@ from persist.client.restore_and_truncate import Restored, Truncated
 from persist.client.row_retention import RetentionRun, RowRetention
 from persist.client.scan import Scan
 from persist.client.schema_api import BrokenConstraint
-from persist.client.shard import Shard
-from persist.client.shard_cuts import Cut, CutTruncated
+from persist.client.shard import CriticalReaderHandle, Optimized, Shard, Vacuumed
 from persist.client.snapshot import Snapshot
 from persist.client.unique_insert import _T, CheckedWriter
 from persist.client.write import Time, Updates

@@ -7,17 +7,15 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, ClassVar
 
-from persist.aio.handles import AsyncHandle, Steps
-from persist.aio.threads import THREADS, Threads
+from persist.aio.handles import THREADS, AsyncHandle, Steps, Threads
 from persist.attributes import Attributes
 from persist.client.client import Client
 from persist.client.client import connect as connect_here
 from persist.client.contents_diff import Changes
-from persist.client.critical_reader import CriticalReaderHandle
 from persist.client.listen import Listen, ListenEvent, Subscription
 from persist.client.merge import Merge
 from persist.client.pipelined import PipelinedWriter
-from persist.client.shard import Shard
+from persist.client.shard import CriticalReaderHandle, Shard
 from persist.client.snapshot import ReadLease, Snapshot
 from persist.client.unique_insert import CheckedWriter
 from persist.core.errors import InvalidUsage, Overloaded, Unavailable

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from blob import without_secrets
+from persist.client.arguments import ClientTls, checked_token
 from persist.client.client import Client, Connection
 from persist.client.embedded import EmbeddedTransport
-from persist.client.server_address import ClientTls, checked_token
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location, open_stores, url_path
 from persist.commit.location import check_there as check_there

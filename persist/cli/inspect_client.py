@@ -15,7 +15,7 @@ from msgspec import Struct, ValidationError, convert
 
 from persist.cli.connection_args import check_url
 from persist.cli.terminal import plain
-from persist.client.server_address import ClientTls, normalize_url
+from persist.client.arguments import ClientTls, normalize_url
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.formats.http_messages import error_from_json
 from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, tls_of

@@ -18,7 +18,7 @@ from persist.cli.schema import add_check_argument, read_checks, read_columns, re
 from persist.cli.terminal import Screen, plain
 from persist.client.arguments import columns_of
 from persist.client.client import Client
-from persist.client.shard_cuts import check_names_or_prefix
+from persist.client.many_shards import check_names_or_prefix
 from persist.client.timestamps import read_point, retention_ms
 from persist.core.batch import HollowBatch
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard

@@ -14,26 +14,30 @@ from typing import Any, Self
 import pyarrow as pa
 
 from blob import without_secrets
-from persist.client.arguments import check_numbers, checked
+from persist.client.arguments import ClientTls, check_numbers, checked
 from persist.client.arguments import names as tuple_of
 from persist.client.commit_info import Info
 from persist.client.contents_diff import NamedTime
 from persist.client.deadlines import Timeable, checked_timeout
-from persist.client.many_shards import PAGE_MAX, DropRequest, ShardsDropped, ShardSummary, drop_shards, summary_page
-from persist.client.optimistic_loop import check_complete
-from persist.client.restore_and_truncate import RestoreOperation
-from persist.client.server_address import ClientTls
-from persist.client.shard import HandleSettings, Shard
-from persist.client.shard_cuts import (
+from persist.client.many_shards import (
     ASKED_AT_ONCE,
+    PAGE_MAX,
     TRUNCATED_AT_ONCE,
     Cut,
     CutRequest,
     CutTruncated,
+    DropRequest,
+    ShardsDropped,
+    ShardSummary,
     TruncationRequest,
+    drop_shards,
+    summary_page,
     take_cut,
     truncate_by_cut,
 )
+from persist.client.optimistic_loop import check_complete
+from persist.client.restore_and_truncate import RestoreOperation
+from persist.client.shard import HandleSettings, Shard
 from persist.client.timestamps import retention_ms
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location, LocationSettings, all_names, open_location, open_stores

@@ -22,11 +22,10 @@ from persist.client.column_retention import (
 )
 from persist.client.commit_info import info_bytes
 from persist.client.contents_diff import NamedTime
-from persist.client.embedded import EmbeddedTransport
+from persist.client.embedded import EmbeddedTransport, Maintain
 from persist.client.history_api import HistoryMethods
 from persist.client.idempotency import after_commit, send_for
 from persist.client.lease_pool import LeasePool
-from persist.client.maintenance_api import Maintain
 from persist.client.optimistic_loop import read_facts
 from persist.client.read_leases import HandleSettings
 from persist.client.restore_and_truncate import Truncated, TruncateOperation

@@ -1,37 +1,194 @@
-"""The class `Shard`: a shard as its users see it."""
+"""The class `Shard`: a shard as its users see it, its critical readers, and maintenance on request."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Final
 
 from persist.attributes import Attributes
 from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import NUMBER_MAX, check_int, checked, html_table
 from persist.client.commit_info import Info, checked_purpose
-from persist.client.critical_reader import CriticalReaderHandle
 from persist.client.edit_verbs import EditMethods
+from persist.client.embedded import OPTIMIZE, VACUUM
 from persist.client.erasure_api import ErasureMethods
-from persist.client.maintenance_api import MaintenanceMethods
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.read_api import ReadMethods
 from persist.client.read_leases import HandleSettings as HandleSettings
 from persist.client.row_retention import RetentionMethods
 from persist.client.schema_api import SchemaMethods
+from persist.client.shard_base import ShardBase
 from persist.client.snapshot import ReadLease
 from persist.client.timestamps import period_ms, retention_ms
-from persist.client.transport import Transport
+from persist.client.transport import OneShard, Transport
 from persist.client.unique_insert import CheckedWriter
 from persist.client.write import Time, Updates, WriteHandle
 from persist.core import commands as c
 from persist.core.audit_log import PURPOSE_CHARS_MAX, Caller
-from persist.core.errors import Conflict, InvalidUsage
+from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.core.frontier import Antichain, frontier
+from persist.core.ids import CriticalReaderId, SeqNo, critical_reader_id_of
 from persist.core.shard_settings import ShardSettings
 from persist.core.shard_view import ShardView
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
+
+
+REGISTER_TRIES_MAX = 100  # each means that another critical reader was given up meanwhile
+
+
+class CriticalReaderHandle:
+    """A hold on since that never expires, fenced by an opaque token: changing the token fences all other holders."""
+
+    def __init__(self, shard: ShardBase, cursor: str, reader: CriticalReaderId, state: c.CriticalReaderState) -> None:
+        self._shard = shard
+        self._reader = reader
+        self.cursor = cursor
+        self.opaque = state.opaque
+        self.since = state.since
+        self._registered = state.registered
+
+    @classmethod
+    def take(
+        cls, shard: ShardBase, cursor: str, opaque: str = "", *, since: Antichain | None = None, force: bool = False
+    ) -> CriticalReaderHandle:
+        """The hold called `cursor` of `shard`; users call `Shard.critical_reader`, which documents `opaque`.
+
+        A new hold begins at `since` (None: the shard's own), also beyond the upper with `force`. An invalid one is
+        refused before it holds anything. Raises InvalidUsage (as `downgrade_since`).
+        """
+        checked("cursor", cursor, str)
+        checked("opaque", opaque, str)
+        checked("force", force, bool)
+        reader = critical_reader_id_of(cursor)
+        seen = SeqNo(0)
+        for _ in range(REGISTER_TRIES_MAX):
+            answer = shard._send(c.RegisterCriticalReader(reader, opaque, cursor, since, force, seen))
+            if isinstance(answer, c.CriticalReaderState):
+                return cls(shard, cursor, reader, answer)
+            assert isinstance(answer, c.HoldGivenUp)
+            seen = answer.seqno
+        raise Unavailable(f"critical readers of shard {shard.name!r} are given up all the time; retry")
+
+    @classmethod
+    def is_taken(cls, shard: ShardBase, cursor: str) -> bool:
+        """Whether the shard has a hold of this name. Changes nothing.
+
+        Args:
+            shard: which one.
+            cursor: the name.
+        Raises: what every call may.
+        """
+        return critical_reader_id_of(cursor) in shard._details().cursors
+
+    def __repr__(self) -> str:
+        return f"CriticalReaderHandle({self._shard.name!r}, cursor={self.cursor!r}, since={self.since})"
+
+    def downgrade_since(
+        self, since: Time, *, expected: str | None = None, opaque: str | None = None, force: bool = False
+    ) -> Antichain:
+        """Move the hold to `since`, and perhaps its token.
+
+        Args:
+            since: the earliest time to keep; None closes the shard to reads for ever, whatever its history setting.
+            expected: the token that the hold must have; None is the one that this handle knows.
+            opaque: the token that it has afterwards, which fences all other holders; None keeps it.
+            force: also beyond the shard's upper, so that nothing can be read until a write reaches it.
+        Returns: the shard's since afterwards.
+        Raises: InvalidUsage (no such time, or beyond the upper), OpaqueMismatch (another holder has changed the token),
+            Expired (the hold was given up), Indeterminate (it may have happened: open the hold anew and look).
+        """
+        before = self.opaque if expected is None else expected
+        after = before if opaque is None else opaque
+        checked("expected", before, str)
+        checked("opaque", after, str)
+        checked("force", force, bool)
+        command = c.CompareAndDowngradeSince(self._reader, before, after, frontier(since), force, self._registered)
+        result = self._shard._send(command)
+        assert isinstance(result, c.CriticalReaderState)
+        self.opaque, self.since = result.opaque, result.since
+        return result.shard_since
+
+    def expire(self) -> None:
+        """Give the hold up for good. Repeating it is safe: a later hold of this name stays.
+
+        Raises: OpaqueMismatch (another holder has changed the token), Indeterminate (it may have happened: repeat it).
+        """
+        self._shard._send(c.ExpireCriticalReader(self._reader, self.opaque, self._registered))
+
+
+# Merging and collecting the shard on request; maintenance does both anyway.
+
+
+PIECES_MAX: Final = 1_000  # of one call
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a shard holds, with all history: `updates` are stored rows, `bytes` those of its parts."""
+
+    batches: int
+    parts: int
+    updates: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """The result of `Shard.optimize`. `complete`: no merge is due any more; False: other workers do the rest."""
+
+    merges: int
+    before: Size
+    after: Size
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Vacuumed:
+    """The result of `Shard.vacuum`: deleted blobs and log entries. `complete`: nothing else can be deleted now."""
+
+    blobs: int
+    entries: int
+    complete: bool
+
+
+class MaintenanceMethods(ShardBase):
+    """The methods of `Shard` that do at once what maintenance does anyway."""
+
+    def optimize(self) -> Optimized:
+        """Run the merges that are worth it now; maintenance runs them automatically on an idle shard. Scope `maintain`.
+
+        No row is changed, and no reader or writer is affected. It takes as long as the merges do. Repeating it is safe.
+
+        Returns: how many merges there were, and how much the shard holds before and after.
+        Raises: UnknownShard, Unavailable, and what every call may. Completed merges stay.
+        """
+        pieces = _pieces(self._transport, self.name, OPTIMIZE)
+        merges = sum(piece["merges"] for piece in pieces)
+        before, after = Size(**pieces[0]["before"]), Size(**pieces[-1]["after"])
+        return Optimized(merges, before, after, pieces[-1]["complete"])
+
+    def vacuum(self) -> Vacuumed:
+        """Delete now what can no longer be read; maintenance does that automatically. Scope `maintain`.
+
+        It deletes nothing that history keeps (`configure`, `forget`), nor what a reader holds. Repeating it is safe.
+
+        Returns: how many blobs and entries of the log were deleted.
+        Raises: UnknownShard, Unavailable, and what every call may. Completed deletions stay.
+        """
+        pieces = _pieces(self._transport, self.name, VACUUM)
+        blobs, entries = (sum(piece[what] for piece in pieces) for what in ("blobs", "entries"))
+        return Vacuumed(blobs, entries, pieces[-1]["complete"])
+
+
+def _pieces(transport: OneShard, name: str, verb: str) -> list[dict[str, Any]]:
+    pieces = [transport.maintain(name, verb)]
+    while pieces[-1]["more"] and len(pieces) < PIECES_MAX:
+        pieces.append(transport.maintain(name, verb))
+    return pieces
 
 
 class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, MaintenanceMethods, SchemaMethods):

@@ -120,7 +120,7 @@ class Transport(Protocol):
         """What still shows rows that were removed before a time, by a scan of both stores: see `Shard.erased`."""
 
     def maintain(self, name: str, verb: str) -> dict[str, Any]:
-        """One step of `optimize` or `vacuum`: see `persist.client.maintenance_api`."""
+        """One step of `optimize` or `vacuum`: see `persist.client.embedded`."""
 
     def close(self) -> None: ...
 

@@ -18,7 +18,7 @@ from itertools import islice
 from blob import BlobNotFound
 from persist.client.arguments import checked
 from persist.client.embedded import EmbeddedTransport
-from persist.client.shard_cuts import check_at_once
+from persist.client.many_shards import check_at_once
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.client.timestamps import instant_text, resolve_time, to_datetime
 from persist.commit.location import Location

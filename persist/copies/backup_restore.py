@@ -19,10 +19,10 @@ from consensus.memory_logs import MemoryConsensus
 from persist.client.client import Client
 from persist.client.contents_diff import NamedTime
 from persist.client.embedded import EmbeddedTransport
+from persist.client.many_shards import check_at_once
 from persist.client.optimistic_loop import check_open
 from persist.client.read_leases import HandleSettings
 from persist.client.restore_and_truncate import RestoreOperation
-from persist.client.shard_cuts import check_at_once
 from persist.client.timestamps import datetime_text, instant_ms
 from persist.client.transport import OneShard
 from persist.commit.location import Location, LocationSettings

@@ -16,9 +16,9 @@ from typing import TypeVar
 import msgspec
 
 from persist.client import deadlines
+from persist.client.arguments import ClientTls
+from persist.client.arguments import normalize_url as normalize_url
 from persist.client.client import Connection
-from persist.client.server_address import ClientTls
-from persist.client.server_address import normalize_url as normalize_url
 from persist.commit.clocks_and_ids import Clock, OwnProcess, SystemIds
 from persist.core.errors import (
     Corruption,

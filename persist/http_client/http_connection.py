@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from persist.client.server_address import ClientTls
+from persist.client.arguments import ClientTls
 from persist.core.errors import InvalidUsage
 
 # One response from its bytes, without a socket.

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from blob import without_secrets
 from blob.private_files import locked, replace_file
-from persist.client.arguments import read_bounded
-from persist.client.server_address import ClientTls
+from persist.client.arguments import ClientTls, read_bounded
 from persist.commit.clocks_and_ids import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.formats.records import json_crc

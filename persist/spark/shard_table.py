@@ -20,9 +20,8 @@ from persist.client.arguments import names as tuple_of
 from persist.client.commit_info import HistoryEntry, Info, info_bytes
 from persist.client.contents_diff import NamedTime
 from persist.client.history_api import ShardTag
-from persist.client.maintenance_api import Optimized, Vacuumed
 from persist.client.optimistic_loop import RETRIES_MAX
-from persist.client.shard import Shard
+from persist.client.shard import Optimized, Shard, Vacuumed
 from persist.client.snapshot import ReadLease, ReadSettings, Tagged, hold_time
 from persist.client.timestamps import BEFORE_ALL
 from persist.core import errors

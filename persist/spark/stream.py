@@ -25,9 +25,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist.client.critical_reader import CriticalReaderHandle
 from persist.client.idempotency import send
-from persist.client.shard import Shard
+from persist.client.shard import CriticalReaderHandle, Shard
 from persist.client.snapshot import ReadLease, leased_blobs
 from persist.client.timestamps import instant_ms, instant_of
 from persist.client.transport import OneShard, Transport

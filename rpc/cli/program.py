@@ -40,7 +40,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "restore": ("persist.cli.history", "give a shard its earlier contents again"),
         "tag": ("persist.cli.history", "keep single times of a shard readable, by name"),
         "retention": ("persist.cli.retention", "delete rows by age or size: policies, truncation, stream cuts"),
-        "erase": ("persist.cli.erase", "delete rows of a shard for good, and show the progress"),
+        "erase": ("persist.cli.retention", "delete rows of a shard for good, and show the progress"),
     },
     "faults and copies": {
         "check": ("rpc.cli.check", "find faults with causes and remedies; --repair repairs a shard"),

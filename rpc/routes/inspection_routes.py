@@ -19,8 +19,7 @@ from persist.check.check_runner import run_check
 from persist.check.findings import AGES, FREE, CheckThresholds, read_limits
 from persist.check.location_checks import ExternalState, server_facts
 from persist.client.embedded import view_state
-from persist.client.many_shards import AT_ONCE, PAGE_MAX
-from persist.client.shard_cuts import map_names
+from persist.client.many_shards import ASKED_AT_ONCE, PAGE_MAX, map_names
 from persist.client.timestamps import instant_text
 from persist.core.audit_log import MAINTENANCE, CommandEntry, Committed
 from persist.core.batch import HollowBatch
@@ -231,7 +230,7 @@ async def activity(
     service = service_of(request)
     principal_of(request).require_prefix(prefix)
     names = await service.work.run(service.location.names, prefix, after, limit)
-    entries = await service.work.run(map_names, lambda name: _activity(service, name, cached), names, AT_ONCE)
+    entries = await service.work.run(map_names, lambda name: _activity(service, name, cached), names, ASKED_AT_ONCE)
     following = names[-1] if len(names) == limit else None
     return {"shards": [entry for entry in entries if entry is not None], "following": following}
 

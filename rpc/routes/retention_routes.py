@@ -12,10 +12,7 @@ from starlette.responses import Response
 
 from persist.client.embedded import erased_before
 from persist.client.erasure_api import ErasureStatus
-from persist.client.optimistic_loop import RETRIES_MAX
-from persist.client.row_retention import RowRetention
-from persist.client.shard import Shard
-from persist.client.shard_cuts import (
+from persist.client.many_shards import (
     ASKED_AT_ONCE,
     SHARDS_MAX,
     TEXT_CHARS_MAX,
@@ -26,6 +23,9 @@ from persist.client.shard_cuts import (
     take_cut,
     truncate_by_cut,
 )
+from persist.client.optimistic_loop import RETRIES_MAX
+from persist.client.row_retention import RowRetention
+from persist.client.shard import Shard
 from persist.client.timestamps import read_instant
 from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage

@@ -10,9 +10,8 @@ from fastapi import Query, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from persist.client.embedded import EmbeddedTransport
+from persist.client.embedded import OPTIMIZE, VACUUM, EmbeddedTransport
 from persist.client.history_api import settings_json
-from persist.client.maintenance_api import OPTIMIZE, VACUUM
 from persist.client.many_shards import PAGE_MAX, DropRequest, drop_shards, summary_page
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller

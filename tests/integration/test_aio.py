@@ -17,8 +17,7 @@ import pytest
 import persist
 import persist.aio
 from persist.aio.async_client import AsyncClient, AsyncListen, AsyncShard, AsyncSnapshot
-from persist.aio.handles import AsyncHandle
-from persist.aio.threads import Threads
+from persist.aio.handles import AsyncHandle, Threads
 from tests.support import aio_stub
 from tests.support.server import url_of
 from tests.support.waiting import WAIT_S
@@ -328,7 +327,7 @@ def test_a_bad_number_of_threads_is_refused(what: str, threads: Any, sentence: s
 
 
 def test_calls_beyond_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persist.aio.threads, "CALLS_MAX", 3)
+    monkeypatch.setattr(persist.aio.handles, "CALLS_MAX", 3)
 
     async def main() -> None:
         pool = Threads(1)

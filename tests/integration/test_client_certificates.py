@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client.server_address import ClientTls
+from persist.client.arguments import ClientTls
 from persist.commit.clocks_and_ids import SystemClock
 from persist.core.errors import Forbidden, InvalidUsage, PersistError, Unauthorized, Unavailable
 from persist.regions.region_index import RegionEntry, RegionIndex, open_index, write_index

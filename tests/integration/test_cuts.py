@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from persist.client.shard_cuts import SHARDS_MAX, TIMES, Cut
+from persist.client.many_shards import SHARDS_MAX, TIMES, Cut
 from persist.client.timestamps import to_datetime
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard, UpgradeNeeded

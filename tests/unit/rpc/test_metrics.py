@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from blob.cache import CachedBlob
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.client.location_metrics import location_families
+from persist.client.embedded import location_families
 from persist.commit.location import Location, LocationSettings
 from persist.core import commands as c
 from persist.formats.exposition import Spread, exposition, figures

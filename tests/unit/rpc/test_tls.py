@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography.x509.oid import NameOID
 
-from persist.client.server_address import ClientTls
+from persist.client.arguments import ClientTls
 from persist.core.errors import InvalidUsage
 from rpc.settings import ServerSettings
 from rpc.tls import LOOK_AGAIN_S, TlsContext, TlsFiles, checked_name, context_of, names_of, peer_of

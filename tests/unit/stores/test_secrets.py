@@ -14,8 +14,8 @@ import pytest
 from blob import BlobError, BlobMisconfigured, open_blob
 from blob.arrow_fs import ArrowFsBlob
 from consensus import ConsensusError, ConsensusUsage, open_consensus
+from persist.client.arguments import normalize_url
 from persist.client.client import Connection
-from persist.client.server_address import normalize_url
 from persist.commit.location import check_there
 from persist.core.errors import PersistError
 from persist.regions.region_index import check_server
