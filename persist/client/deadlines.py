@@ -190,13 +190,10 @@ class Timeable:
     def with_timeout(self, timeout_s: float) -> Self:
         """The same handle with a time-out for each call, and for the calls of the handles that it returns.
 
-        A call that is not answered in time raises Unavailable if it did not and will not happen, and Indeterminate if
-        it may have happened, or may yet: repeat it with its token. A wait that the call asks for (`wait_s`) counts,
-        except that of a listener: each of its steps may take the time-out plus its own wait.
-
-        Args:
-            timeout_s: seconds, more than 0.
-        Raises: InvalidUsage (`timeout_s` is not a positive number).
+        A call that is not answered within `timeout_s` seconds raises Unavailable if it did not and will not happen, and
+        Indeterminate if it may have happened, or may yet: repeat it with its token. A wait that the call asks for
+        (`wait_s`) counts, except that of a listener: each of its steps may take the time-out plus its own wait. Raises
+        InvalidUsage (`timeout_s` is not a positive number).
         """
         return timed(self, checked_timeout(timeout_s))
 

@@ -84,10 +84,8 @@ class HistoryMethods(ShardBase):
     def forget(self, before: int) -> Antichain:
         """Forget history before a time now, as far as readers allow. Repeating it is safe. Scope `manage`.
 
-        Args:
-            before: the earliest time to keep; not beyond the latest complete one.
-        Returns: the shard's since afterwards.
-        Raises: InvalidUsage (no such time).
+        `before` is the earliest time to keep; it is not beyond the latest complete one. Returns the shard's since
+        afterwards. Raises InvalidUsage (no such time).
         """
         return self._send_for(c.HistoryMoved, c.ForgetHistory(frontier(before))).since
 

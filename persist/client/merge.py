@@ -57,20 +57,12 @@ Condition: TypeAlias = Any  # a text, an expression, or None
 
 
 def source(column: str) -> pc.Expression:
-    """The value of a column of the source, in clauses of `Shard.merge`. Raises nothing.
-
-    Args:
-        column: its name.
-    """
+    """The value of a column of the source, by its name `column`, in clauses of `Shard.merge`. Raises nothing."""
     return pc.field(SOURCE + column)
 
 
 def target(column: str) -> pc.Expression:
-    """The value of a column of the shard, in clauses of `Shard.merge`. Raises nothing.
-
-    Args:
-        column: its name.
-    """
+    """The value of a column of the shard, by its name `column`, in clauses of `Shard.merge`. Raises nothing."""
     return pc.field(TARGET + column)
 
 
@@ -116,10 +108,11 @@ Runner: TypeAlias = "Callable[[Plan, int | None, str | None, AttributeUpdates, I
 class Merge:
     """A merge under construction. Each method returns one with another clause; `execute` runs it.
 
-    For each kind of rows the first clause whose condition is true applies. Rows without one stay unchanged. A condition
-    is text as in the Spark option `where`, with `source.column` and `target.column`, which it may compare with each
-    other (`source.seq > target.seq`), or an expression of `persist.source("column")` and `persist.target("column")`.
-    Values are Python values, or such expressions; the text `source.column` as a value is refused.
+    For each kind of rows the first clause whose `condition` is true applies (None: it is true for all). Rows without
+    one stay unchanged. A condition is text as in the Spark option `where`, with `source.column` and `target.column`,
+    which it may compare with each other (`source.seq > target.seq`), or an expression of `persist.source("column")` and
+    `persist.target("column")`. Values are Python values, or such expressions; the text `source.column` as a value is
+    refused. Each method raises InvalidUsage for an invalid argument.
     """
 
     _run: Runner
@@ -130,50 +123,32 @@ class Merge:
     def when_matched_update(self, set: Mapping[str, Any] | None = None, condition: Condition = None) -> Merge:  # noqa: A002
         """Set new values in a row that has a match.
 
-        Args:
-            set: a value for each of these columns; None: those of the source, in all columns that both have. Key
-                columns keep theirs.
-            condition: which of them; None is all.
-        Raises: InvalidUsage (an argument is invalid); `execute` if the shard has no such column, or it is of the key.
+        `set` has a value for each of these columns; None: those of the source, in all columns that both have. Key
+        columns keep theirs. `execute` raises InvalidUsage if the shard has no such column, or it is of the key.
         """
         return self._with(Clause(MATCHED, condition, {} if set is None else _values(set)))
 
     def when_matched_delete(self, condition: Condition = None) -> Merge:
-        """Delete a row that has a match.
-
-        Args:
-            condition: which of them; None is all.
-        Raises: InvalidUsage.
-        """
+        """Delete a row that has a match."""
         return self._with(Clause(MATCHED, condition, None))
 
     def when_not_matched_insert(self, values: Mapping[str, Any] | None = None, condition: Condition = None) -> Merge:
         """Insert a row of the source that has no match.
 
-        Args:
-            values: a value for each of these columns, others are null; None: those of the source.
-            condition: which of them, by columns of the source; None is all.
-        Raises: InvalidUsage.
+        `values` has a value for each of these columns, others are null; None: those of the source. The condition is by
+        columns of the source.
         """
         return self._with(Clause(NOT_MATCHED, condition, {} if values is None else _values(values)))
 
     def when_not_matched_by_source_update(self, set: Mapping[str, Any], condition: Condition = None) -> Merge:  # noqa: A002
         """Set new values in a row of the shard that has no match in the source. The whole shard is read.
 
-        Args:
-            set: a value for each of these columns, by columns of the target.
-            condition: which of them; None is all.
-        Raises: InvalidUsage.
+        `set` has a value for each of these columns, by columns of the target.
         """
         return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, _values(set)))
 
     def when_not_matched_by_source_delete(self, condition: Condition = None) -> Merge:
-        """Delete a row of the shard that has no match in the source. The whole shard is read.
-
-        Args:
-            condition: which of them; None is all.
-        Raises: InvalidUsage.
-        """
+        """Delete a row of the shard that has no match in the source. The whole shard is read."""
         return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, None))
 
     def execute(
@@ -184,12 +159,8 @@ class Merge:
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> Edited:
-        """Run it in one commit, or none if nothing changes.
+        """Run it in one commit, or none if nothing changes. Arguments and result are those of `Shard.upsert`.
 
-        Args:
-            read_time, token: as `Shard.upsert` says.
-            attributes, info: as `Shard.insert` says.
-        Returns: as `Shard.upsert`.
         Raises: InvalidUsage (no clauses, two rows of the source match one row, or a value does not fit), and what
             `Shard.upsert` raises.
         """

@@ -116,13 +116,11 @@ class PipelinedWriter(Timeable):
         return self._held or 0
 
     def append(self, updates: Updates) -> int:
-        """Append rows at a time that the service chooses. Waits while the window is full.
+        """Append rows, as for `Shard.insert`, at a time that the service chooses. Waits while the window is full.
 
-        Args:
-            updates: as `Shard.insert` says, without times.
         Returns: the number of this append; `acknowledged` reaches it later.
-        Raises: InvalidUsage (the rows do not fit, nothing was appended; or the writer is closed), or the error that
-            stopped the writer, such as AttributeMismatch (it was opened elsewhere).
+        Raises: InvalidUsage (the `updates` do not fit, or have times: nothing was appended; or the writer is closed),
+            or the error that stopped the writer, such as AttributeMismatch (it was opened elsewhere).
         """
         self._process.check()
         append = self._writer.judged(updates, lambda rows: _conformed(rows, self._writer.schema_of(rows)[1]))

@@ -176,10 +176,7 @@ class ReadMethods(ShardBase):
     def count(self, where: str | None = None, as_of: int | datetime | None = None) -> int:
         """The number of rows, counted with their multiplicity: the sum of `__diff`.
 
-        Args:
-            where: as `snapshot` says. None: all rows.
-            as_of: as `get` says.
-        Raises: what `snapshot` raises.
+        `where` (None: all rows) is as `snapshot` says, `as_of` as `get` says. Raises what `snapshot` raises.
         """
         return counted(self, as_of, self._selection(where, ()))[1]
 

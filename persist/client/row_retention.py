@@ -421,12 +421,10 @@ class RetentionMethods(HistoryMethods):
             return self.retention()
 
     def run_retention(self, *, dry_run: bool = False) -> RetentionRun:
-        """Run the policy now. Maintenance runs it anyway. Repeating it is safe.
+        """Run the policy now. Maintenance runs it anyway. Repeating it is safe. Scope `manage` or `maintain`.
 
-        Needs the scope `manage` or `maintain`.
+        `dry_run`: only report what would be removed, by the cuts that were taken.
 
-        Args:
-            dry_run: only report what would be removed, by the cuts that were taken.
         Raises: UpperMismatch (others wrote meanwhile; repeat it), Conflict (the policy was changed meanwhile; repeat
             it), Unavailable (no clock can be trusted).
         """

@@ -163,25 +163,20 @@ class SchemaMethods(ShardBase):
     def evolve_schema(self, schema: ShardSchema | pa.Schema) -> ShardSchema:
         """Add columns to the shard, all columns given by their names. Repeating it is safe.
 
-        Args:
-            schema: all columns: the existing ones, unchanged and in their order, and new nullable ones.
-        Returns: the schema afterwards.
-        Raises: InvalidUsage (the shard cannot evolve so), SchemaMismatch (others evolved it: refresh, retry).
+        `schema` has the existing columns, unchanged and in their order, and new nullable ones. Raises InvalidUsage (the
+        shard cannot evolve so), SchemaMismatch (others evolved it: refresh, retry).
         """
         newest, known = self._newest_schema()
         new = follow_by_name(known, schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key))
         return self._evolve(newest, known, new)
 
     def alter(self, *changes: Change) -> ShardSchema:
-        """Change columns, all in one commit or not at all. `persist.parts.schema_changes` has the changes.
+        """Apply `changes` of columns, in order, all in one commit or not at all.
 
-        Readers see old rows by the new columns at once; no row is rewritten. Writers that know the old columns can
-        continue: their rows are read by the new ones. If others change columns meanwhile, the changes are applied to
-        theirs, unless a name that this handle knows means another column by now.
+        `persist.parts.schema_changes` has the changes. Readers see old rows by the new columns at once; no row is
+        rewritten. Writers that know the old columns can continue: their rows are read by the new ones. If others change
+        columns meanwhile, the changes are applied to theirs. This handle uses the new schema from then on.
 
-        Args:
-            changes: they are applied in order.
-        Returns: the schema afterwards, which this handle uses from then on.
         Raises: InvalidUsage (a change cannot be made, or a name that this handle knows means another column by now:
             nothing was changed), SchemaMismatch (others changed columns all the time).
         """
@@ -202,60 +197,41 @@ class SchemaMethods(ShardBase):
     ) -> ShardSchema:
         """Add a value column. Existing rows, and rows that are written without it, have its default, or null.
 
-        Args:
-            name: of the column.
-            kind: the type of its values.
-            nullable: whether it may hold nulls. If not, it needs a default.
-            default: a value, which cannot be changed later.
-            after: the column that precedes it (None: it is the last one).
-        Returns: the schema afterwards.
-        Raises: InvalidUsage (there is such a column, or its type is not supported, or the default does not fit).
+        `kind` is the type of its values. Unless it is `nullable` it needs a `default`, which cannot be changed later.
+        `after` is the column that precedes it (None: it is the last one).
+
+        Raises: InvalidUsage (there is such a column `name`, or its type is not supported, or the default does not fit).
         """
         return self.alter(AddColumn(name, kind, nullable, default, after))
 
     def rename_column(self, name: str, to: str) -> ShardSchema:
-        """Rename a column; it may be one of the key.
+        """Rename the column `name` to `to`; it may be one of the key.
 
-        Args:
-            name: of the column.
-            to: its new name.
-        Returns: the schema afterwards.
         Raises: InvalidUsage (there is no column `name`, or there is one called `to`).
         """
         return self.alter(RenameColumn(name, to))
 
     def drop_column(self, name: str) -> ShardSchema:
-        """Drop a value column with all its values: no read of any time shows them again.
+        """Drop the value column `name` with all its values: no read of any time shows them again.
 
         Rows that differ in nothing else become one row, whose multiplicity is the sum of theirs. Compaction deletes the
-        bytes.
-
-        Args:
-            name: of the column.
-        Returns: the schema afterwards.
-        Raises: InvalidUsage (there is no such column, or it is one of the key).
+        bytes. Raises InvalidUsage (there is no such column, or it is one of the key).
         """
         return self.alter(DropColumn(name))
 
     def move_column(self, name: str, *, after: str | None = None) -> ShardSchema:
-        """Move a column to another place. Nothing else changes.
+        """Move the column `name` behind the column `after` (None: it is the first one). Nothing else changes.
 
-        Args:
-            name: of the column.
-            after: the column that precedes it (None: it is the first one).
-        Returns: the schema afterwards.
         Raises: InvalidUsage (there is no such column).
         """
         return self.alter(MoveColumn(name, after))
 
     def widen_column(self, name: str, kind: pa.DataType) -> ShardSchema:
-        """Give a column a wider type, which holds every value of the old one.
+        """Give the column `name` a wider type `kind`, which holds every value of the old one.
 
-        Args:
-            name: of the column.
-            kind: a wider integer, float or decimal; timestamp("ms") or ("us") for date32, which becomes midnight; a
-                struct with more nullable fields, at any depth.
-        Returns: the schema afterwards.
+        That is a wider integer, float or decimal; timestamp("ms") or ("us") for date32, which becomes midnight; a
+        struct with more nullable fields, at any depth.
+
         Raises: InvalidUsage (the type does not hold every value, or keys would be encoded differently; for
             microseconds: the column has or had a date outside their range), UpperMismatch (others write all the time
             while its dates are checked).
@@ -263,13 +239,7 @@ class SchemaMethods(ShardBase):
         return self.alter(WidenColumn(name, kind))
 
     def allow_nulls(self, name: str) -> ShardSchema:
-        """Make a column nullable.
-
-        Args:
-            name: of the column.
-        Returns: the schema afterwards.
-        Raises: InvalidUsage (there is no such column).
-        """
+        """Make the column `name` nullable. Raises InvalidUsage (there is no such column)."""
         return self.alter(RelaxColumn(name))
 
     def set_constraints(

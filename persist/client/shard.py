@@ -75,13 +75,7 @@ class CriticalReaderHandle:
 
     @classmethod
     def is_taken(cls, shard: ShardBase, cursor: str) -> bool:
-        """Whether the shard has a hold of this name. Changes nothing.
-
-        Args:
-            shard: which one.
-            cursor: the name.
-        Raises: what every call may.
-        """
+        """Whether `shard` has a hold of the name `cursor`. Changes nothing. Raises what every call may."""
         return critical_reader_id_of(cursor) in shard._details().cursors
 
     def __repr__(self) -> str:
@@ -228,11 +222,8 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
     def open_writer(self, *, purpose: str = "") -> CheckedWriter:
         """A separate writer: use one for each thread that writes much. Close it when done.
 
-        It keeps the columns that this handle knows now, even if the handle learns of later ones.
-
-        Args:
-            purpose: what `history` shows for it, up to 256 characters.
-        Raises: InvalidUsage (`purpose` is not text, or too long).
+        It keeps the columns that this handle knows now, even if the handle learns of later ones. `history` shows its
+        `purpose`. Raises InvalidUsage (`purpose` is not text, or has more than 256 characters).
         """
         caller, known = Caller(purpose=checked_purpose("purpose", purpose)), self._current_schema()
         return CheckedWriter(self._transport, self.name, lambda: known, self._settings.write, caller=caller)
@@ -323,10 +314,8 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
     def pipelined_writer(self, name: str, settings: PipelineSettings | None = None) -> PipelinedWriter:
         """The writer called `name`, which sends small appends without waiting, and continues where it last ended.
 
-        Args:
-            name: of the writer. Opening it again, anywhere, ends the open writer of this name.
-            settings: default: 2,000 appends and 64 MiB without an answer, then `append` waits.
-        Raises: Unavailable (many open it at once; retry).
+        Opening it again, anywhere, ends the open writer of this name. By default (`settings`) 2,000 appends and 64 MiB
+        may be without an answer, then `append` waits. Raises Unavailable (many open it at once; retry).
         """
         checked("name", name, str)
         checked("settings", settings, PipelineSettings, type(None))
@@ -350,11 +339,9 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
     def advance_upper(self, upper: Time, *, force: bool = False) -> c.Appended:
         """Declare every time before `upper` complete, without rows. None closes the shard to writes.
 
-        Args:
-            force: also beyond 2^62, which no clock reaches; the upper never moves back.
         Returns: the interval that was added; empty if the shard was that far. Repeating it is safe.
-        Raises: InvalidUsage (`upper` is no time, beyond 2^62 without `force`, or None if the shard is closed to reads:
-            only `drop` closes both).
+        Raises: InvalidUsage (`upper` is no time, beyond 2^62, which no clock reaches, without `force`, or None if the
+            shard is closed to reads: only `drop` closes both).
         """
         with self._writer() as writer:
             return writer.advance_upper(upper, force=force)
@@ -395,12 +382,10 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
         return self._send_for(c.SettingsAre, c.SetSettings(version, history_ms, every_ms, known.rows)).settings
 
     def open_reader(self, since: int | None = None, *, purpose: str = "reader") -> ReadLease:
-        """A hold on history, which lasts as long as it is renewed.
+        """A hold on history from the time `since` on (None: the shard's own), which lasts as long as it is renewed.
 
-        Args:
-            since: the earliest time that stays readable; None is the shard's own since.
-            purpose: what lists of readers show for it.
-        Raises: InvalidUsage (no such time), NotReadable (the shard's since is beyond it).
+        Lists of readers show its `purpose`. Raises InvalidUsage (no such time), NotReadable (the shard's since is
+        beyond it).
         """
         checked("purpose", purpose, str)
         since_frontier = None if since is None else frontier(since)
@@ -409,11 +394,8 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
     def critical_reader(self, cursor: str, opaque: str = "") -> CriticalReaderHandle:
         """The hold called `cursor`, which never expires; a new one is taken at the shard's since.
 
-        Args:
-            cursor: its name, up to 256 characters.
-            opaque: the token of a new hold; an existing one keeps its own.
-        Raises: InvalidUsage (`cursor` or `opaque` is not text, or too long), Unavailable (others give up critical
-            readers all the time; retry).
+        `opaque` is the token of a new hold; an existing one keeps its own. Raises InvalidUsage (`cursor` or `opaque` is
+        not text, or has more than 256 characters), Unavailable (others give up critical readers all the time; retry).
         """
         return CriticalReaderHandle.take(self, cursor, opaque)
 
@@ -437,10 +419,8 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
         """Close the shard to writes and reads; maintenance then deletes its data. Repeating it is safe.
 
         `Client.create_shard` may use the name again at once. That is another shard: handles of this one raise
-        UnknownShard.
+        UnknownShard. `force`: also while readers hold it.
 
-        Args:
-            force: also while readers hold it.
         Raises: Conflict (readers hold it), UnknownShard (its name belongs to another shard by now), Indeterminate (it
             may have happened, or may yet: look at the shard before you write more to it).
         """
