@@ -10,14 +10,15 @@ import json
 from typing import Any
 
 from persist.cli.connection_args import add_client_arguments, add_shard_arguments, add_subcommand, client_of, shard_of
-from persist.client.arguments import read_attribute
-from persist.client.commit_info import checked_limit, entry_json, read_place
+from persist.client.arguments import check_int, read_attribute
+from persist.client.commit_info import entry_json, read_place
 from persist.client.embedded import EmbeddedTransport
 from persist.client.history_api import settings_json, tag_json
 from persist.client.shard import Shard
 from persist.client.timestamps import datetime_text, instant_text, read_instant, read_point
 from persist.commit.location import Location
 from persist.core import commands as c
+from persist.core.audit_log import PAGE_MAX
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import frontier
 from persist.core.shard_settings import history_ms
@@ -83,7 +84,7 @@ def _check(arguments: argparse.Namespace, shard: Shard, location: Location | Non
     if arguments.at is not None:
         read_instant("--at", arguments.at)
     if arguments.commits is not None:
-        checked_limit(arguments.commits)
+        check_int("limit", arguments.commits, 1, PAGE_MAX)
         read_place("--before", arguments.before)
     elif arguments.before is not None or arguments.maintenance:
         raise InvalidUsage("--before and --maintenance select commits: give --commits too")

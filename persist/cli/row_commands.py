@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from datetime import datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -130,9 +129,7 @@ def run_tail(arguments: argparse.Namespace) -> int:
     times = TIMES if arguments.times is None else arguments.times
     if not 0 <= times <= TIMES_MAX:
         raise InvalidUsage(f"-n is {times}; it must be in [0, {TIMES_MAX}]")
-    after: int | datetime | None = None
-    if arguments.as_of is not None:
-        after = -1 if arguments.as_of == "-1" else read_point("--as-of", arguments.as_of)
+    after = None if arguments.as_of is None else read_point("--as-of", arguments.as_of)
     wanted, screen, stop = columns(arguments), Screen.of(sys.stdout, arguments.no_colour), Event()
     if arguments.follow:
         on_signals(stop.set)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import wraps
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -26,7 +25,6 @@ from persist.client.many_shards import (
     Cut,
     CutRequest,
     CutTruncated,
-    DropRequest,
     ShardsDropped,
     ShardSummary,
     TruncationRequest,
@@ -487,7 +485,9 @@ class Client(Timeable):
         Raises: InvalidUsage (no such shards, too many, or not as many as were confirmed; nothing was dropped).
         """
         chosen = None if names is None else tuple_of("names", names)
-        return drop_shards(self.transport, self._settings, DropRequest(chosen, prefix, confirm, force))
+        checked("confirm", confirm, int, type(None))
+        checked("force", force, bool)
+        return drop_shards(self.transport, self._settings.write.retry_s, chosen, prefix, confirm, force)
 
     def metrics(self) -> dict[str, float]:
         """What this client has done so far: calls, bytes, seconds, tries. It needs no request.
@@ -517,7 +517,7 @@ class Client(Timeable):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

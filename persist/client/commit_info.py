@@ -9,14 +9,13 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from persist.client.arguments import check_int, checked, json_object
+from persist.client.arguments import checked, json_object
 from persist.client.idempotency import RetriedCall, call_with_retries
 from persist.client.timestamps import datetime_text, to_datetime
 from persist.client.transport import Transport
 from persist.core.audit_log import (
     INFO_BYTES_MAX,
     NOBODY,
-    PAGE_MAX,
     PURPOSE_CHARS_MAX,
     EntryPlace,
     PlacedEntry,
@@ -154,12 +153,6 @@ def checked_purpose(what: str, purpose: object) -> str:
     if not isinstance(purpose, str) or len(purpose) > PURPOSE_CHARS_MAX:
         raise InvalidUsage(f"{what} has {len(str(purpose))} characters; the limit is {PURPOSE_CHARS_MAX}")
     return purpose
-
-
-def checked_limit(limit: int) -> int:
-    """Return the limit. Raises InvalidUsage unless one page can hold so many entries."""
-    check_int("limit", limit, 1, PAGE_MAX)
-    return limit
 
 
 def read_place(what: str, text: object) -> EntryPlace | None:

@@ -235,16 +235,6 @@ class EraseOperation(RewriteOperation):
         return {"operation": c.ERASE, "question": self.question.digest(self.erasure, self.reason), "erasure": new}
 
 
-def checked_deadline(deadline: Any) -> int | None:
-    """The time until an erasure should end, in milliseconds from now; None: there is none. Raises InvalidUsage."""
-    if deadline is None:
-        return None
-    deadline_ms = period_ms(deadline, "deadline", "30d")
-    if deadline_ms > DEADLINE_MS_MAX:
-        raise InvalidUsage("deadline must be an age of at most ten years, such as '30d'")
-    return deadline_ms
-
-
 def checked_reason(reason: Any) -> str:
     """Return the reason. Raises InvalidUsage if it is not text, or too long."""
     if not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX:
@@ -336,13 +326,16 @@ class ErasureMethods(ShardBase):
         checked("gone", gone, bool)
         question = Question.of(keys, where, gone=gone)
         own = given_token(token)
+        deadline_ms = None if deadline is None else period_ms(deadline, "deadline", "30d")
+        if deadline_ms is not None and deadline_ms > DEADLINE_MS_MAX:
+            raise InvalidUsage("deadline must be an age of at most ten years, such as '30d'")
         return EraseOperation.of(
             self._transport,
             self.name,
             self._settings,
             question=question,
             known=self._current_schema()[0],
-            deadline_ms=checked_deadline(deadline),
+            deadline_ms=deadline_ms,
             reason=checked_reason(reason),
             tags=tags,
             force=force,

@@ -12,7 +12,6 @@ from persist.client.arguments import SPLITS_MAX, check_int, checked, checked_wai
 from persist.client.commit_info import (
     HistoryEntry,
     Info,
-    checked_limit,
     info_bytes,
     read_entries,
     read_place,
@@ -43,6 +42,7 @@ from persist.client.timestamps import (
 )
 from persist.core import commands as c
 from persist.core.attribute import as_updates as as_attribute_updates
+from persist.core.audit_log import PAGE_MAX
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import given_token
@@ -107,7 +107,8 @@ class HistoryMethods(ShardBase):
         """
         place = read_place("before", before.place if isinstance(before, HistoryEntry) else before)
         checked("maintenance", maintenance, bool)
-        entries = read_entries(self._transport, self.name, place, checked_limit(limit), maintenance)
+        check_int("limit", limit, 1, PAGE_MAX)
+        entries = read_entries(self._transport, self.name, place, limit, maintenance)
         return [to_history_entry(entry) for entry in entries]
 
     def time_at(self, when: datetime, *, wait_s: float = 0.0) -> Antichain:

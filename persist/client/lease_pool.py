@@ -51,7 +51,7 @@ class Lease(Protocol):
 
     def check(self) -> None: ...
 
-    def move_alone(self, since: Antichain, seqno: SeqNo) -> None: ...
+    def move(self, since: Antichain, seqno: SeqNo, *, moves_since: bool) -> None: ...
 
     def close(self) -> None: ...
 
@@ -212,7 +212,9 @@ class LeasePool:
                 if not self._closed:
                     self._known.setdefault(kind, _Known()).shared.append(shared)
                     self._read(use)
-                    self._start_thread()
+                    if not self._tends:
+                        self._tends, tend = True, partial(_tend_all, weakref.ref(self))
+                        threading.Thread(target=tend, name="persist-leases", daemon=True).start()
         finally:
             with self._changed:
                 self._forget_empty(kind)  # if no lease was taken
@@ -285,7 +287,7 @@ class LeasePool:
                     due.append((shared, *self._moved(shared, now)))
         for shared, since, seqno in due:
             try:
-                shared.lease.move_alone(Antichain(since), seqno)
+                shared.lease.move(Antichain(since), seqno, moves_since=False)
             except Expired:  # this process was suspended; its uses get the error at their next renewal
                 self.leave(shared)
             except Exception:
@@ -370,11 +372,6 @@ class LeasePool:
         known = self._known.get(kind)
         if known is not None and not known.shared:
             del self._known[kind]
-
-    def _start_thread(self) -> None:
-        if not self._tends:
-            self._tends = True
-            threading.Thread(target=partial(_tend_all, weakref.ref(self)), name="persist-leases", daemon=True).start()
 
 
 def run_aside(release: Callable[[], None], wait_s: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -209,7 +208,7 @@ class Listen(Timeable):
             return
         element = self.frontier.element
         since = self.frontier if element is None else Antichain(max(element - 1, 0))
-        self._lease.move(since, seqno)
+        self._lease.move(since, seqno, moves_since=self._transport.listening_moves_since)
         self._downgraded_s = now
 
     def close(self) -> None:
@@ -220,7 +219,7 @@ class Listen(Timeable):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

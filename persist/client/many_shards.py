@@ -484,22 +484,11 @@ class ShardsDropped:
         return {"done": self.done, "complete": self.complete, "count": len(shards), "shards": shards}
 
 
-@dataclass(frozen=True)
-class DropRequest:
-    """The shards to drop: `names`, or those whose names begin with `prefix`."""
-
-    names: tuple[str, ...] | None
-    prefix: str | None
-    confirm: int | None = None
-    force: bool = False
-
-    def check(self) -> None:
-        """Raises InvalidUsage if arguments contradict each other, or one is invalid."""
-        check_names_or_prefix(self.names, self.prefix, "drop")
-        checked("confirm", self.confirm, int, type(None))
-        checked("force", self.force, bool)
-        if self.prefix == "":
-            raise InvalidUsage("the prefix of shards to drop must not be empty")
+def check_dropped(names: tuple[str, ...] | None, prefix: str | None) -> None:
+    """Raise InvalidUsage unless shards to drop are chosen either by their names or by a prefix of them."""
+    check_names_or_prefix(names, prefix, "drop")
+    if prefix == "":
+        raise InvalidUsage("the prefix of shards to drop must not be empty")
 
 
 def summary_page(
@@ -512,17 +501,24 @@ def summary_page(
     return existing, names[-1] if len(names) == limit else None
 
 
-def drop_shards(transport: Transport, settings: HandleSettings, chosen: DropRequest) -> ShardsDropped:
+def drop_shards(
+    transport: Transport,
+    retry_s: float,
+    chosen: tuple[str, ...] | None,
+    prefix: str | None,
+    confirm: int | None,
+    force: bool,
+) -> ShardsDropped:
     """Drop the shards. Raises what `Client.drop_shards` says."""
-    chosen.check()
-    names = chosen_names(transport, chosen.names, chosen.prefix, DROPPED_MAX)
+    check_dropped(chosen, prefix)
+    names = chosen_names(transport, chosen, prefix, DROPPED_MAX)
     if len(names) > DROPPED_MAX:
         raise InvalidUsage(f"one call drops at most {DROPPED_MAX} shards; give fewer names, or a longer prefix")
-    if chosen.confirm is None and chosen.prefix is not None:
+    if confirm is None and prefix is not None:
         return ShardsDropped(False, tuple(ShardDropped(name, None) for name in names))
-    if chosen.confirm not in (None, len(names)):
+    if confirm not in (None, len(names)):
         raise InvalidUsage(
-            f"confirm is {chosen.confirm}, and {len(names)} shards are selected: look at them, then confirm that many",
+            f"confirm is {confirm}, and {len(names)} shards are selected: look at them, then confirm that many",
             count=len(names),
         )
 
@@ -530,7 +526,7 @@ def drop_shards(transport: Transport, settings: HandleSettings, chosen: DropRequ
         try:
             view = transport.view(name, ViewRequest(with_batches=False))
             if not view.is_dropped:
-                send(OneShard(transport, view.shard_id), name, c.Drop(chosen.force), settings.write.retry_s)
+                send(OneShard(transport, view.shard_id), name, c.Drop(force), retry_s)
         except PersistError as error:
             return ShardDropped(name, error)
         return ShardDropped(name, None)

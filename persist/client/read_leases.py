@@ -148,20 +148,10 @@ class ReadLease(Timeable):
         """
         if (shared := self._transport.leases) is not None:  # unused readers must not hold since back
             shared.let_go(self._name)
-        self._give_up(since, seqno, moves_since=True)
+        self.move(since, seqno, moves_since=True)
 
-    def move(self, since: Antichain, seqno: SeqNo) -> None:
-        """As `downgrade` to `since` and `seqno`, for listeners: the shard's since follows if the transport allows it.
-
-        Raises Expired: the lease is gone.
-        """
-        self._give_up(since, seqno, moves_since=self._transport.listening_moves_since)
-
-    def move_alone(self, since: Antichain, seqno: SeqNo) -> None:
-        """As `move` to `since` and `seqno`, but the shard's since stays: no history is forgotten. Raises Expired."""
-        self._give_up(since, seqno, moves_since=False)
-
-    def _give_up(self, since: Antichain, seqno: SeqNo, *, moves_since: bool) -> None:
+    def move(self, since: Antichain, seqno: SeqNo, *, moves_since: bool) -> None:
+        """As `downgrade` to `since` and `seqno`; unless it `moves_since`, the shard's since stays. Raises Expired."""
         now = self._transport.clock.monotonic()
         # Given up from now on, even if the answer is lost: a State before `seqno` may name blobs that are deleted.
         self.since, self.seqno = max(self.since, since), max(self.seqno, seqno)

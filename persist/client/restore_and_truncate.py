@@ -127,8 +127,10 @@ class RestoreOperation(RewriteOperation):
 
     def _drafted(self, held: Held, before: Draft | None) -> Draft:
         draft = super()._drafted(held, before)
-        if draft.is_extended and not self._differs(held):
-            draft = replace(draft, runs=())
+        if draft.is_extended:  # rows staged in several tries may cancel out
+            [split] = HeldInterval(held, held.as_of, latest_of(held.view)).splits(1, None)
+            if not any(table.num_rows for table in split.read(self.transport)):
+                draft = replace(draft, runs=())
         if draft.runs or self.attributes:
             self._check_gained(held, draft.count)  # the time may precede the constraint
         return draft
@@ -144,11 +146,6 @@ class RestoreOperation(RewriteOperation):
     @property
     def _commits_nothing(self) -> bool:
         return bool(self.attributes)
-
-    def _differs(self, held: Held) -> bool:
-        """Whether the contents at the two times differ. Rows staged in several tries may cancel out."""
-        [split] = HeldInterval(held, held.as_of, latest_of(held.view)).splits(1, None)
-        return any(table.num_rows for table in split.read(self.transport))
 
     def _landed_outcome(self, done: c.Appended) -> Restored:
         """The result of another try that has landed; its rows are read to count them."""

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from types import TracebackType
 from typing import Any, NoReturn, Self
 from urllib.parse import unquote, urlsplit
 
@@ -431,7 +430,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filt
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- unsupported methods of datasets

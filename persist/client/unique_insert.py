@@ -21,7 +21,7 @@ from persist.client.write import PinnedRows, Updates, WriteHandle, as_updates, g
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import Caller
-from persist.core.batch import Part, Run
+from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch, Unavailable, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import Token
@@ -152,18 +152,6 @@ class CheckedWriter(WriteHandle):
         known = self.schema_of(updates)[0]
         updates = self._as_of_now(updates)
         return updates if self.schema_of(updates)[0] != known and _can_be_read_again(updates) else None
-
-    def _parts(
-        self,
-        updates: Updates,
-        default_time: int | None,
-        inline_bytes_max: int,
-        on_part: Callable[[Part], None] | None = None,
-        *,
-        digests: bool,
-    ) -> tuple[Run, ...]:
-        stage = super()._parts
-        return self.judged(updates, lambda rows: stage(rows, default_time, inline_bytes_max, on_part, digests=digests))
 
     def _by_schema(self, updates: Updates, write: Callable[[Updates, bool], _T], token: Token | None) -> _T:
         """Write by the current schema of the shard, again each time that its constraints change meanwhile.

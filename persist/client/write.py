@@ -126,10 +126,7 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Insert rows at the upper. `updates`, `attributes`, `info` and the result are those of `Shard.insert`.
-
-        Raises: what it raises. After Indeterminate call again with the `token` of this call.
-        """
+        """As `Shard.insert`, with its `updates`, `token`, `attributes` and `info`. Raises what it raises."""
         own, changes, info_json = given_token(token), as_attribute_updates(attributes), info_bytes("info", info)
         return self._by_schema(
             updates, lambda rows, unique: self._inserted(rows, changes, own, info_json, unique=unique), own
@@ -145,9 +142,9 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Append `updates` if the upper is `expected_upper`, and move it to `new_upper`: `Shard.compare_and_append`.
+        """As `Shard.compare_and_append`: `updates`, if the upper is `expected_upper`, which becomes `new_upper`.
 
-        `attributes`, `info` and the result are as there. Raises: what it raises; `token` is as in `insert`.
+        `token`, `attributes`, `info` and what it Raises: as there.
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
         return self._append(c.CompareAndAppend, updates, (lower, upper), token, attributes, info)
@@ -162,9 +159,9 @@ class WriteHandle(Timeable):
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Append `updates` with times in `[lower, upper)`, as `Shard.append` does.
+        """As `Shard.append`: `updates` with times in `[lower, upper)`.
 
-        `attributes`, `info` and the result are as there. Raises: what it raises; `token` is as in `insert`.
+        `token`, `attributes`, `info` and what it Raises: as there.
         """
         return self._append(c.Append, updates, (frontier(lower), frontier(upper)), token, attributes, info)
 
@@ -257,18 +254,23 @@ class WriteHandle(Timeable):
         *,
         digests: bool,
     ) -> tuple[Run, ...]:
-        transport = self._transport
-        schema_id, schema = self.schema_of(updates)
-        with translated():
-            runs = stage(
-                as_updates(updates, schema),
-                self._sink(schema_id, schema, digests=digests),
-                default_time=default_time,
-                inline_bytes_max=inline_bytes_max,
-                part_bytes_target=self._settings.part_bytes_target,
-                on_part=on_part,
-            )
-        return transport.vouched(transport.shard, runs)
+        def stage_rows(rows: Updates) -> tuple[Run, ...]:
+            schema_id, schema = self.schema_of(rows)
+            with translated():
+                return stage(
+                    as_updates(rows, schema),
+                    self._sink(schema_id, schema, digests=digests),
+                    default_time=default_time,
+                    inline_bytes_max=inline_bytes_max,
+                    part_bytes_target=self._settings.part_bytes_target,
+                    on_part=on_part,
+                )
+
+        return self._transport.vouched(self._transport.shard, self.judged(updates, stage_rows))
+
+    def judged(self, updates: Updates, act: Callable[[Updates], _R]) -> _R:
+        """The result of `act` on rows; `CheckedWriter` also tries the current schema of the shard."""
+        return act(updates)
 
     def _sink(self, schema_id: int, schema: ShardSchema, *, digests: bool) -> PartSink:
         transport = self._transport

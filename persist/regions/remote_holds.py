@@ -204,7 +204,7 @@ class HomeHolds:
     def _move(self, lease: ReadLease, since: Antichain, seqno: SeqNo) -> None:
         """Move the hold forward, never back; otherwise only renew it. It does not move home's since."""
         if since > lease.since or seqno > lease.seqno:
-            lease.move_alone(max(since, lease.since), max(seqno, lease.seqno))
+            lease.move(max(since, lease.since), max(seqno, lease.seqno), moves_since=False)
         else:
             lease.keep()
 

@@ -160,12 +160,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._move(cursor, end)
         if self._lease is None:
             return
-        clock = executors.transport(self._target.connection).clock
+        transport = executors.transport(self._target.connection)
         lease_s = self._target.connection.handles.read.lease_ms / 1000
-        if clock.monotonic() - self._downgraded_s >= lease_s / DOWNGRADES_PER_LEASE:
-            self._downgraded_s = clock.monotonic()
+        if transport.clock.monotonic() - self._downgraded_s >= lease_s / DOWNGRADES_PER_LEASE:
+            self._downgraded_s = transport.clock.monotonic()
             since = self._lease.since if cursor is None else max(Position.of(end).held, self._lease.since)
-            self._lease.move(since, max(self._planned, self._lease.seqno))
+            seqno = max(self._planned, self._lease.seqno)
+            self._lease.move(since, seqno, moves_since=transport.listening_moves_since)
 
     def stop(self) -> None:
         if self._lease is not None:

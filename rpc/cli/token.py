@@ -100,7 +100,10 @@ def _mint(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, Any]
     entry: dict[str, Any] = {"id": arguments.id, "sha256": digest, "scopes": [arguments.scope or "read"]}
     if arguments.certificate is not None:
         del entry["sha256"]
-        entry["certificate"] = token = _certificate(arguments.certificate)
+        try:
+            entry["certificate"] = token = checked_name(arguments.certificate)
+        except ValueError as error:
+            raise InvalidUsage(f"--{error}") from error
     if arguments.prefix:
         if "" in arguments.prefix:
             raise InvalidUsage("--prefix is empty: give a prefix, or omit it for all shards")
@@ -115,13 +118,6 @@ def _mint(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, Any]
         entry["expires"] = arguments.expires
     _replace(path, [*tokens, entry])
     return token
-
-
-def _certificate(name: str) -> str:
-    try:
-        return checked_name(name)
-    except ValueError as error:
-        raise InvalidUsage(f"--{error}") from error
 
 
 def _tokens(path: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from persist.client.embedded import OPTIMIZE, VACUUM, EmbeddedTransport
 from persist.client.history_api import settings_json
-from persist.client.many_shards import PAGE_MAX, DropRequest, drop_shards, summary_page
+from persist.client.many_shards import PAGE_MAX, check_dropped, drop_shards, summary_page
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller
 from persist.codecs.schema_json import EXAMPLE, read_changes, read_schema, write_schema
@@ -141,14 +141,15 @@ async def delete_many(request: Request) -> Response:
     """Pass `shards`, or `prefix`, which only lists them without `confirm`, their number. An outcome for each."""
     service, principal = service_of(request), principal_of(request)
     body = await service.json(request, SCHEMA_BYTES_MAX, body_reader(_Drop))
-    chosen = DropRequest(body.shards, body.prefix, body.confirm, body.force)
-    chosen.check()
-    for name in chosen.names or ():
+    check_dropped(body.shards, body.prefix)
+    for name in body.shards or ():
         principal.require(ADMIN, name)
-    if chosen.prefix is not None:
-        principal.require_prefix(chosen.prefix)
-    transport = AsCaller(service.transport, caller_of(request))
-    dropping = await service.work.run(drop_shards, transport, service.handles, chosen)
+    if body.prefix is not None:
+        principal.require_prefix(body.prefix)
+    transport, retry_s = AsCaller(service.transport, caller_of(request)), service.handles.write.retry_s
+    dropping = await service.work.run(
+        drop_shards, transport, retry_s, body.shards, body.prefix, body.confirm, body.force
+    )
     request.scope[SHARDS_KEY] = [outcome.shard for outcome in dropping.outcomes] if dropping.done else []
     return json_response(dropping.to_json())
 

@@ -228,7 +228,7 @@ def test_a_lease_that_is_moved_to_the_end_closes_the_shard_to_nobody(shard: Shar
         with closing(shard.open_reader()) as reader:
             for _ in range(2):
                 reader.downgrade(EMPTY, reader.seqno)
-                reader.move(EMPTY, reader.seqno)
+                reader.move(EMPTY, reader.seqno, moves_since=True)
             assert shard.snapshot(0).to_arrow().num_rows == 1
         assert shard.since().element == 0
         shard.advance_upper(None)  # the second time all of it is complete
