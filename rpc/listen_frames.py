@@ -1,22 +1,20 @@
-"""Listen events as bytes, encoded and decoded, and headers with commit information."""
+"""Listen events as bytes, and headers with commit information."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
-from msgspec import Meta, Struct
-from msgspec.json import decode as json_decode
 
 from persist.client.commit_info import checked_purpose, read_info
 from persist.client.listen import ListenEvent
 from persist.codecs.json_rows import encode, to_json_rows
 from persist.core.audit_log import Caller
-from persist.core.errors import InvalidUsage, PersistError, Unavailable
+from persist.core.errors import InvalidUsage, PersistError
 from persist.core.frontier import Antichain
 from persist.core.ids import ShardId
 from persist.core.shard_view import SeenVersion
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 FRAMES = "application/vnd.persist.listen"
 EVENTS = "text/event-stream"
 HEARTBEAT_S = 15.0
-HEADER_BYTES_MAX = 1024 * 1024
-FRAME_BYTES_MAX = 2 * 1024**3
 ID_LENGTH_MAX = 200
 
 
@@ -53,14 +49,6 @@ class FrameSource:
         time = "closed" if frontier.element is None else frontier.element
         names = f".{self.names}" if self.names else ""
         return f"{time}.{int(self.seen.seqno)}.{self.seen.commit_id}.{self.shard}{names}"
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A decoded frame: its event (None: a heartbeat), and the id by which to resume after it, if any."""
-
-    event: ListenEvent | None
-    id: str | None
 
 
 def frame(event: ListenEvent, source: FrameSource) -> bytes:
@@ -105,59 +93,6 @@ def _framed(header: dict[str, Any]) -> bytes:
 
 def _progress(lower: Antichain, upper: Antichain) -> dict[str, Any]:
     return {"lower": lower.to_json(), "upper": upper.to_json()}
-
-
-class _Header(Struct):
-    lower: list[int]
-    upper: list[int]
-    bytes: int
-    id: Annotated[str, Meta(max_length=ID_LENGTH_MAX, pattern=r"^[ -~]*\Z")] | None = None
-
-
-def frames(pieces: Iterator[bytes]) -> Iterator[Frame]:
-    """The complete frames of a stream.
-
-    Raises Unavailable if the stream cannot be decoded: resume after the frames that were yielded.
-    """
-    buffer = bytearray()
-
-    def ready(size: int) -> bool:
-        while len(buffer) < size:
-            piece = next(pieces, None)
-            if piece is None:
-                return False
-            buffer.extend(piece)
-        return True
-
-    while ready(4):
-        size = int.from_bytes(buffer[:4], "big")
-        if size > HEADER_BYTES_MAX:
-            raise Unavailable("the stream does not consist of frames")
-        if not ready(4 + size):
-            return
-        try:
-            header = json_decode(bytes(buffer[4 : 4 + size]), type=_Header)
-            lower, upper = Antichain.from_json(header.lower), Antichain.from_json(header.upper)
-            total = 4 + size + header.bytes
-            if not 4 + size <= total <= FRAME_BYTES_MAX:
-                raise ValueError(f"a frame of {total} bytes")
-            if not ready(total):
-                return
-            body = bytes(buffer[4 + size : total])
-            event = ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all()) if body else None
-            frame = Frame(event, header.id)
-        except (
-            ValueError,
-            TypeError,
-            ArithmeticError,
-            OSError,
-            RecursionError,
-            pa.ArrowException,
-            InvalidUsage,
-        ) as error:
-            raise Unavailable(f"the stream contains an invalid frame: {error}") from error
-        del buffer[:total]
-        yield frame
 
 
 # Commit information in two request headers:

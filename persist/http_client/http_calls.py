@@ -7,8 +7,7 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -211,21 +210,6 @@ class HttpCalls:
             f"no server answered at {urls} within {self._connect_s:g} s, and nothing happened: check that it is "
             f"running at this URL ({last.message})"
         )
-
-    def stream(
-        self, server: str, path: str, headers: Mapping[str, str], silence_s: float
-    ) -> AbstractContextManager[tuple[Reply, Iterator[bytes]]]:
-        """A GET from one server whose body is read as it arrives. Raises NotSent, Broken, InvalidUsage."""
-        self._process.check()
-        return self._pools[server].stream(path, {**self._headers, **headers}, silence_s)
-
-    def pause_before_retry(self, deadline: float | None, name: str) -> float:
-        """Pause, and return the deadline of the retries. Raises Unavailable once it has passed."""
-        now = self._clock.monotonic()
-        if deadline is not None and now > deadline:
-            raise Unavailable(f"no server answers for shard {name!r}; resume later")
-        self._clock.sleep(BACKOFF_MAX_S / 2)
-        return now + self.timeout_s if deadline is None else deadline
 
     def close(self) -> None:
         for pool in self._pools.values():

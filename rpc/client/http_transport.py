@@ -1,4 +1,4 @@
-"""The client's transport over HTTP: commands, views, listen streams, and routing to regions."""
+"""The client's transport over HTTP: commands, views, and routing to regions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from persist.client.client import Connection
 from persist.client.deadlines import Deadline, Patience
 from persist.client.idempotency import RetriedCall, call_with_retries
 from persist.client.lease_pool import LeasePool
-from persist.client.listen import ListenEvent
 from persist.commit.clocks_and_ids import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller, EntryPlace, HistoryPage
 from persist.core.batch import Run
 from persist.core.errors import Corruption, InvalidUsage, Unavailable, UnknownShard, UpgradeNeeded
-from persist.core.frontier import Antichain
 from persist.core.ids import IdSource, ShardId, check_shard_name
 from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.shard_view import ShardView, ViewRequest
@@ -41,65 +39,13 @@ from persist.formats.http_messages import (
     decode_view,
 )
 from persist.formats.records import encoded
-from persist.http_client.http_calls import Call, HttpCalls, calls_of, decoded_json, error_of
-from persist.http_client.http_connection import Broken, NotSent, Reply
+from persist.http_client.http_calls import Call, HttpCalls, calls_of, decoded_json
+from persist.http_client.http_connection import Reply
 from persist.regions.region_index import region_of
 from persist.regions.replica import CopyBlob, Home
 from persist.telemetry.metrics import StoreCalls, Storms, retried, stores
 from rpc.client.http_stores import HttpBlob, opened_here
-from rpc.listen_frames import FRAMES, HEARTBEAT_S, Frame, caller_headers, frames
-
-# Listen streams: frames as events, resumed at another server if one fails.
-
-SILENCE_S = 3 * HEARTBEAT_S  # without even a heartbeat for so long, the server counts as failed
-
-
-def follow(
-    calls: HttpCalls, name: str, after: int | None = None, until: Antichain | None = None
-) -> Iterator[ListenEvent]:
-    """Every update after a time, once and in order, until `until` or the shard's end, without heartbeats.
-
-    Resumes at any server that is found within the connection's timeout, by the id of the last frame. A step of several
-    events that was interrupted is repeated; while more events of it follow, `lower == upper`, so treat a step as
-    received only when its frontier has moved. Raises UnknownShard (the name belongs to another shard now), HistoryLost
-    (what was read is no longer in the log).
-    """
-    frontier = Antichain(0 if after is None else after + 1)
-    end = until or Antichain(None)
-    deadline: float | None = None
-    place: str | None = None  # the id at `frontier`
-    while frontier.element is not None and frontier < end:
-        for server in calls.servers.order(name):
-            try:
-                for frame in _frames(calls, server, name, (frontier, end), place):
-                    deadline = None
-                    if frame.event is not None:
-                        yield frame.event
-                        frontier = frame.event.upper
-                    place = frame.id
-                break
-            except (NotSent, Broken, Unavailable):
-                calls.servers.failed(server)
-        if frontier.element is not None and frontier < end:
-            deadline = calls.pause_before_retry(deadline, name)
-
-
-def _frames(
-    calls: HttpCalls, server: str, name: str, interval: tuple[Antichain, Antichain], place: str | None
-) -> Iterator[Frame]:
-    frontier, until = interval
-    assert frontier.element is not None
-    query = f"until={'[]' if until.element is None else until.element}"
-    if frontier.element > 0:
-        query += f"&after={frontier.element - 1}"
-    path = f"/v1/shards/{quote(name, safe='')}/listen?{query}"
-    headers = {"accept": FRAMES} if place is None else {"accept": FRAMES, "last-event-id": place}
-    with calls.stream(server, path, headers, SILENCE_S) as (reply, pieces):
-        calls.servers.worked(server)
-        if reply.status >= 400:
-            raise error_of(server, reply, safe=True)
-        yield from frames(pieces)
-
+from rpc.listen_frames import caller_headers
 
 # Routing for shards of another region: reads go to nearby servers, writes to its home. `persist.client.client`, which
 # is a lower layer, looks this up beside `open_transport`.
@@ -310,10 +256,6 @@ class HttpTransport:
 
     def maintain(self, name: str, verb: str) -> dict[str, Any]:
         return decoded_json(self._call("POST", name, f"/{verb}", wait_s=MAINTAINED_S), dict[str, Any])
-
-    def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
-        """Every update after a time, pushed through the server: for clients without access to parts."""
-        return follow(self._calls, check_shard_name(name), after, until)
 
     def _call(
         self,

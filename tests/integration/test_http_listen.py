@@ -22,7 +22,7 @@ from persist.core.errors import UnknownShard
 from persist.core.frontier import Antichain
 from persist.maintenance.collector import Collector
 from persist.parts.schema_changes import RenameColumn
-from rpc.client.http_transport import HttpTransport
+from tests.support.followed import follow_with
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -31,9 +31,8 @@ SCHEMA = pa.schema([("id", pa.string())])
 
 def follow(client: Client, name: str, after: int | None = None, until: int | None = None) -> list[tuple[str, int]]:
     """(id, time) of all that comes."""
-    assert isinstance(client.transport, HttpTransport)
     found: list[tuple[str, int]] = []
-    for event in client.transport.follow(name, after, Antichain(until)):
+    for event in follow_with(client, name, after, Antichain(until)):
         if event.updates.num_rows:
             found += zip(event.updates["id"].to_pylist(), event.updates["__time"].to_pylist(), strict=True)
     return found
@@ -156,9 +155,8 @@ def test_who_lags_behind_a_forced_drop_is_told_and_never_sees_a_whole_stream(
     server: Server, client: Client, shard: Shard, directory: Path
 ) -> None:
     """The stream ended as one that has said everything, without rows that had been acknowledged."""
-    assert isinstance(client.transport, HttpTransport)
     shard.compare_and_append([{"id": "first"}], 0, 1)
-    following = client.transport.follow(shard.name, None, Antichain(None))
+    following = follow_with(client, shard.name, None, Antichain(None))
     next(following)
     stuck = urllib.request.urlopen(f"{server.url}/v1/shards/{shard.name}/listen")
     row = "x" * 1_000_000  # 20 MB in all: more than the sockets hold

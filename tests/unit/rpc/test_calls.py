@@ -34,9 +34,10 @@ from persist.core.state import Policy
 from persist.formats.http_messages import PROBLEM_JSON, PROTOCOL_VERSION, error_to_json
 from persist.http_client.http_calls import Call, HttpCalls, Servers, rendezvous
 from rpc.client.http_stores import HttpBlob
-from rpc.client.http_transport import HttpTransport, follow
-from rpc.listen_frames import FRAMES, HEADER_BYTES_MAX, FrameSource, frame, frames, heartbeat
+from rpc.client.http_transport import HttpTransport
+from rpc.listen_frames import FRAMES, FrameSource, frame, heartbeat
 from tests.support.answering import CLOSE, Answering, answer, chunked
+from tests.support.followed import HEADER_BYTES_MAX, follow, frames
 from tests.support.location import AscendingIds, TestClock
 from tests.support.waiting import WAIT_S
 

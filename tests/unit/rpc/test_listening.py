@@ -28,9 +28,10 @@ from persist.parts import codec
 from rpc import change_streams as listening_module
 from rpc.change_streams import Listeners
 from rpc.concurrency_limits import Work
-from rpc.listen_frames import EVENTS, FRAMES, frames
+from rpc.listen_frames import EVENTS, FRAMES
 from rpc.settings import Limits
 from rpc.shard_watcher import ShardWatcher
+from tests.support.followed import frames
 from tests.support.location import InlineBackground, memory_location
 from tests.support.waiting import WAIT_S
 
