@@ -148,11 +148,9 @@ async def _refused() -> Any:
 def connect(url: str | None = None, *, threads: int = THREADS, **settings: Any) -> AsyncClient:
     """Open an asynchronous client: `client = await persist.aio.connect(url)`, or `async with`.
 
-    Args:
-        url: as `persist.connect` says.
-        threads: the number of calls that run at once, in [1, 1024]; others wait for a free thread.
-        settings: as `persist.connect` says.
-    Raises: InvalidUsage (`threads` is out of range); when awaited, what `persist.connect` raises.
+    `url` and `settings` are as `persist.connect` says. `threads` is the number of calls that run at once, in [1, 1024];
+    others wait for a free thread. Raises InvalidUsage (`threads` is out of range); when awaited, what `persist.connect`
+    raises.
     """
     pool = Threads(threads)
 

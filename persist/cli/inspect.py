@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
+import re
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from itertools import chain, islice
+from typing import Any, Literal, TypeAlias
+from urllib.parse import quote, urlencode
 
-from persist.cli import inspect_client
-from persist.cli.connection_args import add_client_arguments, token_of_environment, trust_in, url_of, where_of
+from msgspec import Struct, ValidationError, convert
+
+from persist.cli.connection_args import (
+    add_client_arguments,
+    check_url,
+    token_of_environment,
+    trust_in,
+    url_of,
+    where_of,
+)
 from persist.cli.terminal import complain, plain, texts_of
+from persist.client.arguments import ClientTls, normalize_url
 from persist.core.errors import (
     Corruption,
     Forbidden,
@@ -19,11 +33,14 @@ from persist.core.errors import (
     NotReadable,
     PersistError,
     Unauthorized,
+    Unavailable,
     UpgradeNeeded,
 )
+from persist.formats.http_messages import error_from_json
+from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, tls_of
 from persist.inspect.documents import Document
 from persist.inspect.log_listing import POLL_S
-from persist.inspect.queries import Query, answer, span_of
+from persist.inspect.queries import OF_LOCATION, Query, answer, span_of
 from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_directory, open_readonly_stores
 
 HEALTHY, FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -43,9 +60,7 @@ WHATS = {
 OF_USAGE = (InvalidUsage, NotReadable, Unauthorized, Forbidden, UpgradeNeeded)  # errors of the caller
 WITH_KEYS = ("state", "parts", "part", "holds")
 OPTIONS = ("at", "timestamp", "first", "last", "as_of", "lower", "upper", "keys", "follow", "rows")  # of a `Query`
-
-
-AskFunction = Callable[[Query], Document | inspect_client.ServerAnswer]  # in this process, or of a server
+AskFunction: TypeAlias = "Callable[[Query], Document | ServerAnswer]"  # in this process, or of a server
 
 
 def add_arguments(parser: Parser) -> None:
@@ -103,16 +118,16 @@ def _inspect(arguments: argparse.Namespace) -> int:
     span_of(query)
     server = server_of(arguments)
     if server is not None:
-        with inspect_client.understood(server.url):
+        with understood(server.url):
             return _show(server.ask, query, arguments)
     with closing(open_readonly(arguments)) as location:
         return _show(lambda query: answer(location, query), query, arguments)
 
 
-def server_of(arguments: argparse.Namespace) -> inspect_client.Server | None:
+def server_of(arguments: argparse.Namespace) -> Server | None:
     """The server of the arguments, with the token of the environment. None: the stores. Raises InvalidUsage."""
     url = url_of(arguments)
-    return None if url is None else inspect_client.Server(url, token_of_environment(), trust_in(arguments.ca_file))
+    return None if url is None else Server(url, token_of_environment(), trust_in(arguments.ca_file))
 
 
 def open_readonly(arguments: argparse.Namespace) -> ReadOnlyLocation:
@@ -132,7 +147,7 @@ def _show(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> int:
     else:
         if result.seqno is not None:
             print(plain(f"{query.name if query.what != 'part' else 'shard'} v{result.seqno}"))
-        for line in inspect_client.lines(result.about_json(), result.rows_json()):
+        for line in lines(result.about_json(), result.rows_json()):
             print(line)
     findings = result.findings_json()
     if not arguments.json:
@@ -153,10 +168,316 @@ def _show_log(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> 
             entry = json.loads(line)
             newest = entry["seqno"]
             damaged = damaged or entry["finding"] is not None
-            print(line.rstrip("\n") if arguments.json else inspect_client.log_line(entry))
+            print(line.rstrip("\n") if arguments.json else log_line(entry))
         if newest:
             query = Query("log", query.name, first=str(newest + 1), last=query.last, follow=True)
         if not arguments.follow or (last is not None and newest >= last):
             return FOUND if damaged else HEALTHY
         sys.stdout.flush()
         time.sleep(POLL_S)
+
+
+# Through a server: `GET /v1/inspect/…` and `GET /v1/shards/NAME/inspect/…`.
+
+
+ANSWER_S = 60.0  # that a server may be silent
+DOCUMENT_BYTES_MAX = 256 * 1024 * 1024  # of a table; JSON is streamed
+LINE_BYTES_MAX = 16 * 1024 * 1024
+END_BYTES = 64  # of a document, in which its end is searched
+_BEGINS = re.compile(rb'\s*\{\s*"persist"\s*:\s*"inspect"')
+_ENDS_HEALTHY = re.compile(rb'"findings"\s*:\s*\[\s*\]\s*\}\s*\Z')
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")  # which JSON never contains unescaped
+_OPTIONS = {"first": "from", "last": "to"}  # query fields whose HTTP parameters have other names
+
+
+class Server:
+    """One or several servers of a location; the first that answers is used. `token` None: no authentication.
+
+    Raises InvalidUsage: the URL is not one of servers, or a PEM file cannot be used.
+    """
+
+    def __init__(self, url: str, token: str | None, trust: ClientTls | None = None) -> None:
+        check_url(url)
+        urls = tuple(dict.fromkeys(map(normalize_url, url.split(","))))
+        tls = tls_of(urls, trust)
+        self._pools = {url: ConnectionPool(url, connect_s=ANSWER_S, tls=tls) for url in urls}
+        self._url = urls[0]
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+
+    @property
+    def url(self) -> str:
+        """The server that was used last."""
+        return self._url
+
+    def ask(self, query: Query) -> ServerAnswer:
+        """Raises the error that the server returns, and Unavailable: it is unreachable, or no server of persist."""
+        pieces = self._open(path_of(query), ANSWER_S)
+        return ServerAnswer(chain(tuple(islice(pieces, 1)), pieces), query.what, self._url)
+
+    def document(self, path: str, silent_s: float) -> Any:
+        """The JSON at a path. `silent_s`: how long the server may pause. Raises as `ask` does."""
+        try:
+            return json.loads(_read_body(self._open(path, silent_s), "ask for fewer shards"))
+        except (Broken, ValueError, RecursionError) as error:
+            raise Unavailable(f"{self._url} is not a server of persist, or its answer was cut off") from error
+
+    def _open(self, path: str, silent_s: float) -> Iterator[bytes]:
+        """Stream the body in non-empty pieces. Raises Broken: the answer was cut off."""
+        last_error: Exception | None = None
+        for url, pool in self._pools.items():
+            self._url = url
+            with ExitStack() as stack:
+                try:
+                    reply, pieces = stack.enter_context(pool.stream(path, self._headers, silent_s))
+                except (NotSent, Broken, InvalidUsage) as error:  # InvalidUsage: its certificate is not trusted
+                    last_error = error
+                    continue
+                if reply.status >= 300:
+                    raise _refusal(reply, url)
+                yield from filter(None, pieces)
+                return
+        raise Unavailable(f"{self._url} does not answer: {last_error}") from last_error
+
+
+def _read_body(pieces: Iterator[bytes], remedy: str) -> bytes:
+    """Read a whole body. Raises InvalidUsage: it is longer than DOCUMENT_BYTES_MAX."""
+    data = bytearray()
+    for piece in pieces:
+        data += piece
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise InvalidUsage(f"the answer has more than {DOCUMENT_BYTES_MAX} bytes; {remedy}")
+    return bytes(data)
+
+
+def path_of(query: Query) -> str:
+    params: dict[str, str] = {}
+    for name in (*OPTIONS, "whole"):
+        if value := getattr(query, name):
+            params[_OPTIONS.get(name, name)] = "true" if value is True else str(value)
+    path = f"/v1/shards/{quote(query.name, safe='')}/inspect/{query.what}"
+    if query.what in OF_LOCATION:
+        path = f"/v1/inspect/{query.what}"
+        params |= {"key" if query.what == "part" else "pattern": query.name} if query.name else {}
+    return f"{path}?{urlencode(params)}" if params else path
+
+
+class _ReceivedDocument(Struct):
+    """What an answer must have; a newer server may send more."""
+
+    persist: Literal["inspect"]
+    seqno: int | None
+    about: dict[str, Any] | None
+    rows: list[dict[str, Any]]
+    findings: list[dict[str, Any]]
+
+
+class ServerAnswer:
+    """An answer of a server, streamed."""
+
+    def __init__(self, pieces: Iterator[bytes], what: str, url: str) -> None:
+        self._pieces = pieces
+        self._what = what
+        self._url = url
+        self._document: _ReceivedDocument | None = None
+        self._findings: list[dict[str, Any]] = []
+
+    @property
+    def seqno(self) -> int | None:
+        return self._read().seqno
+
+    def about_json(self) -> dict[str, Any] | None:
+        return self._read().about
+
+    def rows_json(self) -> Iterator[dict[str, Any]]:
+        return iter(self._read().rows)
+
+    def findings_json(self) -> list[dict[str, Any]]:
+        return self._findings if self._document is None else self._document.findings
+
+    def pieces(self) -> Iterator[str]:
+        """Stream the JSON. Raises Unavailable: the answer was cut off."""
+        if self._what == "log":
+            yield from self._lines()
+            return
+        start, end, decoder = b"", b"", codecs.getincrementaldecoder("utf-8")("replace")
+        pieces = self._read_pieces()
+        while len(start) < END_BYTES and (piece := next(pieces, b"")):
+            start += piece
+        if start and not _BEGINS.match(start):
+            raise self._foreign_error()
+        for piece in chain((start,), pieces):
+            if _CONTROL.search(piece):
+                raise self._foreign_error()
+            end = (end + piece)[-END_BYTES:]
+            yield decoder.decode(piece)
+        if not end.endswith(b"]}\n"):
+            raise self._truncated_error()
+        if not _ENDS_HEALTHY.search(end):
+            self._findings = [{"shard": None, "what": "as the document says", "key": None}]
+
+    def _lines(self) -> Iterator[str]:
+        rest = b""
+        for piece in self._read_pieces():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                entry = _parsed(line)
+                if not isinstance(entry, dict) or type(entry.get("seqno")) is not int or "finding" not in entry:
+                    raise self._foreign_error()
+                yield f"{line.decode('utf-8', 'replace')}\n"
+            if len(rest) > LINE_BYTES_MAX:
+                break
+        if rest:
+            raise self._truncated_error()
+
+    def _read(self) -> _ReceivedDocument:
+        if self._document is None:
+            data = _read_body(self._read_pieces(), "take --json")
+            document = _parsed(data)
+            if document is None and _BEGINS.match(data):
+                raise self._truncated_error()
+            try:
+                self._document = convert(document, _ReceivedDocument)
+            except ValidationError as error:
+                raise self._foreign_error() from error
+        return self._document
+
+    def _read_pieces(self) -> Iterator[bytes]:
+        try:
+            yield from self._pieces
+        except Broken as error:
+            raise self._truncated_error() from error
+
+    def _foreign_error(self) -> Unavailable:
+        return Unavailable(f"{self._url} does not answer as a server of persist")
+
+    def _truncated_error(self) -> Unavailable:
+        return Unavailable(f"the answer of {self._url} was cut off; ask again, and see the server's log")
+
+
+@contextmanager
+def understood(url: str) -> Iterator[None]:
+    """Raise Unavailable if an answer lacks a field that is used, or the field has an unexpected type."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise Unavailable(f"{url} does not answer as a server of persist") from error
+
+
+def _parsed(data: bytes) -> Any:
+    """None: it is not JSON."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refusal(reply: Reply, url: str) -> PersistError:
+    if reply.status < 400:
+        return Unavailable(f"{url} redirects to another server, which is refused: give the URL of the server itself")
+    error = _parsed(reply.data)
+    if isinstance(error, dict) and isinstance(error.get("kind"), str):
+        return error_from_json(error)
+    return Unavailable(f"{url} does not answer as a server of persist: HTTP error {reply.status}")
+
+
+# Formatting: the fields of the whole, a table of rows, and findings.
+
+
+ALIGNED_ROWS_MAX = 1_000  # that decide the widths of columns; later rows may be wider
+CELL_CHARS_MAX = 400
+GAP = "  "
+FRONTIERS = ("since", "upper", "lower")  # an empty one is the closed frontier
+
+Row = Mapping[str, Any]
+
+
+def lines(about: Row | None, rows: Iterable[Row]) -> Iterator[str]:
+    """Format the fields of the whole, one a line, then the table. Columns that are empty in all rows are omitted."""
+    about = dict(about or {})
+    shown = about.pop("shown", ())
+    for name, value in _flat(about):
+        yield plain(f"{name}: {value}")
+    yield from _table(rows, follows=bool(about))
+    yield from _table(shown, follows=True)
+
+
+def _table(rows: Iterable[Row], *, follows: bool) -> Iterator[str]:
+    """Format a table, after an empty line if it `follows` something. Without rows there is no table."""
+    upcoming = iter(rows)
+    first = [_cells(row) for row in islice(upcoming, ALIGNED_ROWS_MAX)]
+    if not first:
+        return
+    if follows:
+        yield ""
+    more = next(upcoming, None)
+    known = dict.fromkeys(name for row in first for name in row)  # newer servers may return more fields for some rows
+    names = [name for name in known if more is not None or any(row.get(name, "-") not in ("-", "") for row in first)]
+    numeric = {name for name in names if all(_is_number(row.get(name, "-")) for row in first)}
+    widths = {name: max(len(name), *(len(row.get(name, "-")) for row in first)) for name in names}
+    yield _line({name: name for name in names}, names, numeric, widths)
+    for row in first:
+        yield _line(row, names, numeric, widths)
+    while more is not None:
+        yield _line(_cells(more), names, numeric, widths)
+        more = next(upcoming, None)
+
+
+def log_line(entry: Row) -> str:
+    if entry["finding"] is not None and entry["commit_id"] is None:
+        return plain(f"v{entry['seqno']}  {entry['bytes']} bytes  DAMAGED: {entry['finding']}")
+    operations = entry["operations"] or entry["kinds"]
+    fields = [f"v{entry['seqno']}", entry["timestamp"] or "-", f"{entry['bytes']} bytes", ", ".join(operations)]
+    if entry["added"]:
+        fields.append("added " + ", ".join(map(_batch, entry["added"])))
+    if entry["replaces"]:
+        replaced = ", ".join(map(_batch, entry["replaced"])) or "nothing"
+        fields.append(f"{entry['replaces']} batches from the {entry['first']}th became {replaced}")
+    if entry["gone"]:
+        fields.append(f"{entry['gone']} blobs left")
+    if entry["finding"] is not None:
+        fields.append(f"DAMAGED: {entry['finding']}")
+    return plain(GAP.join(fields))
+
+
+def _batch(batch: Row) -> str:
+    return f"[{_text(batch['lower'])}, {_text(batch['upper'])}) of {batch['rows']} updates"
+
+
+def _line(row: Mapping[str, str], names: list[str], numeric: set[str], widths: Mapping[str, int]) -> str:
+    cells = ((row.get(name, "-"), widths[name], name in numeric) for name in names)
+    return GAP.join(text.rjust(width) if right else text.ljust(width) for text, width, right in cells).rstrip()
+
+
+def _cells(row: Row) -> dict[str, str]:
+    """The texts of a row by column, with control characters escaped: names and values are untrusted."""
+    return {plain(name): plain(text) for name, text in _flat(row)}
+
+
+def _flat(row: Row) -> Iterator[tuple[str, str]]:
+    """The fields as texts. Nested objects are flattened; counts of blobs are shown with their bytes."""
+    for name, value in row.items():
+        if isinstance(value, Mapping) and value.keys() == {"blobs", "bytes"}:
+            yield name, f"{value['bytes']} ({value['blobs']})" if value["blobs"] else "-"
+        elif isinstance(value, Mapping) and name in ("location", "orphans", "earlier", "later"):
+            yield from ((f"{name}.{inner}", text) for inner, text in _flat(value))
+        elif value == [] and name not in FRONTIERS:
+            yield name, "-"
+        else:
+            yield name, _text(value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        is_frontier = len(value) == 1 and isinstance(value[0], int)
+        return str(value[0]) if is_frontier else "; ".join(map(_text, value))[:CELL_CHARS_MAX] or "[]"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(item)}" for name, item in value.items())[:CELL_CHARS_MAX]
+    return str(value)
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.lstrip("-").replace(".", "", 1).isdecimal()

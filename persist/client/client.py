@@ -438,18 +438,13 @@ class Client(Timeable):
         info: Info | None = None,
         at_once: int = TRUNCATED_AT_ONCE,
     ) -> CutTruncated:
-        """Truncate every shard of a cut, as `Shard.truncate` does: one shard after the other, not atomically.
+        """Truncate every shard of a `cut`, as `Shard.truncate` does: one shard after the other, not atomically.
 
-        An error of one shard is part of its outcome, and does not stop the others. Repeating it is safe: it completes
-        the rest, and changes nothing in shards that are truncated that far. Memory: of `at_once` truncations.
+        An error of one shard is part of its outcome, and does not stop the others; the result is `complete` if none was
+        refused. Repeating it is safe: it completes the rest, and changes nothing in shards that are truncated that far.
+        `dry_run`, `retries` and `info` are as there. Up to 64 shards are truncated `at_once`, each in the memory of a
+        truncation.
 
-        Args:
-            cut: what `cut` returned, at this location.
-            dry_run: report how many rows would be removed, and change nothing.
-            retries: how often to continue in a shard to which others write meanwhile, up to 1,000.
-            info: as `Shard.insert` says.
-            at_once: how many shards are truncated at once, in [1, 64].
-        Returns: an outcome for each shard; `complete` if none was refused.
         Raises: InvalidUsage (the cut is of another location, or an argument is invalid; nothing was changed).
         """
         return truncate_by_cut(self.transport, cut, self._settings, TruncationRequest(dry_run, retries, info, at_once))
@@ -476,12 +471,10 @@ class Client(Timeable):
     ) -> ShardsDropped:
         """Drop many shards, as `Shard.drop` does, one by one. Repeating it is safe. Needs the scope `admin`.
 
-        Args:
-            names: the shards, at most 1,000.
-            prefix: instead of names: the shards whose names begin so. It must not be empty.
-            confirm: how many they are. A prefix without it drops nothing: the result lists its shards.
-            force: also while readers hold them.
-        Returns: an outcome for each shard: an error of one does not stop the others.
+        They are given by `names`, at most 1,000, or are those whose names begin with a `prefix`, which must not be
+        empty. `confirm` is how many they are; a prefix without it drops nothing: the result lists its shards. `force`:
+        also while readers hold them. An error of one shard is part of its outcome, and does not stop the others.
+
         Raises: InvalidUsage (no such shards, too many, or not as many as were confirmed; nothing was dropped).
         """
         chosen = None if names is None else tuple_of("names", names)

@@ -79,9 +79,7 @@ class EditMethods(ShardBase):
         Args:
             where: a predicate, as the Spark option `where` says.
             keys: up to a million keys: tuples in key order, or the values themselves where there is one key column.
-            read_time, token: as `upsert` says.
-            attributes, info: as `insert` says.
-        Returns: as `upsert`.
+            read_time, token, attributes, info: as `upsert` says, and so is the result.
         Raises: InvalidUsage (not exactly one of them, no such column or key), and what `upsert` raises.
         """
         if (where is None) == (keys is None):
@@ -109,9 +107,7 @@ class EditMethods(ShardBase):
             set: a value for each of these columns, or a `pyarrow.compute.Expression` over the columns of the row, such
                 as `{"n": pc.field("n") + 1}`. Other columns keep their values.
             where: which rows, by a predicate, as the Spark option `where` says; None is all.
-            read_time, token: as `upsert` says.
-            attributes, info: as `insert` says.
-        Returns: as `upsert`.
+            read_time, token, attributes, info: as `upsert` says, and so is the result.
         Raises: InvalidUsage (no such column, or a value does not fit), and what `upsert` raises.
         """
         sets = checked_sets("set", set)
@@ -133,9 +129,7 @@ class EditMethods(ShardBase):
         Args:
             where: the predicate, as the Spark option `where` says. It must be true for all new rows.
             rows: as `insert` says, held in memory.
-            read_time, token: as `upsert` says.
-            attributes, info: as `insert` says.
-        Returns: as `upsert`.
+            read_time, token, attributes, info: as `upsert` says, and so is the result.
         Raises: InvalidUsage (the predicate is not true for a row), and what `upsert` raises.
         """
         checked("where", where, str)
@@ -159,9 +153,7 @@ class EditMethods(ShardBase):
         Args:
             rows: as `insert` says, held in memory.
             read_time: as `upsert` says. Without it, rows that others write meanwhile are replaced, too.
-            token: as `upsert` says.
-            attributes, info: as `insert` says.
-        Returns: as `upsert`.
+            token, attributes, info: as `upsert` says, and so is the result.
         Raises: what `upsert` raises.
         """
         return self._edit(Overwrite(to_rereadable(rows)), read_time, token, attributes, info)

@@ -94,14 +94,11 @@ class HistoryMethods(ShardBase):
     ) -> list[HistoryEntry]:
         """The commit history: an entry for each command that changed the shard, newest first. Scope `read`.
 
-        Entries are kept as long as the shard's history (`configure`), and without history as long as its log. Retries
-        that were answered as before share one entry. Readers that move since leave none.
+        At most `limit` entries, in [1, 1000], before the entry or the place `before` (None: the newest one); fewer only
+        if there are no more. With `maintenance` also merges, collections, and forgetting by age. Entries are kept as
+        long as the shard's history (`configure`), and without history as long as its log. Retries that were answered as
+        before share one entry. Readers that move since leave none.
 
-        Args:
-            limit: at most so many entries, in [1, 1000].
-            maintenance: also merges, collections, and forgetting by age.
-            before: entries before this one, or before its `place`; None is the newest one.
-        Returns: fewer entries than `limit` only if there are no more.
         Raises: InvalidUsage (no such limit or place), Corruption (a blob of the history is damaged or missing: give a
             place before or after it, or fewer entries).
         """
@@ -114,12 +111,10 @@ class HistoryMethods(ShardBase):
     def time_at(self, when: datetime, *, wait_s: float = 0.0) -> Antichain:
         """The upper that the shard had at a wall clock: every time before it was complete. Repeating it is safe.
 
-        The answer never changes, and is as exact as the committers' clocks (11 s, or they are ignored).
+        `[0]`: nothing was written by then; `[]`: the shard was closed. The answer never changes, and is as exact as the
+        committers' clocks (11 s, or they are ignored). `when` has a zone, and is rounded down to the shard's grid (a
+        second, unless `configure` says otherwise); if it is in the future, the call waits for up to `wait_s` seconds.
 
-        Args:
-            when: with its zone; it is rounded down to the shard's grid (a second, unless `configure` says otherwise).
-            wait_s: seconds to wait if it is in the future.
-        Returns: `[0]` if nothing was written by then, `[]` if the shard was closed.
         Raises: InvalidUsage (no zone), NotReadable (it is not known, or was forgotten), Unavailable (it is in the
             future, or the clocks of this process and of the blob store do not agree).
         """

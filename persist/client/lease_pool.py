@@ -212,9 +212,7 @@ class LeasePool:
                 if not self._closed:
                     self._known.setdefault(kind, _Known()).shared.append(shared)
                     self._read(use)
-                    if not self._tends:
-                        self._tends, tend = True, partial(_tend_all, weakref.ref(self))
-                        threading.Thread(target=tend, name="persist-leases", daemon=True).start()
+                    self._start_thread()
         finally:
             with self._changed:
                 self._forget_empty(kind)  # if no lease was taken
@@ -372,6 +370,11 @@ class LeasePool:
         known = self._known.get(kind)
         if known is not None and not known.shared:
             del self._known[kind]
+
+    def _start_thread(self) -> None:
+        if not self._tends:
+            self._tends = True
+            threading.Thread(target=partial(_tend_all, weakref.ref(self)), name="persist-leases", daemon=True).start()
 
 
 def run_aside(release: Callable[[], None], wait_s: float) -> None:

@@ -91,7 +91,7 @@ class ReadMethods(ShardBase):
             check_int("limit", limit, 0, LIMIT_MAX, ", or None for all rows")
         selection = self._selection(where, columns, start_key=start_key, end_key=end_key, key_prefix=key_prefix)
         selection = replace(selection, then=is_then("schema", schema))
-        return self._snapshot(_named(as_of, tag), selection, limit, (num_splits, wait_s, purpose))
+        return snapshot_of(self, _named(as_of, tag), selection, limit, wait_s, purpose, num_splits)
 
     def scan(
         self,
@@ -160,15 +160,10 @@ class ReadMethods(ShardBase):
         columns: Sequence[str] | None = None,
         as_of: int | datetime | None = None,
     ) -> list[dict[str, Any]]:
-        """The first rows in key order, repeated by their multiplicity. No further rows are read.
+        """The first `n` rows, in [0, 100,000], in key order, repeated by their multiplicity. No further rows are read.
 
-        Args:
-            n: how many, in [0, 100,000].
-            where: as `snapshot` says.
-            columns: those to return; None is all.
-            as_of: as `get` says.
-        Returns: a dict for each row, by column names.
-        Raises: InvalidUsage (no such number), and what `get` raises.
+        `where` and `columns` are as `snapshot` says, `as_of` as `get` says. Returns a dict for each row, by column
+        names. Raises InvalidUsage (no such number), and what `get` raises.
         """
         check_int("n", n, 0, KEY_ROWS_MAX, ": read more with snapshot(limit=)")
         return self._rows(as_of, self._selection(where, columns), n, "head")
@@ -259,19 +254,6 @@ class ReadMethods(ShardBase):
         listener.known = known
         return listener
 
-    def _snapshot(
-        self,
-        at: int | datetime | Tagged | None,
-        selection: Selection,
-        limit: int | None,
-        options: tuple[int, float, str],
-    ) -> Snapshot:
-        """`options`: the number of splits, the seconds to wait, and the purpose."""
-        num_splits, wait_s, purpose = options
-        hold = hold_shared if num_splits == 1 else hold_time  # several splits are meant for other processes
-        with self._held(at, purpose, wait_s, hold) as (held, timestamp):
-            return replace(held.snapshot(num_splits, selection, limit), timestamp=timestamp)
-
     def _rows(
         self, as_of: int | datetime | None, selection: Selection, limit: int, purpose: str
     ) -> list[dict[str, Any]]:
@@ -281,7 +263,7 @@ class ReadMethods(ShardBase):
         checked_time("as_of", as_of, BEFORE_ALL)
         table = read_unleased(self._transport, self.name, as_of, selection, limit, self._settings.read)
         if table is None:
-            with self._snapshot(as_of, selection, limit, (1, WAIT_S, purpose)) as snapshot:
+            with snapshot_of(self, as_of, selection, limit, WAIT_S, purpose) as snapshot:
                 table = snapshot.to_arrow()
         if table.schema.names == [DIFF] and first_negative(table) is None:  # Arrow tables without columns have no rows
             return [{} for _ in range(sum(multiplicities(table)))]
@@ -344,9 +326,12 @@ def snapshot_of(
     limit: int | None = None,
     wait_s: float = WAIT_S,
     purpose: str = "snapshot",
+    num_splits: int = 1,
 ) -> Snapshot:
     """A snapshot of a selection, at most `limit` rows. Raises what `Shard.snapshot` does."""
-    return shard._snapshot(at, selection, limit, (1, wait_s, purpose))
+    hold = hold_shared if num_splits == 1 else hold_time  # several splits are meant for other processes
+    with shard._held(at, purpose, wait_s, hold) as (held, timestamp):
+        return replace(held.snapshot(num_splits, selection, limit), timestamp=timestamp)
 
 
 def counted(

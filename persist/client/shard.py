@@ -11,7 +11,7 @@ from typing import Any, Final
 from persist.attributes import Attributes
 from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client.arguments import NUMBER_MAX, check_int, checked, html_table
-from persist.client.commit_info import Info, checked_purpose
+from persist.client.commit_info import checked_purpose
 from persist.client.edit_verbs import EditMethods
 from persist.client.embedded import OPTIMIZE, VACUUM
 from persist.client.erasure_api import ErasureMethods
@@ -25,7 +25,7 @@ from persist.client.snapshot import ReadLease
 from persist.client.timestamps import period_ms, retention_ms
 from persist.client.transport import OneShard, Transport
 from persist.client.unique_insert import CheckedWriter
-from persist.client.write import Time, Updates, WriteHandle
+from persist.client.write import Time, WriteHandle, WriteMethods
 from persist.core import commands as c
 from persist.core.audit_log import PURPOSE_CHARS_MAX, Caller
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
@@ -84,14 +84,13 @@ class CriticalReaderHandle:
     def downgrade_since(
         self, since: Time, *, expected: str | None = None, opaque: str | None = None, force: bool = False
     ) -> Antichain:
-        """Move the hold to `since`, and perhaps its token.
+        """Move the hold to `since`, and perhaps its token. Returns the shard's since afterwards.
 
-        Args:
-            since: the earliest time to keep; None closes the shard to reads for ever, whatever its history setting.
-            expected: the token that the hold must have; None is the one that this handle knows.
-            opaque: the token that it has afterwards, which fences all other holders; None keeps it.
-            force: also beyond the shard's upper, so that nothing can be read until a write reaches it.
-        Returns: the shard's since afterwards.
+        `since` is the earliest time to keep; None closes the shard to reads for ever, whatever its history setting. The
+        hold must have the token `expected` (None: the one that this handle knows), and has `opaque` afterwards, which
+        fences all other holders (None: it keeps its own). `force`: also beyond the shard's upper, so that nothing can
+        be read until a write reaches it.
+
         Raises: InvalidUsage (no such time, or beyond the upper), OpaqueMismatch (another holder has changed the token),
             Expired (the hold was given up), Indeterminate (it may have happened: open the hold anew and look).
         """
@@ -112,9 +111,6 @@ class CriticalReaderHandle:
         Raises: OpaqueMismatch (another holder has changed the token), Indeterminate (it may have happened: repeat it).
         """
         self._shard._send(c.ExpireCriticalReader(self._reader, self.opaque, self._registered))
-
-
-# Merging and collecting the shard on request; maintenance does both anyway.
 
 
 PIECES_MAX: Final = 1_000  # of one call
@@ -149,35 +145,6 @@ class Vacuumed:
     complete: bool
 
 
-class MaintenanceMethods(ShardBase):
-    """The methods of `Shard` that do at once what maintenance does anyway."""
-
-    def optimize(self) -> Optimized:
-        """Run the merges that are worth it now; maintenance runs them automatically on an idle shard. Scope `maintain`.
-
-        No row is changed, and no reader or writer is affected. It takes as long as the merges do. Repeating it is safe.
-
-        Returns: how many merges there were, and how much the shard holds before and after.
-        Raises: UnknownShard, Unavailable, and what every call may. Completed merges stay.
-        """
-        pieces = _pieces(self._transport, self.name, OPTIMIZE)
-        merges = sum(piece["merges"] for piece in pieces)
-        before, after = Size(**pieces[0]["before"]), Size(**pieces[-1]["after"])
-        return Optimized(merges, before, after, pieces[-1]["complete"])
-
-    def vacuum(self) -> Vacuumed:
-        """Delete now what can no longer be read; maintenance does that automatically. Scope `maintain`.
-
-        It deletes nothing that history keeps (`configure`, `forget`), nor what a reader holds. Repeating it is safe.
-
-        Returns: how many blobs and entries of the log were deleted.
-        Raises: UnknownShard, Unavailable, and what every call may. Completed deletions stay.
-        """
-        pieces = _pieces(self._transport, self.name, VACUUM)
-        blobs, entries = (sum(piece[what] for piece in pieces) for what in ("blobs", "entries"))
-        return Vacuumed(blobs, entries, pieces[-1]["complete"])
-
-
 def _pieces(transport: OneShard, name: str, verb: str) -> list[dict[str, Any]]:
     pieces = [transport.maintain(name, verb)]
     while pieces[-1]["more"] and len(pieces) < PIECES_MAX:
@@ -185,7 +152,7 @@ def _pieces(transport: OneShard, name: str, verb: str) -> list[dict[str, Any]]:
     return pieces
 
 
-class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, MaintenanceMethods, SchemaMethods):
+class Shard(WriteMethods, ReadMethods, EditMethods, RetentionMethods, ErasureMethods, SchemaMethods):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.
@@ -228,89 +195,6 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
         caller, known = Caller(purpose=checked_purpose("purpose", purpose)), self._current_schema()
         return CheckedWriter(self._transport, self.name, lambda: known, self._settings.write, caller=caller)
 
-    def insert(
-        self,
-        updates: Updates,
-        *,
-        token: str | None = None,
-        attributes: AttributeUpdates = (),
-        info: Info | None = None,
-    ) -> c.Appended:
-        """Append rows at the next time, which the service chooses. Inserts never conflict with one another.
-
-        Args:
-            updates: an Arrow table or batches, a pandas or Polars frame, a DuckDB relation, any other Arrow stream, or
-                dicts in a list or another iterable. A column `__diff` is the multiplicity of each row (default 1; -1
-                removes one). A table without rows takes no time.
-            token: to repeat a call whose outcome is unknown, give the token of that call, on any handle, client or
-                process: if it has landed, it is answered as then, or refused as TokenReused if the columns have changed
-                since. It is text of your own (1 to 200 characters) that identifies this write, such as
-                `load-2030-01-01`, or one of `Client.new_token`. Outcomes are remembered for at least seven days. None
-                is a new token, for this call's own retries.
-            attributes: updates of attributes, which are committed together with the rows or not at all.
-            info: what `history` shows for this write: a JSON object of at most 4 KiB. After retries it is that of the
-                try that landed.
-        Returns: the interval `[lower, upper)` that the rows took: their time is `lower`.
-        Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
-            TokenReused (the token stands for another command or other rows; if the columns have changed since, it may
-            be for the same rows, which have landed then: look at the history before writing them again),
-            OutcomeForgotten (the outcome of the token is no longer known, or it was minted in the future), Unavailable
-            or Overloaded (it did not happen), Indeterminate (it may have happened: retry with its token).
-        """
-        with self._writer() as writer:
-            return writer.insert(updates, token=token, attributes=attributes, info=info)
-
-    def compare_and_append(
-        self,
-        updates: Updates,
-        expected_upper: Time,
-        new_upper: Time,
-        *,
-        token: str | None = None,
-        attributes: AttributeUpdates = (),
-        info: Info | None = None,
-    ) -> c.Appended:
-        """Append rows if the shard's upper is `expected_upper`, so that writers that read before they write take turns.
-
-        Args:
-            updates: as `insert` says. A column `__time` gives each row a time in `[expected_upper, new_upper)`;
-                without it all have the time `expected_upper`.
-            expected_upper: the upper that the shard must have now; after a snapshot, its `as_of + 1`.
-            new_upper: the upper that it has afterwards; None closes it.
-            token, attributes, info: as `insert` says.
-        Returns: the interval `[expected_upper, new_upper)`.
-        Raises: UpperMismatch (another writer was first; `details["actual"]` has the upper), and what `insert` raises.
-        """
-        with self._writer() as writer:
-            return writer.compare_and_append(
-                updates, expected_upper, new_upper, token=token, attributes=attributes, info=info
-            )
-
-    def append(
-        self,
-        updates: Updates,
-        lower: Time,
-        upper: Time,
-        *,
-        token: str | None = None,
-        attributes: AttributeUpdates = (),
-        info: Info | None = None,
-    ) -> c.Appended:
-        """Append rows, of which the shard may already have the first ones: for replicas that write identical data.
-
-        Args:
-            updates: as `compare_and_append` says, with times in `[lower, upper)`.
-            lower: the time at which the rows begin. Rows before the shard's upper are dropped: they are there already.
-            upper: every time before it is complete afterwards; None closes the shard.
-            token: as `insert` says.
-            attributes: as `insert` says; with them no row is dropped: the shard's upper must be `lower`.
-            info: as `insert` says.
-        Returns: the interval `[lower, upper)`.
-        Raises: UpperMismatch (the shard's upper is before `lower`), and what `insert` raises.
-        """
-        with self._writer() as writer:
-            return writer.append(updates, lower, upper, token=token, attributes=attributes, info=info)
-
     def pipelined_writer(self, name: str, settings: PipelineSettings | None = None) -> PipelinedWriter:
         """The writer called `name`, which sends small appends without waiting, and continues where it last ended.
 
@@ -335,16 +219,6 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
     def _update_attributes(self, updates: AttributeUpdates, *, token: str | None = None) -> None:
         with self._writer() as writer:
             writer.update_attributes(updates, token=token)
-
-    def advance_upper(self, upper: Time, *, force: bool = False) -> c.Appended:
-        """Declare every time before `upper` complete, without rows. None closes the shard to writes.
-
-        Returns: the interval that was added; empty if the shard was that far. Repeating it is safe.
-        Raises: InvalidUsage (`upper` is no time, beyond 2^62, which no clock reaches, without `force`, or None if the
-            shard is closed to reads: only `drop` closes both).
-        """
-        with self._writer() as writer:
-            return writer.advance_upper(upper, force=force)
 
     # --- settings and holds
 
@@ -402,18 +276,42 @@ class Shard(ReadMethods, EditMethods, RetentionMethods, ErasureMethods, Maintena
     def downgrade_since(self, since: Time, cursor: str = "default", *, force: bool = False) -> Antichain:
         """Forget history before `since`, as far as other readers allow. Repeating it is safe.
 
-        Args:
-            since: the earliest time to keep; None closes the shard to reads for ever, whatever its history setting.
-            cursor: the critical reader whose hold is moved.
-            force: also beyond the shard's upper, so that nothing can be read until a write reaches it.
-        Returns: the shard's since afterwards.
+        It moves the hold of the critical reader `cursor`; None closes the shard to reads for ever, whatever its history
+        setting. `force`: also beyond the shard's upper, so that nothing can be read until a write reaches it. Returns
+        the shard's since afterwards.
+
         Raises: InvalidUsage (no such time, beyond the upper, or None if the shard is closed to writes: only `drop`
             closes both), OpaqueMismatch (another holder moves this hold).
         """
         handle = CriticalReaderHandle.take(self, cursor, since=frontier(since), force=force)
         return handle.downgrade_since(since, force=force)
 
-    # --- closing
+    # --- maintenance, which does both anyway, and closing
+
+    def optimize(self) -> Optimized:
+        """Run the merges that are worth it now; maintenance runs them automatically on an idle shard. Scope `maintain`.
+
+        No row is changed, and no reader or writer is affected. It takes as long as the merges do. Repeating it is safe.
+
+        Returns: how many merges there were, and how much the shard holds before and after.
+        Raises: UnknownShard, Unavailable, and what every call may. Completed merges stay.
+        """
+        pieces = _pieces(self._transport, self.name, OPTIMIZE)
+        merges = sum(piece["merges"] for piece in pieces)
+        before, after = Size(**pieces[0]["before"]), Size(**pieces[-1]["after"])
+        return Optimized(merges, before, after, pieces[-1]["complete"])
+
+    def vacuum(self) -> Vacuumed:
+        """Delete now what can no longer be read; maintenance does that automatically. Scope `maintain`.
+
+        It deletes nothing that history keeps (`configure`, `forget`), nor what a reader holds. Repeating it is safe.
+
+        Returns: how many blobs and entries of the log were deleted.
+        Raises: UnknownShard, Unavailable, and what every call may. Completed deletions stay.
+        """
+        pieces = _pieces(self._transport, self.name, VACUUM)
+        blobs, entries = (sum(piece[what] for piece in pieces) for what in ("blobs", "entries"))
+        return Vacuumed(blobs, entries, pieces[-1]["complete"])
 
     def drop(self, *, force: bool = False) -> None:
         """Close the shard to writes and reads; maintenance then deletes its data. Repeating it is safe.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar, cast
@@ -81,13 +83,119 @@ class WriteSettings:
         check_numbers(self)
 
 
-class WriteHandle(Timeable):
+class WriteMethods(Timeable):
+    """The methods of `Shard` and of a writer that append rows."""
+
+    @abstractmethod
+    def _writer(self) -> AbstractContextManager[WriteHandle]:
+        """A writer that no other thread uses meanwhile."""
+
+    def insert(
+        self,
+        updates: Updates,
+        *,
+        token: str | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
+        """Append rows at the next time, which the service chooses. Inserts never conflict with one another.
+
+        Args:
+            updates: an Arrow table or batches, a pandas or Polars frame, a DuckDB relation, any other Arrow stream, or
+                dicts in a list or another iterable. A column `__diff` is the multiplicity of each row (default 1; -1
+                removes one). A table without rows takes no time.
+            token: to repeat a call whose outcome is unknown, give the token of that call, on any handle, client or
+                process: if it has landed, it is answered as then, or refused as TokenReused if the columns have changed
+                since. It is text of your own (1 to 200 characters) that identifies this write, such as
+                `load-2030-01-01`, or one of `Client.new_token`. Outcomes are remembered for at least seven days. None
+                is a new token, for this call's own retries.
+            attributes: updates of attributes, which are committed together with the rows or not at all.
+            info: what `history` shows for this write: a JSON object of at most 4 KiB. After retries it is that of the
+                try that landed.
+        Returns: the interval `[lower, upper)` that the rows took: their time is `lower`.
+        Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
+            TokenReused (the token stands for another command or other rows; if the columns have changed since, it may
+            be for the same rows, which have landed then: look at the history before writing them again),
+            OutcomeForgotten (the outcome of the token is no longer known, or it was minted in the future), Unavailable
+            or Overloaded (it did not happen), Indeterminate (it may have happened: retry with its token).
+        """
+        own, changes, info_json = given_token(token), as_attribute_updates(attributes), info_bytes("info", info)
+        with self._writer() as writer:
+            return writer._by_schema(
+                updates, lambda rows, unique: writer._inserted(rows, changes, own, info_json, unique=unique), own
+            )
+
+    def compare_and_append(
+        self,
+        updates: Updates,
+        expected_upper: Time,
+        new_upper: Time,
+        *,
+        token: str | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
+        """Append rows if the shard's upper is `expected_upper`, so that writers that read before they write take turns.
+
+        Args:
+            updates: as `insert` says. A column `__time` gives each row a time in `[expected_upper, new_upper)`;
+                without it all have the time `expected_upper`.
+            expected_upper: the upper that the shard must have now; after a snapshot, its `as_of + 1`.
+            new_upper: the upper that it has afterwards; None closes it.
+            token, attributes, info: as `insert` says.
+        Returns: the interval `[expected_upper, new_upper)`.
+        Raises: UpperMismatch (another writer was first; `details["actual"]` has the upper), and what `insert` raises.
+        """
+        interval = frontier(expected_upper), frontier(new_upper)
+        with self._writer() as writer:
+            return writer._append(c.CompareAndAppend, updates, interval, token, attributes, info)
+
+    def append(
+        self,
+        updates: Updates,
+        lower: Time,
+        upper: Time,
+        *,
+        token: str | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
+        """Append rows, of which the shard may already have the first ones: for replicas that write identical data.
+
+        Args:
+            updates: as `compare_and_append` says, with times in `[lower, upper)`.
+            lower: the time at which the rows begin. Rows before the shard's upper are dropped: they are there already.
+            upper: every time before it is complete afterwards; None closes the shard.
+            token: as `insert` says.
+            attributes: as `insert` says; with them no row is dropped: the shard's upper must be `lower`.
+            info: as `insert` says.
+        Returns: the interval `[lower, upper)`.
+        Raises: UpperMismatch (the shard's upper is before `lower`), and what `insert` raises.
+        """
+        with self._writer() as writer:
+            return writer._append(c.Append, updates, (frontier(lower), frontier(upper)), token, attributes, info)
+
+    def advance_upper(self, upper: Time, *, force: bool = False) -> c.Appended:
+        """Declare every time before `upper` complete, without rows. None closes the shard to writes.
+
+        Returns: the interval that was added; empty if the shard was that far. Repeating it is safe.
+        Raises: InvalidUsage (`upper` is no time, beyond 2^62, which no clock reaches, without `force`, or None if the
+            shard is closed to reads: only `drop` closes both).
+        """
+        checked("force", force, bool)
+        command = c.AdvanceUpper(frontier(upper), force=force)
+        with self._writer() as writer:
+            retry_s, caller = writer._settings.retry_s, writer.caller
+            return send_for(c.Appended, writer._transport, writer._name, command, retry_s, caller)
+
+
+class WriteHandle(WriteMethods):
     """One writer of one shard. Its calls without a token are serialised: the shard remembers the last for retries.
 
-    `Shard.open_writer` returns one. Its methods are those of `Shard`, which documents them, with a `token` for every
-    write: after Indeterminate, call again with the token of that call to learn its outcome, or to complete it. Every
-    call may raise Unavailable and Overloaded (it did not happen), Unauthorized, Forbidden and UnknownShard; one with a
-    token also TokenReused and OutcomeForgotten, as `Shard.insert` says.
+    `Shard.open_writer` returns one. Its methods are those of `Shard`, with a `token` for every write: after
+    Indeterminate, call again with the token of that call to learn its outcome, or to complete it. Every call may raise
+    Unavailable and Overloaded (it did not happen), Unauthorized, Forbidden and UnknownShard; one with a token also
+    TokenReused and OutcomeForgotten, as `Shard.insert` says.
     """
 
     def __init__(
@@ -118,52 +226,8 @@ class WriteHandle(Timeable):
     def __repr__(self) -> str:
         return f"WriteHandle({self._name!r}, {self.writer_id})"
 
-    def insert(
-        self,
-        updates: Updates,
-        *,
-        token: str | None = None,
-        attributes: AttributeUpdates = (),
-        info: Info | None = None,
-    ) -> c.Appended:
-        """As `Shard.insert`, with its `updates`, `token`, `attributes` and `info`. Raises what it raises."""
-        own, changes, info_json = given_token(token), as_attribute_updates(attributes), info_bytes("info", info)
-        return self._by_schema(
-            updates, lambda rows, unique: self._inserted(rows, changes, own, info_json, unique=unique), own
-        )
-
-    def compare_and_append(
-        self,
-        updates: Updates,
-        expected_upper: Time,
-        new_upper: Time,
-        *,
-        token: str | None = None,
-        attributes: AttributeUpdates = (),
-        info: Info | None = None,
-    ) -> c.Appended:
-        """As `Shard.compare_and_append`: `updates`, if the upper is `expected_upper`, which becomes `new_upper`.
-
-        `token`, `attributes`, `info` and what it Raises: as there.
-        """
-        lower, upper = frontier(expected_upper), frontier(new_upper)
-        return self._append(c.CompareAndAppend, updates, (lower, upper), token, attributes, info)
-
-    def append(
-        self,
-        updates: Updates,
-        lower: Time,
-        upper: Time,
-        *,
-        token: str | None = None,
-        attributes: AttributeUpdates = (),
-        info: Info | None = None,
-    ) -> c.Appended:
-        """As `Shard.append`: `updates` with times in `[lower, upper)`.
-
-        `token`, `attributes`, `info` and what it Raises: as there.
-        """
-        return self._append(c.Append, updates, (frontier(lower), frontier(upper)), token, attributes, info)
+    def _writer(self) -> AbstractContextManager[WriteHandle]:
+        return nullcontext(self)
 
     def _inserted(
         self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, info: bytes, *, unique: bool
@@ -208,15 +272,6 @@ class WriteHandle(Timeable):
         """
         changes = as_attribute_updates(updates)
         self._commit(lambda w, t: c.UpdateAttributes(w, t, changes), given_token(token))
-
-    def advance_upper(self, upper: Time, *, force: bool = False) -> c.Appended:
-        """Declare every time before `upper` complete; None closes the shard to writes. Repeating it is safe.
-
-        `force`: also beyond 2^62; it never moves back. Raises InvalidUsage: `upper` is no time, or too far.
-        """
-        checked("force", force, bool)
-        command = c.AdvanceUpper(frontier(upper), force=force)
-        return send_for(c.Appended, self._transport, self._name, command, self._settings.retry_s, self.caller)
 
     def stage(
         self, updates: Updates, default_time: int | None, on_part: Callable[[Part], None] | None = None
@@ -269,7 +324,7 @@ class WriteHandle(Timeable):
         return self._transport.vouched(self._transport.shard, self.judged(updates, stage_rows))
 
     def judged(self, updates: Updates, act: Callable[[Updates], _R]) -> _R:
-        """The result of `act` on rows; `CheckedWriter` also tries the current schema of the shard."""
+        """The result of `act` on `updates`; `CheckedWriter` also tries the current schema. Raises what it does."""
         return act(updates)
 
     def _sink(self, schema_id: int, schema: ShardSchema, *, digests: bool) -> PartSink:

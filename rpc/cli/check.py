@@ -26,8 +26,7 @@ from persist.check.findings import AGES, FREE, CheckThresholds, read_limits
 from persist.check.location_checks import BackupFacts, ExternalState, TokenFacts
 from persist.cli.backup import backups_at
 from persist.cli.connection_args import add_client_arguments, check_given, where_of
-from persist.cli.inspect import FOUND, HEALTHY, exit_of, open_readonly, server_of
-from persist.cli.inspect_client import understood
+from persist.cli.inspect import FOUND, HEALTHY, exit_of, open_readonly, server_of, understood
 from persist.cli.terminal import complain, plain, texts_of
 from persist.commit.clocks_and_ids import SystemClock
 from persist.commit.location import Location

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 
 import persist
 from blob import BlobExists, BlobNotFound, open_blob
-from persist.cli import inspect_client
+from persist.cli import inspect
 from persist.commit.location import open_location
 from rpc.app import create_app
 from rpc.auth import Principal
@@ -400,4 +400,4 @@ def test_a_token_with_a_prefix_was_told_the_names_of_other_shards(
 
 def test_one_that_does_not_answer_is_passed_over() -> None:
     with closing(Answers(200, b'{"a": 1}')) as asked:
-        assert inspect_client.Server(f"http://127.0.0.1:1,{asked.url}", None).document("/v1/check", 5.0) == {"a": 1}
+        assert inspect.Server(f"http://127.0.0.1:1,{asked.url}", None).document("/v1/check", 5.0) == {"a": 1}

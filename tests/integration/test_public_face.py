@@ -21,6 +21,7 @@ import pytest
 
 import persist
 from persist.client.read_api import ReadMethods
+from persist.client.write import WriteMethods
 from persist.core import errors
 from rpc.cli.program import main
 

@@ -111,7 +111,12 @@ def _entries(cls: type) -> list[str]:
     if cls.__name__ in _FIELDS_ONLY:
         return []
     members = ((name, inspect.getattr_static(cls, name)) for name in _members(cls))
-    return [_entry(name, value) for name, value in members if not _is_refused(value)]
+    return [_entry(name, value) for name, value in members if not _is_refused(value) and not _is_of_shard(cls, value)]
+
+
+def _is_of_shard(cls: type, value: Any) -> bool:
+    """Whether a method of a writer is that of `Shard`, which describes it."""
+    return cls is not persist.Shard and getattr(value, "__qualname__", "").startswith("WriteMethods.")
 
 
 def _is_refused(value: Any) -> bool:
