@@ -262,9 +262,8 @@ def _gc(arguments: argparse.Namespace) -> int:
         _check_stores(location)
         metrics = MaintenanceMetrics()
         collector = Collector(location, GcSettings(delete_threads=arguments.delete_threads), count=metrics.add)
-        loop = Loop(
-            location, gc_task(location, collector), patterns=_patterns(arguments), concurrency=arguments.concurrency
-        )
+        task, concurrency = gc_task(location, collector), arguments.concurrency
+        loop = Loop(location, task, patterns=_patterns(arguments), concurrency=concurrency)
         return _work(loop, arguments, metrics, partial(of_maintenance, location, loop, metrics))
 
 

@@ -266,9 +266,7 @@ class Threads:
     def submit(self, work: Callable[[], _T], *, waits: bool = False) -> Future[_T]:
         """Start the work on a thread. Raises Overloaded (too many calls wait), InvalidUsage (the client is closed)."""
         if not self._free.acquire(blocking=False):
-            raise Overloaded(
-                f"this client has {CALLS_MAX} calls under way; wait for some of them", retry_after_s=RETRY_AFTER_S
-            )
+            raise Overloaded(f"this client has {CALLS_MAX} calls under way; wait for some", retry_after_s=RETRY_AFTER_S)
         try:
             future = (self._waits if waits else self._calls).submit(work)
         except BaseException:

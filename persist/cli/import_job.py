@@ -281,9 +281,7 @@ class FileReading:
             for name in requested or ():
                 if name not in file_names:
                     raise source.refused(f"it has no column {name!r}: its columns are {', '.join(file_names)}")
-            columns = tuple(
-                name for name in schema.arrow.names if name in (file_names if requested is None else requested)
-            )
+            columns = tuple(n for n in schema.arrow.names if n in (file_names if requested is None else requested))
         for column in schema.arrow:
             may_lack = column.nullable or column.name in schema.defaults or verb == UPSERT
             if column.name not in columns and (column.name in schema.key or not may_lack):

@@ -245,9 +245,8 @@ class Moments:
                 return False
             self._unit = "ns"
             return self.take(cells)
-        low, high = (
-            pc.min_max(moments.cast(pa.timestamp("s", self._zone), safe=False).cast(pa.int64())).as_py().values()
-        )
+        seconds = moments.cast(pa.timestamp("s", self._zone), safe=False).cast(pa.int64())
+        low, high = pc.min_max(seconds).as_py().values()
         self._seconds = min(low, self._seconds[0]), max(high, self._seconds[1])
         return self.kind() is not None
 

@@ -232,9 +232,8 @@ def _holds(arguments: argparse.Namespace) -> int:
 
 def _replicate(arguments: argparse.Namespace) -> int:
     """Replicate until a signal, or with `--once` until everything has been copied."""
-    every_s, whole_s, keep_s = (
-        read_age_ms(f"--{name}", getattr(arguments, name)) / 1000 for name in ("every", "whole", "keep")
-    )
+    options = ("every", "whole", "keep")
+    every_s, whole_s, keep_s = (read_age_ms(f"--{name}", getattr(arguments, name)) / 1000 for name in options)
     settings = ReplicateSettings(every_s, whole_s, keep_s, read_rate(arguments.rate), arguments.at_once)
     settings.check()
     configure_logs(arguments.log_level)

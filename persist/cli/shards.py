@@ -281,9 +281,8 @@ def add_clone(parser: argparse.ArgumentParser) -> None:
 def run_clone(arguments: argparse.Namespace) -> int:
     as_of = None if arguments.at is None else read_point("--at", arguments.at)
     with client_of(arguments) as client:
-        made = client.clone(
-            arguments.source, arguments.name, as_of=as_of, tag=arguments.tag, keep_policies=arguments.keep_policies
-        )
+        tag, keep_policies = arguments.tag, arguments.keep_policies
+        made = client.clone(arguments.source, arguments.name, as_of=as_of, tag=tag, keep_policies=keep_policies)
         since, upper = made.since().to_json(), made.upper().to_json()
     print(json.dumps({"shard": arguments.name, "source": arguments.source, "since": since, "upper": upper}))
     return 0

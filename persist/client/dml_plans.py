@@ -500,9 +500,7 @@ class Upsert:
         """The rows to put, and the keys that are only deleted."""
         column = self.delete_column
         if column in schema.arrow.names:
-            raise InvalidUsage(
-                f"delete_column names {column!r}, which is also a column of the shard; use another name in the rows"
-            )
+            raise InvalidUsage(f"delete_column names {column!r}, a column of the shard; use another name in the rows")
         if is_dicts(self.rows) and not self.rows:
             column = None  # no row names a column
         extra = () if column is None else (column,)

@@ -246,9 +246,7 @@ def _rows(command: c.Insert | c.CompareAndAppend | c.Append) -> list[tuple[str, 
     sums: dict[str, int] = {}
     for part in (part for run in command.runs for part in run.parts):
         if part.rows_digest is None:
-            raise InvalidUsage(
-                f"part {part.id} lacks the digest of its rows, which a token needs; stage its rows again"
-            )
+            raise InvalidUsage(f"part {part.id} lacks the digest of its rows, which a token needs; stage them again")
         time = str(part.time)
         sums[time] = (sums.get(time, 0) + part.rows_digest) % MODULUS
     return sorted((time, total) for time, total in sums.items() if total)

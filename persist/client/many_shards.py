@@ -307,9 +307,7 @@ def take_cut(transport: Transport, request: CutRequest, settings: HandleSettings
     check_at_once(at_once)
     names = chosen_names(transport, request.names, request.prefix, SHARDS_MAX)
     if len(names) > SHARDS_MAX:
-        raise InvalidUsage(
-            f"more than {SHARDS_MAX} shards begin with {request.prefix!r}; make several cuts, of longer prefixes"
-        )
+        raise InvalidUsage(f"more than {SHARDS_MAX} shards begin with {request.prefix!r}; cut by longer prefixes")
     location, epoch = transport.belongs()
     taken_ms, retry_s = transport.clock.now_ms(), settings.read.retry_s
 

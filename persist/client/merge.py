@@ -223,9 +223,7 @@ def _table(rows: Updates, schema: ShardSchema, source_columns: Sequence[str]) ->
     names = tables[0].schema.names
     for table in tables:
         if odd := set(names) ^ set(table.schema.names):
-            raise InvalidUsage(
-                f"only some batches of the source have column {min(odd)!r}; use the same columns in all of them"
-            )
+            raise InvalidUsage(f"only some batches of the source have column {min(odd)!r}; use the same in all of them")
     if any(table.schema != tables[0].schema for table in tables):
         tables = [_typed(table.select(names), schema, lambda column: column) for table in tables]
     try:
@@ -337,9 +335,7 @@ class _BoundMerge:
     def _inserted(self, left: pa.Table) -> Iterator[pa.Table]:
         for clause, is_chosen in self._chosen(left, self._of(NOT_MATCHED)):
             rows, sets = left.filter(is_chosen), clause.sets or {}
-            columns = {
-                name: compute_column(name, sets[name], self.schema.arrow.field(name).type, rows) for name in sets
-            }
+            columns = {n: compute_column(n, sets[n], self.schema.arrow.field(n).type, rows) for n in sets}
             yield filled(pa.table(columns), self.schema)
 
     def _chosen(self, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[tuple[Clause, pa.Array]]:

@@ -317,11 +317,9 @@ class RewriteOperation(ABC):
 
     def _counted(self, done: c.Appended) -> Count | None:
         """Count the rows of the commit that took this interval. None: they cannot be read any more."""
-        count, time = Count(), done.lower.element or 0
+        count, time, request = Count(), done.lower.element or 0, DiffRequest(wait_s=0.0)
         try:
-            with hold_interval(
-                self.transport, self.name, time - 1, time, DiffRequest(wait_s=0.0), self.read
-            ) as interval:
+            with hold_interval(self.transport, self.name, time - 1, time, request, self.read) as interval:
                 count.read(interval.splits(1, None)[0].read(self.transport))
             interval.held.lease.close()
         except PersistError:  # it has landed, whether or not its rows can be read

@@ -183,9 +183,8 @@ class PipelinedWriter(Timeable):
 
     def _is_full(self, more: int) -> bool:
         open_appends = self._last - self.acknowledged
-        return open_appends >= self._settings.window_appends_max or (
-            open_appends > 0 and self._bytes + more > WINDOW_BYTES_MAX
-        )
+        is_large = open_appends > 0 and self._bytes + more > WINDOW_BYTES_MAX
+        return is_large or open_appends >= self._settings.window_appends_max
 
     def _check(self) -> None:
         if self._error is not None:

@@ -158,9 +158,7 @@ class ReadLease(Timeable):
         moved = self._send(c.DowngradeSince(self.reader, self.since, self.seqno, moves_since))
         assert isinstance(moved, c.SinceDowngraded)
         if moved.reader_since > self.since:  # a later hold of this reader; see DowngradeSince
-            raise Expired(
-                f"the hold on shard {self._name!r} at {since} is gone: its lease lapsed; read or listen again"
-            )
+            raise Expired(f"the hold on shard {self._name!r} at {since} is gone: the lease lapsed; read or listen anew")
         self._renewed_s = now
 
     def close(self) -> None:
@@ -244,9 +242,8 @@ class Hold:
         if lease_ms is not None:
             pause_s = lease_ms / 1000 / (2 * LEASE_RENEWED_AFTER)
             # Neither the thread nor the finalizer may refer to this object: it would never be collected.
-            threading.Thread(
-                target=_renew, args=(leases, self._ended, pause_s), name="persist-hold", daemon=True
-            ).start()
+            renewed = leases, self._ended, pause_s
+            threading.Thread(target=_renew, args=renewed, name="persist-hold", daemon=True).start()
 
     @property
     def is_closed(self) -> bool:

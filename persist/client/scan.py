@@ -81,9 +81,8 @@ class HeldRows:
             selected_rows = wanted.apply(table)
             return selected_rows if finish is None else finish(selected_rows)
 
-        pieces = reader.read_range(
-            runs, as_of=held.as_of, key_range=wanted.key_range, columns=wanted.read, finish=select
-        )
+        key_range, read = wanted.key_range, wanted.read
+        pieces = reader.read_range(runs, as_of=held.as_of, key_range=key_range, columns=read, finish=select)
         for piece in with_renewal(pieces, held.lease):
             if len(piece):
                 yield piece
@@ -230,9 +229,7 @@ def _bounds(statistics: Any) -> tuple[Any, Any, int | None]:
         return None, None, None
     if not statistics.has_min_max:
         return None, None, statistics.null_count
-    least, most = (
-        value.as_py() if isinstance(value, pa.Scalar) else value for value in (statistics.min, statistics.max)
-    )
+    least, most = (v.as_py() if isinstance(v, pa.Scalar) else v for v in (statistics.min, statistics.max))
     return least, most, statistics.null_count
 
 

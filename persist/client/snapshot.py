@@ -129,10 +129,8 @@ class SnapshotSplit:
         return lease
 
     def _pieces(self, reader: PartReader, batch_rows: int | None) -> Iterator[pa.Table]:
-        key_range, columns = self.key_range, self.columns
-        return reader.read_range(
-            self.runs, as_of=self.as_of, key_range=key_range, columns=columns, batch_rows=batch_rows
-        )
+        as_of, key_range, columns = self.as_of, self.key_range, self.columns
+        return reader.read_range(self.runs, as_of=as_of, key_range=key_range, columns=columns, batch_rows=batch_rows)
 
 
 @dataclass

@@ -399,11 +399,9 @@ class WriteHandle(WriteMethods):
 
         `token`, `attributes`, `info` and what it Raises: as `compare_and_append` says.
         """
-        lower, upper = frontier(expected_upper), frontier(new_upper)
+        interval = frontier(expected_upper), frontier(new_upper)
         changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
-        return self._appended(
-            lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token, info_json
-        )
+        return self._appended(lambda w, t: c.CompareAndAppend(w, t, *interval, tuple(runs), changes), token, info_json)
 
     def commit_append(
         self,
@@ -548,9 +546,8 @@ def gather_dicts(updates: Updates) -> Updates:
     _check_lazy(updates)
     if _is_pandas(updates):
         return cast("Updates", _with_index(updates))
-    is_frame = hasattr(updates, "columns") or any(
-        hasattr(updates, name) for name in ("__arrow_c_stream__", "__arrow_c_array__")
-    )
+    of_frames = ("columns", "__arrow_c_stream__", "__arrow_c_array__")
+    is_frame = any(hasattr(updates, name) for name in of_frames)
     if is_frame or not isinstance(updates, Iterable) or isinstance(updates, (list, str, bytes, Mapping)):
         return updates
     rest = iter(updates)

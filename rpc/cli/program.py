@@ -255,9 +255,7 @@ def _following(parser: argparse.ArgumentParser, words: Sequence[str], current: s
             if option is not None and option.nargs == 0:
                 option = None
         else:
-            subcommands = next(
-                (action for action in positionals if isinstance(action, argparse._SubParsersAction)), None
-            )
+            subcommands = next((each for each in positionals if isinstance(each, argparse._SubParsersAction)), None)
             if subcommands is not None:
                 inner = subcommands.choices.get(word)
                 return [] if inner is None else _following(inner, words[number + 1 :], current)

@@ -165,7 +165,5 @@ def _locked(path: Path) -> Iterator[None]:
                 f"another `persist token` has held {lock} for some seconds; {path} is unchanged: retry"
             ) from error
         except OSError as error:
-            raise InvalidUsage(
-                f"the tokens file {path} cannot be written: its lock {lock}: {error.strerror}"
-            ) from error
+            raise InvalidUsage(f"the tokens file {path} cannot be written: lock {lock}: {error.strerror}") from error
         yield

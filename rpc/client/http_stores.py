@@ -115,11 +115,9 @@ class HttpBlob(Blob):
         headers: dict[str, str] | None = None,
         bytes_max: int = ANSWER_BYTES_MAX,
     ) -> Reply:
-        slow_s, path = nbytes / SLOW_BYTES_PER_S, f"/v1/blobs/{key}"
+        slow_s, path, shard = nbytes / SLOW_BYTES_PER_S, f"/v1/blobs/{key}", key.partition("/")[0]
         try:
-            return self._calls.call(
-                Call(method, path, key.partition("/")[0], body, headers or {}, True, slow_s, bytes_max)
-            )
+            return self._calls.call(Call(method, path, shard, body, headers or {}, True, slow_s, bytes_max))
         except BlobMissing as error:
             raise BlobNotFound(error.message) from error
         except Conflict as error:

@@ -218,9 +218,8 @@ class HttpTransport:
         return runs
 
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        return decode_staged(
-            self._call("POST", name, "/receipts", encoded(StagedRuns(runs)), _COMMAND).data, Corruption
-        )
+        reply = self._call("POST", name, "/receipts", encoded(StagedRuns(runs)), _COMMAND)
+        return decode_staged(reply.data, Corruption)
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         headers = _COMMAND if caller == NOBODY else {**_COMMAND, **caller_headers(caller)}
