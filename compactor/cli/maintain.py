@@ -161,12 +161,9 @@ def _run(arguments: argparse.Namespace) -> int:
         metrics, stop = MaintenanceMetrics(), threading.Event()
         engine = _engine(arguments, location, settings) or local_engine(location, settings.engine, metrics, rate)
         progress = ProgressBar(sys.stderr)
-
-        def worker() -> Worker:
-            return Worker(
-                location, settings, engine=engine, metrics=metrics, progress=progress, committer_of=committer_of
-            )
-
+        worker = partial(
+            Worker, location, settings, engine=engine, metrics=metrics, progress=progress, committer_of=committer_of
+        )
         merging = merge_task(location, worker, idle=True if arguments.once else None, ending=stop.is_set)
         keeping = retention_task(location, transport or EmbeddedTransport(location), metrics)
         tasks = [merging, history_task(location, committer_of), keeping]

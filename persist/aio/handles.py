@@ -194,7 +194,6 @@ def _async_member(name: str, member: Any) -> Any:
 
 # The bounded thread pools of an asynchronous client.
 
-
 THREADS = 32  # calls at once
 THREADS_MAX = 1_024
 LISTENERS = 256  # waits of listeners at once; further ones take turns

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +35,6 @@ from persist.core.ids import Token, check_shard_name, given_token, token_of_key
 from persist.parts import DIFF, TIME, ShardSchema
 
 # What later commits did to the rows of an import, according to the commit history.
-
 
 INSERT, UPSERT, OVERWRITE = "insert", "upsert", "overwrite"
 ENTRIES_MAX = 1_000_000  # that are read back; an older import counts as unknown
@@ -131,7 +131,6 @@ def _changes_rows(entry: HistoryEntry) -> bool:
 # from the operation, so that a second run writes nothing. After a later commit undid the import as a whole, it is
 # written again, with a token that also names that commit, so that this happens once too.
 
-
 HELD_BYTES_MAX = 2 * 1024**3  # of rows of an upsert or an overwrite, which are held in memory
 ALREADY = "already imported"
 NAMES_SHOWN_MAX = 20  # of files in the commit info; of commits that removed rows
@@ -185,15 +184,11 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _import(
-    client: Client,
-    arguments: argparse.Namespace,
-    sources: Sequence[RowSource],
-    new_schema: ShardSchema | None,
-    bar: ProgressBar,
+    client: Client, arguments: argparse.Namespace, sources: list[RowSource], new: ShardSchema | None, bar: ProgressBar
 ) -> None:
     verb = UPSERT if arguments.upsert else OVERWRITE if arguments.overwrite else INSERT
     column_names = columns(arguments)
-    shard, schema = _open_shard(client, arguments.name, new_schema)
+    shard, schema = _open_shard(client, arguments.name, new)
     reads = [FileReading.of(source, schema, column_names, verb) for source in sources]
     if shard is None:
         first = sources[0]  # if its columns were inferred from every row, each row fits them
@@ -206,12 +201,11 @@ def _import(
     if verb == UPSERT and arguments.one_commit:
         _check_alike(reads)
     for group in [reads] if arguments.one_commit else [[read] for read in reads]:
-        digest = str(_token(arguments, "", column_names, group, is_given=False))
-        by_overwrite = None
-        if verb != OVERWRITE and arguments.token is None:
-            by_overwrite = _token(arguments, OVERWRITE, column_names, group)
-        token = _token(arguments, verb, column_names, group)
-        import_ = Import(client.transport, shard, verb, group, token, digest, by_overwrite, arguments.token is None)
+        identify = partial(_identity, column_names, arguments.null, group)
+        custom = given_token(arguments.token)
+        by_overwrite = None if verb == OVERWRITE or custom is not None else identify(OVERWRITE)
+        token, digest = custom or identify(verb), str(identify(""))
+        import_ = Import(client.transport, shard, verb, group, token, digest, by_overwrite, custom is None)
         result = import_.run(again=arguments.again)
         bar.clear()
         _print_result(result)
@@ -320,24 +314,11 @@ class FileReading:
         return rows.drop_columns([TIME] if DIFF in table.column_names else [TIME, DIFF])
 
 
-def _token(
-    arguments: argparse.Namespace,
-    verb: str,
-    column_names: list[str] | None,
-    reads: Sequence[FileReading],
-    *,
-    is_given: bool = True,
-) -> Token:
-    """The idempotency token of a commit: --token, or a digest of what is read and of the operation.
-
-    `is_given` False ignores --token.
-    """
-    custom = given_token(arguments.token if is_given else None)
-    if custom is not None:
-        return custom
-    identity = ["persist import", verb, column_names, [(read.source.form, read.source.digest) for read in reads]]
-    if arguments.null:
-        identity.append(sorted(arguments.null))
+def _identity(names: list[str] | None, nulls: Sequence[str], reads: Sequence[FileReading], verb: str) -> Token:
+    """The idempotency token of a commit: a digest of what is read and of the operation."""
+    identity = ["persist import", verb, names, [(read.source.form, read.source.digest) for read in reads]]
+    if nulls:
+        identity.append(sorted(nulls))
     return token_of_key(json.dumps(identity))
 
 

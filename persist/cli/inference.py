@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -31,15 +31,8 @@ _MOMENT = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?"
 _ZONE = r"(Z|[+-]\d\d(:?\d\d)?)"
 _TRUTHS = pa.array(["true", "false", "True", "False", "TRUE", "FALSE"])
 
-
-class _Candidate(Protocol):
-    """A kind of values that a column may have. Cells are strings without nulls, at least one."""
-
-    def take(self, cells: pa.Array) -> bool:
-        """Add cells; whether they and all cells before can have this kind."""
-
-    def kind(self) -> pa.DataType | None:
-        """The type that holds all cells; None: there is none."""
+# The kinds of values that a column may have. `take` adds cells, which are strings without nulls, at least one;
+# it is false unless they and all cells before can have this kind. `kind` is the type that holds all cells, if any.
 
 
 class Numbers:
@@ -258,7 +251,7 @@ class Moments:
 class Texts:
     """A column of texts: a string column, unless all cells are of one of these kinds."""
 
-    def __init__(self, *candidates: _Candidate) -> None:
+    def __init__(self, *candidates: Numbers | Truths | DateForms | Moments) -> None:
         self._left = list(candidates)
         self._is_empty = True
 

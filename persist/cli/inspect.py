@@ -16,26 +16,11 @@ from urllib.parse import quote, urlencode
 
 from msgspec import Struct, ValidationError, convert
 
-from persist.cli.connection_args import (
-    add_client_arguments,
-    check_url,
-    token_of_environment,
-    trust_in,
-    url_of,
-    where_of,
-)
+from persist.cli.connection_args import add_client_arguments, connection_to, url_of, where_of
 from persist.cli.terminal import complain, plain, texts_of
 from persist.client.arguments import ClientTls, normalize_url
-from persist.core.errors import (
-    Corruption,
-    Forbidden,
-    InvalidUsage,
-    NotReadable,
-    PersistError,
-    Unauthorized,
-    Unavailable,
-    UpgradeNeeded,
-)
+from persist.core import errors
+from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.formats.http_messages import error_from_json
 from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, tls_of
 from persist.inspect.documents import Document
@@ -57,7 +42,8 @@ WHATS = {
     "usage": "the location, its shards, and their storage",
     "digest": "a digest of the contents: equal contents have equal digests",
 }
-OF_USAGE = (InvalidUsage, NotReadable, Unauthorized, Forbidden, UpgradeNeeded)  # errors of the caller
+# errors of the caller
+OF_USAGE = (InvalidUsage, errors.NotReadable, errors.Unauthorized, errors.Forbidden, errors.UpgradeNeeded)
 WITH_KEYS = ("state", "parts", "part", "holds")
 OPTIONS = ("at", "timestamp", "first", "last", "as_of", "lower", "upper", "keys", "follow", "rows")  # of a `Query`
 AskFunction: TypeAlias = "Callable[[Query], Document | ServerAnswer]"  # in this process, or of a server
@@ -107,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def exit_of(error: PersistError) -> int:
     """The exit code for an error that prevents any output."""
-    if isinstance(error, Corruption):
+    if isinstance(error, errors.Corruption):
         return FOUND
     return USAGE if isinstance(error, OF_USAGE) else UNREACHABLE
 
@@ -126,8 +112,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def server_of(arguments: argparse.Namespace) -> Server | None:
     """The server of the arguments, with the token of the environment. None: the stores. Raises InvalidUsage."""
-    url = url_of(arguments)
-    return None if url is None else Server(url, token_of_environment(), trust_in(arguments.ca_file))
+    if (url := url_of(arguments)) is None:
+        return None
+    connection = connection_to(url, arguments.ca_file)
+    return Server(url, connection.token, connection.trust)
 
 
 def open_readonly(arguments: argparse.Namespace) -> ReadOnlyLocation:
@@ -179,7 +167,6 @@ def _show_log(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> 
 
 # Through a server: `GET /v1/inspect/…` and `GET /v1/shards/NAME/inspect/…`.
 
-
 ANSWER_S = 60.0  # that a server may be silent
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024  # of a table; JSON is streamed
 LINE_BYTES_MAX = 16 * 1024 * 1024
@@ -197,7 +184,6 @@ class Server:
     """
 
     def __init__(self, url: str, token: str | None, trust: ClientTls | None = None) -> None:
-        check_url(url)
         urls = tuple(dict.fromkeys(map(normalize_url, url.split(","))))
         tls = tls_of(urls, trust)
         self._pools = {url: ConnectionPool(url, connect_s=ANSWER_S, tls=tls) for url in urls}
@@ -381,7 +367,6 @@ def _refusal(reply: Reply, url: str) -> PersistError:
 
 
 # Formatting: the fields of the whole, a table of rows, and findings.
-
 
 ALIGNED_ROWS_MAX = 1_000  # that decide the widths of columns; later rows may be wider
 CELL_CHARS_MAX = 400

@@ -23,7 +23,6 @@ from persist.core.errors import InvalidUsage
 
 # Rate limits of log lines, so that repeated errors do not fill a disk.
 
-
 WINDOW_S = 60.0
 LINES_MAX = 100  # of one problem (logger, message, shard and kind of error) in a window
 ALL_LINES_MAX = 5_000  # of all problems in a window; the first line of a corruption is logged regardless
@@ -80,7 +79,6 @@ class FloodFilter(logging.Filter):
 
 
 # JSON logs on standard error, and signals.
-
 
 LEVELS = ("debug", "info", "warning", "error")
 PARENT_POLL_S = 0.5

@@ -17,7 +17,6 @@ from persist.core.errors import InvalidUsage
 
 # Standard streams, also if one was closed or output cannot be written.
 
-
 _IN, _OUT, _ERR = 0, 1, 2
 
 
@@ -81,7 +80,6 @@ def _fill(number: int, mode: int) -> None:
 
 
 # Files that commands write: atomically if they are regular; pipes and devices get the bytes as they come.
-
 
 NAME_BYTES_KEPT = 200  # of the file name in the temporary one: file systems allow 255, and it has a suffix
 

@@ -26,19 +26,10 @@ from persist.commit.clocks_and_ids import SystemClock
 from persist.copies.recovery import GAP, RecoveryRequest, plan
 from persist.copies.throttled_blob import read_rate
 from persist.core.errors import Conflict, InvalidUsage, Overloaded, Unavailable
+from persist.regions import region_index
 from persist.regions.divergence import find_diverged, salvage
 from persist.regions.failover import OldHome, Promotion, check_copy, last_promotion, promote, record_new_home
-from persist.regions.region_index import (
-    ANSWER_S,
-    FETCH_S,
-    RegionEntry,
-    RegionIndex,
-    RegionServer,
-    change_index,
-    check_region,
-    read_index,
-    urls_of,
-)
+from persist.regions.region_index import RegionEntry, RegionIndex, change_index, check_region, read_index, urls_of
 from persist.regions.remote_holds import list_region_holds, release_region_holds
 from persist.regions.replication import Replicated, ReplicateSettings, Replicator
 from persist.regions.switchover import Switch, demote
@@ -166,7 +157,7 @@ def _set(arguments: argparse.Namespace) -> int:
 def _check_home(name: str, entry: RegionEntry, arguments: argparse.Namespace) -> None:
     """Raise Conflict if a home in the entry answers with an earlier epoch: clients would treat it as read-only."""
     for url in entry.write if entry.epoch else ():
-        status, _ = _ask(url, arguments, FETCH_S)
+        status, _ = _ask(url, arguments, region_index.FETCH_S)
         epoch = status.get("epoch")
         if status.get("role") == "home" and type(epoch) is int and epoch < entry.epoch:
             raise Conflict(
@@ -207,10 +198,12 @@ def _check(arguments: argparse.Namespace) -> int:
     return EXIT_FOUND if wrong else 0
 
 
-def _ask(url: str, arguments: argparse.Namespace, timeout_s: float = ANSWER_S) -> tuple[dict[str, Any], str]:
+def _ask(
+    url: str, arguments: argparse.Namespace, timeout_s: float = region_index.ANSWER_S
+) -> tuple[dict[str, Any], str]:
     """The status of a server; or an empty one and the error."""
     try:
-        return RegionServer(url, arguments.token, trust_in(arguments.ca_file)).ask(timeout_s), ""
+        return region_index.RegionServer(url, arguments.token, trust_in(arguments.ca_file)).ask(timeout_s), ""
     except Unavailable as error:
         return {}, error.message
 

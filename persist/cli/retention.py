@@ -104,20 +104,16 @@ def _truncate(arguments: argparse.Namespace) -> int:
         raise InvalidUsage("--force requires a single shard")
     cut = read_cut(arguments.cut) if by_cut else None
     before = None if by_cut else read_point("--before", arguments.before)
+    options = {"dry_run": arguments.dry_run, "retries": arguments.retries}
     with client_of(arguments) as client:
         if cut is not None:
-            result = client.truncate(cut, dry_run=arguments.dry_run, retries=arguments.retries)
+            result = client.truncate(cut, **options)
             for outcome in result.outcomes:
                 print(json.dumps(outcome.to_json()))
             return 0 if result.complete else 1
         assert before is not None
-        truncated = client.shard(arguments.name).truncate(
-            before,
-            mode=mode_of(arguments.mode),
-            dry_run=arguments.dry_run,
-            retries=arguments.retries,
-            force=arguments.force,
-        )
+        shard, mode = client.shard(arguments.name), mode_of(arguments.mode)
+        truncated = shard.truncate(before, mode=mode, force=arguments.force, **options)
     return _print(arguments.name, truncated.to_json())
 
 
@@ -146,7 +142,6 @@ def _print(name: str, fields: dict[str, object]) -> int:
 
 
 # `persist erase start|status NAME`: delete rows permanently, and show the progress of erasures.
-
 
 EXIT_LEFT = 3  # of `status`: some data still contains the rows
 

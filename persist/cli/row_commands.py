@@ -16,17 +16,7 @@ from persist.cli.connection_args import add_shard_arguments, client_of, shard_of
 from persist.cli.long_running import ended_by_sigterm, on_signals
 from persist.cli.output_files import is_stdout, replacing
 from persist.cli.row_files import FORMATS, form_of
-from persist.cli.terminal import (
-    AS_OF,
-    CountedRows,
-    Output,
-    Screen,
-    add_format,
-    add_selection,
-    columns,
-    plain,
-    show_changes,
-)
+from persist.cli.terminal import Output, Screen, add_format, add_selection, columns, plain, show_changes
 from persist.client.read_api import NOW, THEN
 from persist.client.shard import Shard
 from persist.client.timestamps import read_point
@@ -38,7 +28,7 @@ from persist.core.errors import InvalidUsage
 
 
 def _add_snapshot_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
+    parser.add_argument("--as-of", metavar="POINT", help=terminal.AS_OF)
     help_text = f"{NOW}: the current columns; {THEN}: the columns as of the time"
     parser.add_argument("--schema", choices=(NOW, THEN), default=NOW, help=help_text)
     add_selection(parser)
@@ -91,7 +81,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         shard.snapshot(**selection) as snapshot,
         replacing(path) as out,
     ):
-        counted = CountedRows(snapshot)
+        counted = terminal.CountedRows(snapshot)
         for data in rows.write(iter(counted), counted.empty, form):
             out.write(data)
     report = sys.stderr if is_stdout(path) else sys.stdout  # keep the report out of the rows
@@ -106,7 +96,6 @@ def run_export(arguments: argparse.Namespace) -> int:
 # `persist tail NAME`: print the latest changes; with -f also new ones, until a signal.
 #
 # A line of JSON for each change, with `__time` and `__diff`; in a terminal with + and -.
-
 
 TIMES = 10
 TIMES_MAX = 1_000_000

@@ -36,7 +36,6 @@ from persist.parts.value_order import one_chunk
 
 # Nesting depth of JSON by its brackets: Arrow's parser has no bound, and a deep value crashes the process.
 
-
 DEPTH_MAX = 100  # columns of shards have far fewer levels
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # an unclosed one extends to the end
 _OPEN, _CLOSE, _MARKS = b"[{", b"]}", b"[{]}\n"
@@ -58,7 +57,6 @@ def too_deep(data: bytes) -> int | None:
 
 
 # Rows by piece, and the place of a bad row.
-
 
 FORMATS = ("csv", "parquet", "ndjson", "arrow")
 STDIN = "-"

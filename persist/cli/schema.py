@@ -164,7 +164,6 @@ def _checks(schema: ShardSchema, added: dict[str, str], dropped: list[str]) -> d
 
 # The columns of a new shard: from a text, a JSON file, or a file of rows.
 
-
 SCHEMA_CHARS_MAX = 1024 * 1024
 NOT_NULL = " not null"
 

@@ -227,7 +227,6 @@ def _new_schema(arguments: argparse.Namespace) -> ShardSchema:
 
 # `persist drop NAME…`: drop shards. It asks for confirmation in a terminal; elsewhere it requires --yes.
 
-
 REFUSED = 2
 SHOWN_MAX = 20  # names in the question
 

@@ -111,7 +111,6 @@ def padded(text: str, width: int, *, right: bool = False) -> str:
 
 # Rows as a table: columns are as wide as their cells, cut to the terminal.
 
-
 MEASURED_ROWS = 1_000  # that decide the widths of columns
 SHOWN_ROWS = 1_000  # that are formatted at a time
 CELL_WIDTH_MAX = 200
@@ -187,7 +186,6 @@ def _texts(table: pa.Table) -> list[list[str]]:
 
 
 # How commands print rows: as a table in a terminal, else as NDJSON, or in the format that is given.
-
 
 TABLE, NDJSON = "table", "ndjson"
 TEXTS = (TABLE, NDJSON, "csv")
@@ -293,7 +291,6 @@ def _signed(table: pa.Table, screen: Screen) -> Iterator[str]:
 
 
 # Progress of one activity, on one line.
-
 
 WIDTH = 24
 MIB = 1024 * 1024

@@ -23,7 +23,6 @@ from persist.formats.http_messages import named_once
 
 # Checks of arguments: each raises InvalidUsage, naming the argument and what it must be.
 
-
 NUMBER_MAX = 2**62
 SPLITS_MAX = 100_000
 NUMBER_DIGITS_MAX = 19  # of an int64
@@ -149,7 +148,6 @@ def columns_of(names_text: str | None) -> list[str] | None:
 
 # Opening a named file: a pipe, a device or a directory is refused and never blocks.
 
-
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -191,7 +189,6 @@ def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:
 
 
 # Addresses of servers, and TLS of a client: trusted CAs and the client certificate.
-
 
 _TOKEN = re.compile(r"[\x20-\x7e]+")
 

@@ -13,26 +13,13 @@ from typing import Any, Self
 import pyarrow as pa
 
 from blob import without_secrets
+from persist.client import many_shards
 from persist.client.arguments import ClientTls, check_numbers, checked
 from persist.client.arguments import names as tuple_of
 from persist.client.commit_info import Info
 from persist.client.contents_diff import NamedTime
 from persist.client.deadlines import Timeable, checked_timeout
-from persist.client.many_shards import (
-    ASKED_AT_ONCE,
-    PAGE_MAX,
-    TRUNCATED_AT_ONCE,
-    Cut,
-    CutRequest,
-    CutTruncated,
-    ShardsDropped,
-    ShardSummary,
-    TruncationRequest,
-    drop_shards,
-    summary_page,
-    take_cut,
-    truncate_by_cut,
-)
+from persist.client.many_shards import Cut, CutTruncated, ShardsDropped, ShardSummary
 from persist.client.optimistic_loop import check_complete
 from persist.client.restore_and_truncate import RestoreOperation
 from persist.client.shard import HandleSettings, Shard
@@ -409,7 +396,7 @@ class Client(Timeable):
         prefix: str | None = None,
         at: datetime | None = None,
         cursors: Sequence[str] = (),
-        at_once: int = ASKED_AT_ONCE,
+        at_once: int = many_shards.ASKED_AT_ONCE,
     ) -> Cut:
         """Take a frontier for each of many shards, to truncate by it later. It changes nothing, and holds nothing.
 
@@ -426,8 +413,8 @@ class Client(Timeable):
         """
         checked("at", at, datetime, type(None))
         chosen = None if names is None else tuple_of("names", names)
-        request = CutRequest(chosen, prefix, at, tuple_of("cursors", cursors))
-        return take_cut(self.transport, request, self._settings, at_once)
+        request = many_shards.CutRequest(chosen, prefix, at, tuple_of("cursors", cursors))
+        return many_shards.take_cut(self.transport, request, self._settings, at_once)
 
     def truncate(
         self,
@@ -436,7 +423,7 @@ class Client(Timeable):
         dry_run: bool = False,
         retries: int = 0,
         info: Info | None = None,
-        at_once: int = TRUNCATED_AT_ONCE,
+        at_once: int = many_shards.TRUNCATED_AT_ONCE,
     ) -> CutTruncated:
         """Truncate every shard of a `cut`, as `Shard.truncate` does: one shard after the other, not atomically.
 
@@ -447,7 +434,9 @@ class Client(Timeable):
 
         Raises: InvalidUsage (the cut is of another location, or an argument is invalid; nothing was changed).
         """
-        return truncate_by_cut(self.transport, cut, self._settings, TruncationRequest(dry_run, retries, info, at_once))
+        return many_shards.truncate_by_cut(
+            self.transport, cut, self._settings, many_shards.TruncationRequest(dry_run, retries, info, at_once)
+        )
 
     def summaries(self, prefix: str = "") -> Iterator[ShardSummary]:
         """What each shard holds whose name begins with `prefix`: rows, bytes, since, upper, policy. Ascending.
@@ -458,7 +447,9 @@ class Client(Timeable):
         checked("prefix", prefix, str)
         after: str | None = ""
         while after is not None:
-            summaries, after = summary_page(self.transport, self._settings, prefix, after, PAGE_MAX)
+            summaries, after = many_shards.summary_page(
+                self.transport, self._settings, prefix, after, many_shards.PAGE_MAX
+            )
             yield from summaries
 
     def drop_shards(
@@ -480,7 +471,7 @@ class Client(Timeable):
         chosen = None if names is None else tuple_of("names", names)
         checked("confirm", confirm, int, type(None))
         checked("force", force, bool)
-        return drop_shards(self.transport, self._settings.write.retry_s, chosen, prefix, confirm, force)
+        return many_shards.drop_shards(self.transport, self._settings.write.retry_s, chosen, prefix, confirm, force)
 
     def metrics(self) -> dict[str, float]:
         """What this client has done so far: calls, bytes, seconds, tries. It needs no request.

@@ -11,20 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.commit_info import info_bytes
+from persist.client.dml_plans import Count
 from persist.client.idempotency import send
-from persist.client.optimistic_loop import (
-    CommitResult,
-    Count,
-    RewriteOperation,
-    Step,
-    check_complete,
-    latest_of,
-    read_facts,
-)
+from persist.client.optimistic_loop import CommitResult, RewriteOperation, Step, check_complete, read_facts
 from persist.client.read_leases import HandleSettings
 from persist.client.restore_and_truncate import DROP, DropOperation, Truncated
 from persist.client.snapshot import Held, hold_time, part_reader, with_renewal
-from persist.client.timestamps import to_datetime
+from persist.client.timestamps import latest_of, to_datetime
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core import record
@@ -49,7 +42,6 @@ from persist.parts.schema_evolution import current_for_names, valid_schemas
 #
 # With consumers, only rows are removed that all of them have passed: min(multiplicity at that time minus retractions
 # since, 0 or more). So an equal row that was added later stays, and no row becomes negative.
-
 
 TRIES = 5  # if others write meanwhile, before the next turn
 READS_AT_ONCE = 5  # that share the memory: earlier contents, retractions since, contents now, and two comparisons

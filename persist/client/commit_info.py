@@ -13,14 +13,7 @@ from persist.client.arguments import checked, json_object
 from persist.client.idempotency import RetriedCall, call_with_retries
 from persist.client.timestamps import datetime_text, to_datetime
 from persist.client.transport import Transport
-from persist.core.audit_log import (
-    INFO_BYTES_MAX,
-    NOBODY,
-    PURPOSE_CHARS_MAX,
-    EntryPlace,
-    PlacedEntry,
-    point_of,
-)
+from persist.core.audit_log import INFO_BYTES_MAX, NOBODY, PURPOSE_CHARS_MAX, EntryPlace, PlacedEntry, point_of
 from persist.core.errors import InvalidUsage, shown
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo

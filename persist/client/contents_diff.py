@@ -11,21 +11,11 @@ from typing import TypeVar
 import pyarrow as pa
 
 from persist.client.arguments import checked_time, html_table
-from persist.client.read_leases import Hold
-from persist.client.row_reader import Rows, Split
+from persist.client.read_leases import Hold, ReadSettings
+from persist.client.row_reader import Rows, Split, part_reader
 from persist.client.shared_lease_reads import hold_shared
-from persist.client.snapshot import (
-    Held,
-    ReadSettings,
-    SnapshotSplit,
-    check_lease,
-    hold_time,
-    latest,
-    leased_blobs,
-    part_reader,
-    wait_for_upper,
-)
-from persist.client.timestamps import BEFORE_ALL, NothingWritten, as_of_at, resolve_time, to_datetime
+from persist.client.snapshot import Held, SnapshotSplit, check_lease, hold_time, leased_blobs, wait_for_upper
+from persist.client.timestamps import BEFORE_ALL, NothingWritten, as_of_at, latest, resolve_time, to_datetime
 from persist.client.transport import OneShard, Transport
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpgradeNeeded
@@ -36,6 +26,7 @@ from persist.parts import ALL_KEYS, KeyRange, PartReader, ShardSchema, at_time, 
 from persist.parts.schema_evolution import current_for_names
 
 T = TypeVar("T")
+Columns = Sequence[str] | None  # None: all
 DROPS_FOR_OTHERS = 16  # drops of a shard that overwrites leave for truncations
 
 
@@ -59,11 +50,7 @@ def runs_in_interval(runs: Iterable[Run], low: int, high: int) -> tuple[Run, ...
 
 
 def retractions(
-    reader: PartReader,
-    runs: Sequence[Run],
-    drop: RowDrop,
-    key_range: KeyRange = ALL_KEYS,
-    columns: Sequence[str] | None = None,
+    reader: PartReader, runs: Sequence[Run], drop: RowDrop, key_range: KeyRange = ALL_KEYS, columns: Columns = None
 ) -> Iterator[pa.Table]:
     """The rows of `runs` that the drop removed, with negative `__diff`, at its time. `runs` come from `taken_away`.
 
@@ -81,7 +68,7 @@ def changes_at(
     written: Sequence[Run],
     drop: RowDrop,
     key_range: KeyRange = ALL_KEYS,
-    columns: Sequence[str] | None = None,
+    columns: Columns = None,
 ) -> Iterator[pa.Table]:
     """All changes at the time of a drop: the `retractions` of `runs`, and the updates then, which are in `written`.
 
@@ -109,10 +96,7 @@ def may_replace_all(view: ShardView) -> bool:
 
 
 def try_drop(commit: Callable[[], T]) -> T | None:
-    """The result of the commit of a drop; None: this shard does not allow a drop, and nothing was changed.
-
-    Raises other errors of the commit.
-    """
+    """The result of the commit of a drop, or its error; None: the shard allows none, and nothing was changed."""
     try:
         return commit()
     except (UnknownShard, TokenReused):  # not caused by the drop
@@ -323,12 +307,10 @@ def changes_of(
         return Changes(name, interval.start, interval.end, schema, splits, transport, hold)
 
 
-def changes_between(
-    start: tuple[OneShard, str, NamedTime],
-    end: tuple[OneShard, str, NamedTime],
-    request: DiffRequest,
-    settings: ReadSettings,
-) -> Changes:
+Side = tuple[OneShard, str, NamedTime]  # a shard by its name, as of a time
+
+
+def changes_between(start: Side, end: Side, request: DiffRequest, settings: ReadSettings) -> Changes:
     """The changes from one shard as of a time to another one as of its time. Raises what `Shard.changes` says."""
     shared = settings.shared_by(READS_AT_ONCE)
     with ExitStack() as stack:

@@ -22,7 +22,6 @@ from persist.core.errors import Indeterminate, InvalidUsage, Unavailable, shown
 # retries, requests to servers, reads and writes of blobs. The deadline is a context variable, so each call of each
 # thread has its own.
 
-
 AT_ONCE_MAX = 256  # operations of one transport on own threads; abandoned ones count until they end
 _T = TypeVar("_T")
 
@@ -168,7 +167,6 @@ for _verb in ("put", "get", "get_range", "stat", "delete", "abandon", "presign_g
 #
 # The view shares the state of the handle, such as the writers that it has registered. Its class is that of the handle
 # with each public method bounded, so methods that are added to a handle are bounded too.
-
 
 UNBOUNDED = frozenset({"with_timeout", "new_token", "metrics"})  # they call no store
 INNER = ("_send", "_details", "_update_attributes", "_edit")  # private methods that properties and derived handles call

@@ -19,27 +19,16 @@ from persist.core.errors import InvalidUsage, shown
 from persist.core.frontier import Antichain
 from persist.core.shard_view import ShardView
 from persist.core.truncations_and_drops import pending_drop
-from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, ShardSchema, consolidate, current_schema, negated
+from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, ShardSchema, consolidate, key_encoding, negated
 from persist.parts.consolidate import join
 from persist.parts.constraint_checks import KEYS_SHOWN_MAX, UNIQUE, count_text, duplicate_keys, key_tuples, violation
 from persist.parts.filter_eval import Filter
-from persist.parts.key_encoding import (
-    ABSENT,
-    KeyPoints,
-    SortedKeys,
-    check_unique,
-    distinct_keys,
-    first_of_key,
-    key_schema,
-    match_keys,
-    semi_join,
-    unique_keys,
-)
+from persist.parts.key_encoding import SortedKeys, distinct_keys, key_schema, match_keys, semi_join
 from persist.parts.part_files import RowGroupFilter
 from persist.parts.python_values import find_differing_row, parse_key
 from persist.parts.row_stats import digest_of_rows, numbers_of_rows
 from persist.parts.schema_changes import Value, compute_column, value_digest, with_diffs
-from persist.parts.schema_evolution import current_for_names, valid_schemas
+from persist.parts.schema_evolution import current_for_names, current_schema, valid_schemas
 
 
 @dataclass(frozen=True)
@@ -121,7 +110,7 @@ def with_keys(keys: pa.Table, keyed: ShardSchema, schema: ShardSchema) -> RowSet
     """The rows whose columns `keyed.key` have the values of one of the sorted `keys`."""
     if not len(keys):
         return NONE
-    span: KeyRange = KeyPoints.of(keys, keyed) if keyed.key == schema.key else ALL_KEYS
+    span: KeyRange = key_encoding.KeyPoints.of(keys, keyed) if keyed.key == schema.key else ALL_KEYS
     return RowSet(span, None, partial(semi_join, keys=keys, keyed=keyed))
 
 
@@ -213,6 +202,28 @@ class GainedKeys:
         return self._lines.conform(rows.select([*self._keyed.key, DIFF]).append_column(self._number, numbers), 0)
 
 
+class Count:
+    """How many rows are added and removed, and, for shards with unique keys, the keys that gain rows."""
+
+    def __init__(self, gained: GainedKeys | None = None) -> None:
+        self.added = self.removed = 0
+        self.gained = gained
+
+    def of(self, tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
+        """Pass the rows on, and count them."""
+        for table in tables:
+            diffs = table.column(DIFF)
+            added = pc.sum(pc.max_element_wise(diffs, 0)).as_py() or 0
+            self.added += added
+            self.removed += added - (pc.sum(diffs).as_py() or 0)
+            yield from table.to_batches()
+
+    def read(self, tables: Iterator[pa.Table]) -> None:
+        """Count all rows, without passing them on."""
+        for _ in self.of(tables):
+            pass
+
+
 def guarded(inner: BoundVerb) -> BoundVerb:
     """The plan for a shard with unique keys: it is refused if a key would have more than one row.
 
@@ -279,7 +290,6 @@ class VerbBinding:
 # The plans of `upsert`, `delete`, `update`, `replace_where` and `overwrite`; `merge.py` has that of `merge`.
 #
 # Rows that are the same before and after cancel out, and are not written.
-
 
 KEYS_MAX = 1_000_000  # of one `delete`
 
@@ -486,7 +496,7 @@ class Upsert:
     def bound(self, schema: ShardSchema) -> BoundVerb:
         rows, deleted = self._rows_and_deleted_keys(schema)
         keyed = key_schema(schema)
-        keys = unique_keys(pa.concat_tables([rows.select(list(schema.key)), deleted]), keyed, "an upsert")
+        keys = key_encoding.unique_keys(pa.concat_tables([rows.select(list(schema.key)), deleted]), keyed, "an upsert")
         question = [
             sorted(rows.schema.names),
             str(digest_of_rows(with_diffs(rows))),
@@ -523,7 +533,7 @@ def _upserted(
         if not is_whole:
             met = _check_one_row(old, met, keyed)
         indexes = match_keys(old, rows, keyed)
-        fresh = indexes[first_of_key(old, keyed) & (indexes != ABSENT)]
+        fresh = indexes[key_encoding.first_of_key(old, keyed) & (indexes != key_encoding.ABSENT)]
         fresh = fresh[is_left[fresh]]
         is_left[fresh] = False
         taken = rows.take(pa.array(fresh))
@@ -539,7 +549,7 @@ def _check_one_row(old: pa.Table, met: pa.Table, keyed: ShardSchema) -> pa.Table
     times = pc.abs(rows.column(DIFF))  # a row of negative multiplicity is another row of its key
     rows = rows.set_column(len(keyed.key), rows.schema.field(DIFF), times)
     keys = consolidate([keyed.conform(rows, 0), *([met] if len(met) else ())], keyed)
-    check_unique(keys, keyed, "an upsert of some of the columns")
+    key_encoding.check_unique(keys, keyed, "an upsert of some of the columns")
     return keys.slice(len(keys) - 1)
 
 

@@ -224,7 +224,6 @@ def view_state(location: Location, name: str, request: ViewRequest) -> State:
 
 # The metrics of a location and of its shards, as a server, a worker and an embedded program export them.
 
-
 COUNTED = {
     "commits": "Commits that won their compare-and-set",
     "commands": "Commands in these commits",

@@ -18,12 +18,13 @@ from typing import Any, ClassVar, overload
 import pyarrow as pa
 
 from persist.client.arguments import checked, key_values
+from persist.client.dml_plans import Count
 from persist.client.idempotency import after_commit, send, send_for
 from persist.client.optimistic_edit import unless_landed
-from persist.client.optimistic_loop import Count, RewriteOperation, check_complete, latest_of
+from persist.client.optimistic_loop import RewriteOperation, check_complete
 from persist.client.shard_base import ShardBase
 from persist.client.snapshot import Held, part_reader, with_renewal
-from persist.client.timestamps import datetime_text, instant_text, period_ms, to_datetime
+from persist.client.timestamps import datetime_text, instant_text, latest_of, period_ms, to_datetime
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait

@@ -8,38 +8,15 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from persist.attributes.attribute_handle import AttributeUpdates
+from persist.client import restore_and_truncate
 from persist.client.arguments import SPLITS_MAX, check_int, checked, checked_wait, names
-from persist.client.commit_info import (
-    HistoryEntry,
-    Info,
-    info_bytes,
-    read_entries,
-    read_place,
-    to_history_entry,
-)
+from persist.client.commit_info import HistoryEntry, Info, info_bytes, read_entries, read_place, to_history_entry
 from persist.client.contents_diff import Changes, DiffRequest, NamedTime, changes_between, changes_of
 from persist.client.optimistic_loop import RETRIES_MAX
-from persist.client.restore_and_truncate import (
-    DROP,
-    DropOperation,
-    Restored,
-    RestoreOperation,
-    Truncated,
-    TruncateOperation,
-    cut_of,
-    mode_of,
-)
+from persist.client.restore_and_truncate import Restored, RestoreOperation, Truncated, TruncateOperation, mode_of
 from persist.client.shard_base import ShardBase
 from persist.client.snapshot import at_latest
-from persist.client.timestamps import (
-    BEFORE_ALL,
-    as_of_at,
-    datetime_text,
-    instant_of,
-    resolve_time,
-    retention_ms,
-    to_datetime,
-)
+from persist.client.timestamps import BEFORE_ALL, datetime_text, instant_of, resolve_time, retention_ms, to_datetime
 from persist.core import commands as c
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.audit_log import PAGE_MAX
@@ -256,13 +233,12 @@ class HistoryMethods(ShardBase):
             raise InvalidUsage("before is None; it must be a time, or a wall clock with its zone")
         checked("dry_run", dry_run, bool)
         checked("force", force, bool)
-        mode_of(mode)
+        is_drop = mode_of(mode) == "drop"
         own, settings, info_json = given_token(token), self._settings, _checked(retries, info)
-        cut = cut_of(self._transport, self.name, before, settings.read.retry_s)
-        if mode == DROP:
-            drop = DropOperation.of(self._transport, self.name, settings, cut, info=info_json)
-            return drop.run(own, dry_run=dry_run, force=force)
+        cut = restore_and_truncate.cut_of(self._transport, self.name, before, settings.read.retry_s)
         truncation = TruncateOperation.of(self._transport, self.name, settings, cut, info=info_json)
+        if is_drop:
+            return truncation.as_drop().run(own, dry_run=dry_run, force=force)
         return truncation.run(own, retries, dry_run=dry_run, force=force)
 
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
@@ -277,9 +253,8 @@ class HistoryMethods(ShardBase):
         Raises: InvalidUsage (no such name, time or age, or the shard has 1,000 tags), NotReadable (the time was
             forgotten), Conflict (the tag is at another time), Unavailable (no clock can be trusted for `keep`).
         """
-        if isinstance(at, datetime):
-            at = as_of_at(self.name, resolve_time(self._transport, self.name, at, 0.0, self._settings.read.retry_s))
-        checked("at", at, int, type(None))
+        limits = (0.0, self._settings.read.retry_s)
+        chosen = NamedTime.of("at", at, self._transport, self.name, limits).time
         keep_ms = None if keep is None else retention_ms(keep, "keep", takes_none=False)
         check_tag_name(name)
 
@@ -287,7 +262,7 @@ class HistoryMethods(ShardBase):
             command = c.SetTag(name, frontier(time).element or 0, keep_ms)
             return ShardTag.of(name, self._send_for(c.TagsAre, command).tags[name])
 
-        return at_latest(self._transport, self.name, set_at) if at is None else set_at(at)
+        return at_latest(self._transport, self.name, set_at) if chosen is None else set_at(chosen)
 
     def tags(self) -> dict[str, ShardTag]:
         """The tags of the shard by name, as of now. Raises what every call may."""

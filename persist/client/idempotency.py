@@ -12,18 +12,11 @@ from persist.client import deadlines
 from persist.client.transport import Transport
 from persist.commit.clocks_and_ids import jittered
 from persist.core import commands as c
+from persist.core import errors
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import DIGEST_BYTES, NOBODY, Caller
 from persist.core.batch import Part, Run
-from persist.core.errors import (
-    Corruption,
-    Indeterminate,
-    InvalidUsage,
-    Overloaded,
-    PersistError,
-    Unavailable,
-    UpperMismatch,
-)
+from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.record import replace
 from persist.parts.row_stats import MODULUS as MODULUS
@@ -46,7 +39,7 @@ LAPSING = (
     c.ReadRetention,
 )
 # These say nothing about whether the command happened, so they are raised whatever came before.
-CLAIM_NOTHING = (Corruption, PersistError)
+CLAIM_NOTHING = (errors.Corruption, PersistError)
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound=c.Result)
 
@@ -145,6 +138,18 @@ def call_with_retries(
                     refused=error.kind,
                     **error.details,
                 ) from error
+
+
+def landed_or_none(ask: Callable[[], c.Appended]) -> c.Appended | None:
+    """The answer to a write that can never land: the interval if its token has landed; None: it has not."""
+    try:
+        return ask()
+    except UpperMismatch:
+        return None
+    except Indeterminate as error:  # from a try without an answer, which changes nothing either
+        if error.details.get("refused") != UpperMismatch.kind:
+            raise
+        return None
 
 
 @contextmanager

@@ -56,6 +56,9 @@ class Lease(Protocol):
     def close(self) -> None: ...
 
 
+OpenLease = Callable[[], Lease]
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseKind:
     """Reads that may share a lease: of one shard, for one purpose, with leases of one length."""
@@ -174,12 +177,7 @@ class LeasePool:
                 self._changed.notify_all()
 
     def open(
-        self,
-        kind: LeaseKind,
-        as_of: int,
-        point: SinglePoint | None,
-        instead: SharedLease | None,
-        open_lease: Callable[[], Lease],
+        self, kind: LeaseKind, as_of: int, point: SinglePoint | None, instead: SharedLease | None, open_lease: OpenLease
     ) -> LeaseUse | None:
         """A use of a new lease, which `open_lease` takes; `instead` exists and does not cover the time.
 

@@ -24,24 +24,10 @@ from persist.client.timestamps import INSTANT_MAX, instant_ms, instant_of, recor
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import all_names
 from persist.core import commands as c
-from persist.core.errors import (
-    InvalidUsage,
-    NotReadable,
-    PersistError,
-    UnknownShard,
-    UpgradeNeeded,
-    UpperMismatch,
-    shown,
-)
+from persist.core import errors, ids
+from persist.core.errors import InvalidUsage, PersistError, UnknownShard, UpperMismatch, shown
 from persist.core.frontier import TIME_MAX, Antichain, join, meet
-from persist.core.ids import (
-    INCARNATION_MAX,
-    ShardId,
-    check_shard_name,
-    critical_reader_id_of,
-    incarnation_of,
-    shard_id_of,
-)
+from persist.core.ids import ShardId, check_shard_name, incarnation_of, shard_id_of
 from persist.core.shard_phases import dropped
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.formats.http_messages import named_once
@@ -50,7 +36,7 @@ from persist.formats.http_messages import named_once
 #
 # A shard that is not in a cut has no rows before it. So `meet` keeps the shards that both cuts have, `join` all.
 
-
+Names = tuple[str, ...] | None  # None: those with a prefix
 VERSION = 1
 SHARDS_MAX = 10_000  # of one cut
 CURSORS_MAX = 100  # of one cut
@@ -172,7 +158,7 @@ class Cut:
         if not isinstance(read, dict) or "v" not in read:
             raise InvalidUsage(f"this is no cut: {shown(read)}; give what Cut.to_json() returned")
         if type(read["v"]) is int and read["v"] > VERSION:
-            raise UpgradeNeeded(f"the cut has version {read['v']}; this persist knows {VERSION}: upgrade persist")
+            raise errors.UpgradeNeeded(f"the cut has version {read['v']}; this persist knows {VERSION}: upgrade it")
         try:
             cut = _cut(read)
         except (KeyError, TypeError, AttributeError, InvalidUsage) as error:
@@ -191,7 +177,7 @@ def _check_count(count: int) -> None:
 def _cut(read: dict[str, Any]) -> Cut:
     """Convert without a look at the checksum. Raises KeyError, TypeError, AttributeError or InvalidUsage."""
     shards = {check_shard_name(name): Antichain.from_json(upper) for name, upper in read["shards"].items()}
-    lives = {name: _number(life, 1, INCARNATION_MAX) for name, life in read.get("lives", {}).items()}
+    lives = {name: _number(life, 1, ids.INCARNATION_MAX) for name, life in read.get("lives", {}).items()}
     if type(read["v"]) is not int or read["v"] != VERSION:
         raise InvalidUsage("its version is none")
     if read["kind"] not in KINDS or not isinstance(read["location"], str):
@@ -259,7 +245,7 @@ class CutTruncated:
 class CutRequest:
     """Which cut to take: of the shards `names`, or of those whose names begin with `prefix`."""
 
-    names: tuple[str, ...] | None
+    names: Names
     prefix: str | None
     at: datetime | None = None
     cursors: tuple[str, ...] = ()
@@ -277,13 +263,8 @@ class CutRequest:
         if self.names is not None and not 0 < len(set(self.names)) <= SHARDS_MAX:
             raise InvalidUsage(f"a cut has 1 to {SHARDS_MAX} shards, not {len(set(self.names))}")
 
-    @property
-    def kind(self) -> str:
-        """The kind of the cut."""
-        return TIMESTAMP if self.at is not None else CURSORS if self.cursors else UPPER
 
-
-def check_names_or_prefix(names: tuple[str, ...] | None, prefix: str | None, verb: str) -> None:
+def check_names_or_prefix(names: Names, prefix: str | None, verb: str) -> None:
     """Raise InvalidUsage unless shards are chosen either by their names or by a prefix of them."""
     if (names is None) == (prefix is None):
         raise InvalidUsage(f"give either the names of the shards to {verb}, or a prefix of names")
@@ -292,9 +273,7 @@ def check_names_or_prefix(names: tuple[str, ...] | None, prefix: str | None, ver
         check_shard_name(name)
 
 
-def chosen_names(
-    transport: Transport, names: tuple[str, ...] | None, prefix: str | None, count_max: int
-) -> tuple[str, ...]:
+def chosen_names(transport: Transport, names: Names, prefix: str | None, count_max: int) -> tuple[str, ...]:
     """The names of the chosen shards, ascending; of those with the prefix at most one more than `count_max`."""
     if names is not None:
         return tuple(sorted(set(names)))
@@ -328,7 +307,7 @@ def take_cut(transport: Transport, request: CutRequest, settings: HandleSettings
         location,
         epoch,
         taken_ms,
-        request.kind,
+        TIMESTAMP if request.at is not None else CURSORS if request.cursors else UPPER,
         {name: upper for name, (_, upper) in cut_frontiers.items()},
         {name: life for name, life in lives.items() if life},
     )
@@ -343,19 +322,15 @@ class TruncationRequest:
     info: Info | None = None
     at_once: int = TRUNCATED_AT_ONCE
 
-    def check(self) -> None:
-        """Raises InvalidUsage if an option is invalid."""
-        checked("dry_run", self.dry_run, bool)
-        check_int("retries", self.retries, 0, RETRIES_MAX)
-        check_at_once(self.at_once)
-
 
 def truncate_by_cut(
     transport: Transport, cut: Cut, settings: HandleSettings, request: TruncationRequest
 ) -> CutTruncated:
     """Truncate every shard of the cut. Raises what `Client.truncate` says."""
     checked("cut", cut, Cut)
-    request.check()
+    checked("dry_run", request.dry_run, bool)
+    check_int("retries", request.retries, 0, RETRIES_MAX)
+    check_at_once(request.at_once)
     info = info_bytes("info", request.info)
     location, epoch = transport.belongs()
     if cut.location != location:
@@ -369,11 +344,8 @@ def truncate_by_cut(
         try:
             before = cut[name].element
             if before is None or before > TIME_MAX:
-                raise UpperMismatch(
-                    f"shard {name!r} was closed when the cut was taken: nothing can be truncated in it",
-                    expected=None,
-                    actual=[],
-                )
+                closed = f"shard {name!r} was closed when the cut was taken: nothing can be truncated in it"
+                raise UpperMismatch(closed, expected=None, actual=[])
             shard = OneShard(transport, cut.shard_id(name))
             truncation = TruncateOperation.of(shard, name, settings, NamedTime(before), info=info)
             done = truncation.run(None, request.retries, dry_run=request.dry_run)
@@ -414,7 +386,7 @@ def _frontier(transport: OneShard, name: str, view: ShardView, request: CutReque
         return view.upper
     frontiers = [view.upper]
     for cursor in request.cursors:
-        since = view.details.cursors.get(critical_reader_id_of(cursor))
+        since = view.details.cursors.get(ids.critical_reader_id_of(cursor))
         if since is None:
             raise InvalidUsage(
                 f"shard {name!r} has no critical reader {cursor!r}, so its progress is unknown; give other cursors, or "
@@ -425,7 +397,6 @@ def _frontier(transport: OneShard, name: str, view: ShardView, request: CutReque
 
 
 # What shards hold, page by page, and drops of many shards.
-
 
 PAGE_MAX = 100  # shards with details on one page
 DROPPED_MAX = 1_000  # by one call
@@ -482,7 +453,7 @@ class ShardsDropped:
         return {"done": self.done, "complete": self.complete, "count": len(shards), "shards": shards}
 
 
-def check_dropped(names: tuple[str, ...] | None, prefix: str | None) -> None:
+def check_dropped(names: Names, prefix: str | None) -> None:
     """Raise InvalidUsage unless shards to drop are chosen either by their names or by a prefix of them."""
     check_names_or_prefix(names, prefix, "drop")
     if prefix == "":
@@ -500,12 +471,7 @@ def summary_page(
 
 
 def drop_shards(
-    transport: Transport,
-    retry_s: float,
-    chosen: tuple[str, ...] | None,
-    prefix: str | None,
-    confirm: int | None,
-    force: bool,
+    transport: Transport, retry_s: float, chosen: Names, prefix: str | None, confirm: int | None, force: bool
 ) -> ShardsDropped:
     """Drop the shards. Raises what `Client.drop_shards` says."""
     check_dropped(chosen, prefix)
@@ -549,5 +515,5 @@ def _oldest(transport: Transport, name: str, since: Antichain, retry_s: float) -
         return None
     try:
         return instant_of(transport, name, since.element, retry_s)
-    except (InvalidUsage, NotReadable):  # nothing was written yet, or the location knows no wall clocks
+    except (InvalidUsage, errors.NotReadable):  # nothing was written yet, or the location knows no wall clocks
         return None

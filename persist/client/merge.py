@@ -13,24 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.attributes.attribute_handle import AttributeUpdates
+from persist.client import dml_plans
 from persist.client.arguments import checked_sets
 from persist.client.commit_info import Info
-from persist.client.dml_plans import (
-    ALL,
-    BoundVerb,
-    Contents,
-    Plan,
-    RowSet,
-    changed,
-    check_alike,
-    filled,
-    is_dicts,
-    names_given,
-    nullable,
-    tables_of,
-    with_keys,
-    with_values,
-)
+from persist.client.dml_plans import BoundVerb, Contents, Plan, RowSet
 from persist.client.optimistic_edit import Edited
 from persist.client.write import Updates, as_updates
 from persist.core.errors import InvalidUsage
@@ -189,16 +175,16 @@ class MergePlan:
 
     def bound(self, schema: ShardSchema) -> BoundVerb:
         keyed = key_schema(schema, self.on)
-        columns = names_given(self.rows, schema)
+        columns = dml_plans.names_given(self.rows, schema)
         for name in keyed.key:
             if name not in columns:
                 raise InvalidUsage(f"column {name!r}, by which rows match, is absent from the source")
         table = _table(self.rows, schema, columns)
         if any(clause.of != NOT_MATCHED and clause.sets == {} for clause in self.clauses):
-            check_alike(self.rows, "a merge that updates rows without `set`")
+            dml_plans.check_alike(self.rows, "a merge that updates rows without `set`")
         clauses = tuple(_completed(clause, table.schema.names, schema) for clause in self.clauses)
         is_whole = any(clause.of == NOT_MATCHED_BY_SOURCE for clause in clauses)
-        row_set = ALL if is_whole else with_keys(distinct_keys(table, keyed), keyed, schema)
+        row_set = dml_plans.ALL if is_whole else dml_plans.with_keys(distinct_keys(table, keyed), keyed, schema)
         clause_values = [clause.to_question(schema) for clause in clauses]
         cast = _typed(table, schema, lambda column: column.cast(wide_type(column.type)))  # whatever the types of values
         question = [list(keyed.key), sorted(table.schema.names), str(digest_of_rows(with_diffs(cast))), clause_values]
@@ -210,16 +196,16 @@ class MergePlan:
 
 def _table(rows: Updates, schema: ShardSchema, source_columns: Sequence[str]) -> pa.Table:
     """The source. Python values of columns that the shard also has are converted to its types."""
-    if is_dicts(rows) and rows:
+    if dml_plans.is_dicts(rows) and rows:
         names = [name for name in source_columns if name in schema.arrow.names]
         names += [name for name in source_columns if name not in schema.arrow.names]
         table = pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
         return _plain(table)
     if isinstance(rows, list) and not rows:
-        return nullable(schema.arrow).empty_table()
-    tables = [_plain(table) for table in tables_of(as_updates(rows, schema))]
+        return dml_plans.nullable(schema.arrow).empty_table()
+    tables = [_plain(table) for table in dml_plans.tables_of(as_updates(rows, schema))]
     if not tables:
-        return nullable(schema.arrow).empty_table()
+        return dml_plans.nullable(schema.arrow).empty_table()
     names = tables[0].schema.names
     for table in tables:
         if odd := set(names) ^ set(table.schema.names):
@@ -329,14 +315,14 @@ class _BoundMerge:
             if clause.sets is None:
                 yield negated(chosen)
             else:
-                fresh = with_values(chosen, clause.sets, self.schema, both.filter(is_chosen))
-                yield from changed(chosen, fresh, self.schema)
+                fresh = dml_plans.with_values(chosen, clause.sets, self.schema, both.filter(is_chosen))
+                yield from dml_plans.changed(chosen, fresh, self.schema)
 
     def _inserted(self, left: pa.Table) -> Iterator[pa.Table]:
         for clause, is_chosen in self._chosen(left, self._of(NOT_MATCHED)):
             rows, sets = left.filter(is_chosen), clause.sets or {}
             columns = {n: compute_column(n, sets[n], self.schema.arrow.field(n).type, rows) for n in sets}
-            yield filled(pa.table(columns), self.schema)
+            yield dml_plans.filled(pa.table(columns), self.schema)
 
     def _chosen(self, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[tuple[Clause, pa.Array]]:
         """Each clause with the rows for which it is the first match, if any."""

@@ -16,21 +16,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from persist.client.contents_diff import may_replace_all, runs_in_interval, runs_of, try_drop
-from persist.client.dml_plans import Contents, VerbBinding
-from persist.client.idempotency import send_for
-from persist.client.optimistic_loop import (
-    CommitResult,
-    Count,
-    RewriteOperation,
-    Step,
-    check_open,
-    check_readable,
-    find_landed_rewrite,
-    landed_or_none,
-    latest_of,
-)
+from persist.client.dml_plans import Contents, Count, VerbBinding
+from persist.client.idempotency import landed_or_none, send_for
+from persist.client.optimistic_loop import CommitResult, RewriteOperation, Step, check_open, find_landed_rewrite
 from persist.client.shared_lease_reads import hold_for_block
 from persist.client.snapshot import Held, part_reader, with_renewal
+from persist.client.timestamps import check_readable, latest_of
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c

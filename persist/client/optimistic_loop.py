@@ -19,25 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.contents_diff import DiffRequest, NamedTime, hold_interval
-from persist.client.dml_plans import GainedKeys
-from persist.client.idempotency import send_for
+from persist.client.dml_plans import Count
+from persist.client.idempotency import landed_or_none, send_for
 from persist.client.read_leases import HandleSettings
 from persist.client.snapshot import Held, ReadSettings, check_lease
-from persist.client.timestamps import instant_of, record_json
+from persist.client.timestamps import instant_of, latest_of, record_json
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteHandle, WriteSettings
 from persist.core import commands as c
 from persist.core.audit_log import Caller
 from persist.core.batch import Run
-from persist.core.errors import (
-    Expired,
-    Indeterminate,
-    InvalidUsage,
-    NotReadable,
-    PersistError,
-    SchemaMismatch,
-    UpperMismatch,
-)
+from persist.core.errors import Expired, InvalidUsage, NotReadable, PersistError, SchemaMismatch, UpperMismatch
 from persist.core.frontier import MINIMUM, TIME_MAX, Antichain, last_time
 from persist.core.ids import Token, mint
 from persist.core.shard_view import ShardView, ViewRequest
@@ -52,28 +44,6 @@ BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
 REFUSED = (Expired, InvalidUsage, NotReadable, UpperMismatch)
 LATEST = NamedTime(None)
 _T = TypeVar("_T")
-
-
-class Count:
-    """How many rows are added and removed, and, for shards with unique keys, the keys that gain rows."""
-
-    def __init__(self, gained: GainedKeys | None = None) -> None:
-        self.added = self.removed = 0
-        self.gained = gained
-
-    def of(self, tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-        """Pass the rows on, and count them."""
-        for table in tables:
-            diffs = table.column(DIFF)
-            added = pc.sum(pc.max_element_wise(diffs, 0)).as_py() or 0
-            self.added += added
-            self.removed += added - (pc.sum(diffs).as_py() or 0)
-            yield from table.to_batches()
-
-    def read(self, tables: Iterator[pa.Table]) -> None:
-        """Count all rows, without passing them on."""
-        for _ in self.of(tables):
-            pass
 
 
 class CommitResult:
@@ -351,23 +321,6 @@ def find_landed_rewrite(handle: WriteHandle, token: Token, **parts: Any) -> c.Ap
     return landed_or_none(lambda: handle.commit_rewrite((), MINIMUM, c.NEVER, token=token, **parts))
 
 
-def landed_or_none(ask: Callable[[], c.Appended]) -> c.Appended | None:
-    """The answer to a write that can never land: the interval if its token has landed; None: it has not."""
-    try:
-        return ask()
-    except UpperMismatch:
-        return None
-    except Indeterminate as error:  # from a try without an answer, which changes nothing either
-        if error.details.get("refused") != UpperMismatch.kind:
-            raise
-        return None
-
-
-def latest_of(view: ShardView) -> int:
-    """The latest complete time of a view; -1: nothing was written."""
-    return (view.upper.element or 0) - 1
-
-
 def is_recast(before: ShardView, now: ShardView) -> bool:
     """Whether the shard changed in a way that no change of rows shows, or the changes between were forgotten.
 
@@ -398,20 +351,6 @@ def check_open(name: str, view: ShardView, done: str) -> int:
             f"shard {name!r} has no time left: its upper is {view.upper}", expected=None, actual=view.upper.to_json()
         )
     return view.upper.element
-
-
-def check_readable(name: str, view: ShardView) -> None:
-    """Raise NotReadable if the contents as of the latest complete time were forgotten: no edit can read them."""
-    last = (view.upper.element or 0) - 1
-    if last >= 0 and not view.since.less_equal(last):
-        closed, later = "it is closed to reads for ever", "it can be read again after the next write"
-        rest = closed if view.since.is_empty else later
-        raise NotReadable(
-            f"shard {name!r} has forgotten the contents as of {last}, its latest complete time: its since is "
-            f"{view.since}; nothing was changed: {rest}",
-            as_of=last,
-            since=view.since.to_json(),
-        )
 
 
 def read_facts(transport: Transport, name: str, retry_s: float, trial: c.ReadRetention | None = None) -> c.RetentionIs:

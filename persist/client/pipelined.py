@@ -28,18 +28,10 @@ from persist.client.deadlines import Timeable
 from persist.client.unique_insert import CheckedWriter, conform_rows
 from persist.client.write import Updates
 from persist.commit.clocks_and_ids import Clock, OwnProcess
+from persist.core import errors
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
-from persist.core.errors import (
-    AttributeMismatch,
-    Expired,
-    Indeterminate,
-    InvalidUsage,
-    Overloaded,
-    PersistError,
-    SchemaMismatch,
-    Unavailable,
-)
+from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, PersistError, Unavailable
 from persist.core.transitions.part_admission import DIFF_MAX
 from persist.parts import DIFF, TIME, ShardSchema, consolidate
 
@@ -275,13 +267,13 @@ class PipelinedWriter(Timeable):
                     "continue",
                     **error.details,
                 ) from error
-            except SchemaMismatch:  # the constraints are stricter by now: the rows are staged again under them
+            except errors.SchemaMismatch:  # the constraints are stricter by now: the rows are staged again under them
                 known = self._writer.schema_of(rows)[0]
                 self._writer.check(rows)
                 if self._writer.schema_of(rows)[0] == known:
                     raise
                 runs = None
-            except (Unavailable, Overloaded, Indeterminate, Expired):
+            except (Unavailable, errors.Overloaded, Indeterminate, errors.Expired):
                 if self._closing or self._clock.monotonic() > deadline:
                     raise
                 self._clock.sleep(BACKOFF_S)

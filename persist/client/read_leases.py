@@ -176,10 +176,7 @@ class ReadLease(Timeable):
             self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
 
     def release(self) -> None:
-        """As `close`, for a garbage collection, which may run while this thread holds a lock: another thread closes.
-
-        Raises nothing.
-        """
+        """As `close`, for a garbage collection, which may run while this thread holds a lock. Raises nothing."""
         if not self._closed:
             run_aside(self.close, CLOSE_RETRY_S)
 

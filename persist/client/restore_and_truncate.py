@@ -12,22 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.contents_diff import READS_AT_ONCE, HeldInterval, NamedTime, Point, runs_in_interval, runs_of
-from persist.client.dml_plans import Contents, GainedKeys
+from persist.client.dml_plans import Contents, Count, GainedKeys
 from persist.client.idempotency import after_commit
-from persist.client.optimistic_loop import (
-    CommitResult,
-    Count,
-    Draft,
-    RewriteOperation,
-    Step,
-    check_complete,
-    latest_of,
-    read_facts,
-)
+from persist.client.optimistic_loop import CommitResult, Draft, RewriteOperation, Step, check_complete, read_facts
 from persist.client.snapshot import Held, hold_time, part_reader, with_renewal
-from persist.client.timestamps import resolve_time, to_datetime
+from persist.client.timestamps import latest_of, resolve_time, to_datetime
 from persist.client.transport import OneShard
 from persist.core import commands as c
+from persist.core import truncations_and_drops
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
 from persist.core.errors import Conflict, InvalidUsage, UnknownShard, UpperMismatch
@@ -37,15 +29,7 @@ from persist.core.shard_settings import DROP as DROP
 from persist.core.shard_settings import RETRACT as RETRACT
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.transitions.part_admission import DIFF_MAX
-from persist.core.truncations_and_drops import (
-    begins,
-    check_droppable,
-    check_not_erasing,
-    clipped,
-    contents,
-    floor_at,
-    runs_until,
-)
+from persist.core.truncations_and_drops import clipped, contents, floor_at, runs_until
 from persist.parts import DIFF, PartReader, current_schema, negated
 from persist.parts.constraint_checks import check_rows
 
@@ -175,7 +159,6 @@ class RestoreOperation(RewriteOperation):
 # truncations have removed since the cut do not count as there before it. This is computed in key order, holding only
 # a part of the contents: the rows before the cut, minus what truncations removed since, minus what else was removed
 # since, as far as that is positive.
-
 
 FORCED_TRIES_MAX = 100  # each failed one means that the writer has appended meanwhile
 
@@ -367,7 +350,7 @@ class DropOperation(RewriteOperation):
             return False, None
         is_effective = any(drop.at == requested.element and drop.cut >= before for drop in view.drops)  # and was undone
         runs = contents(runs_of(view), view.drops, view.upper.element or TIME_MAX)
-        if is_effective or not any(begins(part) < before for run in runs for part in run.parts):
+        if is_effective or not any(truncations_and_drops.begins(part) < before for run in runs for part in run.parts):
             return False, removed
         raise Conflict(
             f"the truncation of shard {self.name!r} before {before} was withdrawn: at time {requested}, where it was "
@@ -390,8 +373,8 @@ class DropOperation(RewriteOperation):
         """As `_dry_run` for a time that is held, whose lease it closes."""
         try:
             view, count = held.view, Count()
-            check_not_erasing(self.name, view.upper, view.retracting)
-            check_droppable(self.name, view.batches, view.drops, self.time)
+            truncations_and_drops.check_not_erasing(self.name, view.upper, view.retracting)
+            truncations_and_drops.check_droppable(self.name, view.batches, view.drops, self.time)
             _, reader = part_reader(self.transport, view, self.read)
             runs = runs_until(contents(runs_of(view), view.drops, view.upper.element or 0), self.time)
             count.read(with_renewal(map(negated, reader.read_range(runs, as_of=self.time - 1)), held.lease))

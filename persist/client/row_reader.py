@@ -116,7 +116,6 @@ class Rows(Timeable):
 
 # Rows repeated by their multiplicity, in pieces that are bounded whatever a `__diff` says.
 
-
 EXPANDED_ROWS_MAX = 2**31 - 1  # rows that one table may become
 PIECE_ROWS = 64 * 1024
 PIECE_BYTES = 16 * 1024 * 1024  # of a piece, unless one row has more

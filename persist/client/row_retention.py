@@ -7,19 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from persist.client import column_retention
 from persist.client.arguments import checked, names
-from persist.client.column_retention import (
-    COLUMN,
-    TRIES,
-    ColumnRetention,
-    ColumnRun,
-    check_column,
-    dropped,
-    held_by_column,
-    is_refused,
-    refused_drop,
-    run_by_column,
-)
+from persist.client.column_retention import COLUMN, TRIES, ColumnRetention, ColumnRun, run_by_column
 from persist.client.commit_info import info_bytes
 from persist.client.contents_diff import NamedTime
 from persist.client.embedded import EmbeddedTransport, Maintain
@@ -33,22 +23,10 @@ from persist.client.timestamps import instant_ms, period_ms, record_json, to_dat
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core import record
+from persist.core import record, retention_plan
 from persist.core.clock_index import point_at
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, shown
-from persist.core.retention_plan import (
-    Facts,
-    blocked_by_column,
-    facts_of,
-    has_to_look,
-    next_look_ms,
-    next_ms,
-    outlived_rungs,
-    own_rungs,
-    plan,
-    step_ms,
-    wanted_cuts,
-)
+from persist.core.retention_plan import Facts, has_to_look, outlived_rungs, plan, step_ms, wanted_cuts
 from persist.core.shard_settings import DROP, RETRACT, Ladder, RowPolicy, Rung, bytes_of, cut_every_of, history_text
 
 # The tag ladder: tags for the last so many hours, days and months, in UTC. Pure.
@@ -73,7 +51,7 @@ def _current_rungs(facts: Facts, now_ms: int) -> Iterator[Rung]:
     ladder = Ladder() if facts.policy is None else facts.policy.tags
     latest = (facts.upper.element or 0) - 1
     for rung, (form, period_start) in _RUNGS.items():
-        own = own_rungs(facts.tags, rung)
+        own = retention_plan.own_rungs(facts.tags, rung)
         if not getattr(ladder, rung) or latest < 0 or facts.since.is_empty:
             continue
         if own and facts.tags[own[-1]].time == latest:  # nothing was written since its newest tag
@@ -207,7 +185,7 @@ def _age(what: str, age: object) -> int | None:
 def next_turn_ms(facts: Facts, now_ms: int) -> int | None:
     """When there may be something to do for a policy, if nothing moves the shard; None: not before it moves."""
     next_hour_ms = (now_ms // HOUR_MS + 1) * HOUR_MS if any(_current_rungs(facts, now_ms)) else None  # for tags
-    instants = (next_ms(facts, now_ms), next_hour_ms, next_look_ms(facts, now_ms))
+    instants = (retention_plan.next_ms(facts, now_ms), next_hour_ms, retention_plan.next_look_ms(facts, now_ms))
     return min((at_ms for at_ms in instants if at_ms is not None), default=None)
 
 
@@ -224,13 +202,7 @@ def _waits(facts: Facts, now_ms: int) -> tuple[str, ...]:
 
 
 def run_retention(
-    transport: OneShard,
-    name: str,
-    settings: HandleSettings,
-    *,
-    dry_run: bool = False,
-    retries: int = TRIES,
-    by_hand: bool = True,
+    transport: OneShard, name: str, settings: HandleSettings, *, dry_run: bool = False, by_hand: bool = True
 ) -> RetentionRun:
     """Take the cuts that are due, and remove the rows that the policy selects now. Repeating it is safe.
 
@@ -261,9 +233,9 @@ def run_retention(
         result: Truncated | tuple[str, ...]
         try:
             if answer.facts.drops:
-                result = dropped(truncation.as_drop(), dry_run=dry_run)
+                result = column_retention.dropped(truncation.as_drop(), dry_run=dry_run)
             else:
-                result = truncation.run(None, retries, dry_run=dry_run)
+                result = truncation.run(None, TRIES, dry_run=dry_run)
         except (InvalidUsage, NotReadable):  # the shard is fed by append by now, or another run has come that far
             later = plan(read_facts(transport, name, retry_s).facts, now_ms)
             if later.due == due:
@@ -294,7 +266,7 @@ def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSe
     now_ms, facts = _checked_ms(name, answer), answer.facts
     alone = record.replace(facts, policy=record.replace(policy, consumers=(), consumers_max_age_ms=None))
     removed = _cut_at_once(transport, name, alone, now_ms, settings)
-    if policy.column is not None and facts.upper.element and blocked_by_column(facts) is None:
+    if policy.column is not None and facts.upper.element and retention_plan.blocked_by_column(facts) is None:
         outcome = ColumnRetention.by(transport, name, settings, alone, now_ms).run(dry_run=True)
         removed += 0 if outcome.done is None else outcome.done.removed
     rows = answer.rows
@@ -348,9 +320,18 @@ class RetentionMethods(HistoryMethods):
         now_ms = transport.clock.now_ms() if answer.checked_ms is None else answer.checked_ms
         planned, looked, following = plan(facts, now_ms), done.looked, next_turn_ms(facts, now_ms)
         clock_notes = () if answer.checked_ms is not None or facts.policy is None else (NO_CLOCK,)
-        held_by = (*clock_notes, *planned.held_by, *held_by_column(transport, name, facts), *_waits(facts, now_ms))
+        held_by = (
+            *clock_notes,
+            *planned.held_by,
+            *column_retention.held_by_column(transport, name, facts),
+            *_waits(facts, now_ms),
+        )
         due = planned.due
-        if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
+        if (
+            due is not None
+            and facts.drops
+            and (reason := column_retention.refused_drop(transport, name, due.cut.upper)) is not None
+        ):
             due, held_by = None, (*held_by, reason)
         return RowRetention(
             None if facts.policy is None else policy_json(facts.policy),
@@ -413,7 +394,7 @@ class RetentionMethods(HistoryMethods):
                 actual=now.version,
             )
         if policy is not None and policy.column is not None:
-            check_column(transport, name, policy.column, policy.column_unit, self._current_schema()[0])
+            column_retention.check_column(transport, name, policy.column, policy.column_unit, self._current_schema()[0])
         if policy is not None and not confirm:
             _guard(transport, name, policy, settings)
         self._send(c.SetSettings(version, now.history_ms, now.mark_every_ms, policy))
@@ -460,7 +441,7 @@ class RetentionKeeper:
         policy, now_ms = state.settings.rows, self._location.clock.now_ms()
         if policy is None or state.is_closed:
             return None, None
-        facts = facts_of(state)
+        facts = retention_plan.facts_of(state)
         if not self._may_be_due(name, facts, now_ms):
             at_ms = next_turn_ms(facts, now_ms)
             return None, None if at_ms is None else max(AGAIN_S, (at_ms - now_ms) / 1000)
@@ -480,7 +461,9 @@ class RetentionKeeper:
         if max(instants, default=0) > self._cut.get(name, 0):
             return True
         due = plan(facts, now_ms).due
-        if due is not None and not (facts.drops and is_refused(self._location.machine(name).state(), due.cut.upper)):
+        if due is not None and not (
+            facts.drops and column_retention.is_refused(self._location.machine(name).state(), due.cut.upper)
+        ):
             return True
         return bool(outlived_rungs(facts.policy, facts.tags)) or has_to_look(facts, now_ms)
 

@@ -23,17 +23,9 @@ from persist.client.snapshot import Held, leased_blobs, with_renewal
 from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
 from persist.core.record import replace as changed
-from persist.parts import DIFF, Selection, ShardSchema, newest, overlapping_runs, valid_schemas
+from persist.parts import DIFF, Selection, ShardSchema, filter_eval, newest, overlapping_runs, valid_schemas
 from persist.parts.column_types import without_half_floats
-from persist.parts.filter_eval import (
-    ExpressionPruner,
-    Projection,
-    filter_rows,
-    has_exact_statistics,
-    has_floats,
-    prune_runs,
-    required_columns,
-)
+from persist.parts.filter_eval import Projection, filter_rows, required_columns
 from persist.parts.part_files import PartFiles, RowGroupFilter
 from persist.parts.read_plan import classify
 from persist.parts.reader import Finish
@@ -75,7 +67,7 @@ class HeldRows:
         keeps = _both(wanted.keeps, may)
         schema, reader = part_reader(held.transport, held.view, held.settings, keeps)
         if may is not None:
-            runs = tuple(prune_runs(runs, schema, may))
+            runs = tuple(filter_eval.prune_runs(runs, schema, may))
 
         def select(table: pa.Table) -> pa.Table:
             selected_rows = wanted.apply(table)
@@ -162,7 +154,7 @@ def _is_read_alike(kinds: pa.Schema) -> bool:
     """
     lowered = {name.lower() for name in kinds.names}
     return len(lowered) == len(kinds) and not any(
-        pa.types.is_struct(field.type) and has_floats(field.type) for field in kinds
+        pa.types.is_struct(field.type) and filter_eval.has_floats(field.type) for field in kinds
     )
 
 
@@ -208,7 +200,7 @@ def _may_match(polars: Any, predicate: Any, kinds: pa.Schema, shown: Any) -> Row
         row: dict[str, Any] = {"len": [None]}
         types: dict[str, Any] = {"len": polars.UInt32}
         for name in used:
-            known = statistics.get(name) if has_exact_statistics(kinds.field(name).type) else None
+            known = statistics.get(name) if filter_eval.has_exact_statistics(kinds.field(name).type) else None
             types |= {f"{name}_min": shown[name], f"{name}_max": shown[name], f"{name}_nc": polars.UInt32}
             try:
                 least, most, nulls = _bounds(known)
@@ -474,7 +466,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filt
 
         if wanted is None:
             return self._rows.tables(read)
-        return self._rows.tables(read, ExpressionPruner(wanted, self.schema), finish)
+        return self._rows.tables(read, filter_eval.ExpressionPruner(wanted, self.schema), finish)
 
     def _batches(self, shown: list[str], read: list[str], wanted: Any, rows: int) -> Iterator[pa.RecordBatch]:
         for table in self._tables(shown, read, wanted):

@@ -11,41 +11,19 @@ import pyarrow.compute as pc
 
 from persist.client.dml_plans import Contents, with_keys
 from persist.client.idempotency import after_commit, send_for
-from persist.client.optimistic_loop import check_readable
 from persist.client.shard_base import ShardBase
 from persist.client.shared_lease_reads import hold_for_block
 from persist.client.snapshot import Held, ReadSettings, check_lease, leased_blobs, part_reader
+from persist.client.timestamps import check_readable
 from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpperMismatch
 from persist.core.frontier import MINIMUM, Antichain
 from persist.core.shard_view import ViewRequest
-from persist.parts import DIFF, ShardSchema, consolidate, current_schema
-from persist.parts.constraint_checks import (
-    KEYS_SHOWN_MAX,
-    UNIQUE,
-    ConstraintChange,
-    DuplicateKeyCounter,
-    ViolatingRows,
-    are_stricter,
-    check_compiles,
-    count_text,
-    key_tuples,
-    keys_json,
-    violating_rows,
-    violation,
-)
+from persist.parts import DIFF, ShardSchema, consolidate, constraint_checks, current_schema, schema_changes
+from persist.parts.constraint_checks import UNIQUE, ViolatingRows, count_text, violation
 from persist.parts.key_encoding import distinct_keys, key_schema
-from persist.parts.schema_changes import (
-    AddColumn,
-    Change,
-    DropColumn,
-    MoveColumn,
-    RelaxColumn,
-    RenameColumn,
-    WidenColumn,
-    apply_changes,
-)
+from persist.parts.schema_changes import Change, apply_changes
 from persist.parts.schema_evolution import follow_by_name, widened_days
 
 # One change of a schema. If the contents may violate the new schema, they are checked first, and the change lands only
@@ -53,7 +31,6 @@ from persist.parts.schema_evolution import follow_by_name, widened_days
 #
 # Writers check the rows that they stage by the schema that they know. So such a change also invalidates staged rows:
 # their commit is refused, and they are staged anew.
-
 
 RACES_MAX = 1_000  # lost by one change; each means that another writer made progress
 
@@ -75,7 +52,7 @@ class SchemaEvolution:
         time), and what reading may. In these cases nothing was changed.
         """
         look: SchemaLook | DaysLook
-        if are_stricter(after, before):
+        if constraint_checks.are_stricter(after, before):
             look = SchemaLook(_new(before, after), self.name)
         elif columns := widened_days(before, after):
             look = DaysLook(columns, after, self.name)
@@ -202,14 +179,14 @@ class SchemaMethods(ShardBase):
 
         Raises: InvalidUsage (there is such a column `name`, or its type is not supported, or the default does not fit).
         """
-        return self.alter(AddColumn(name, kind, nullable, default, after))
+        return self.alter(schema_changes.AddColumn(name, kind, nullable, default, after))
 
     def rename_column(self, name: str, to: str) -> ShardSchema:
         """Rename the column `name` to `to`; it may be one of the key.
 
         Raises: InvalidUsage (there is no column `name`, or there is one called `to`).
         """
-        return self.alter(RenameColumn(name, to))
+        return self.alter(schema_changes.RenameColumn(name, to))
 
     def drop_column(self, name: str) -> ShardSchema:
         """Drop the value column `name` with all its values: no read of any time shows them again.
@@ -217,14 +194,14 @@ class SchemaMethods(ShardBase):
         Rows that differ in nothing else become one row, whose multiplicity is the sum of theirs. Compaction deletes the
         bytes. Raises InvalidUsage (there is no such column, or it is one of the key).
         """
-        return self.alter(DropColumn(name))
+        return self.alter(schema_changes.DropColumn(name))
 
     def move_column(self, name: str, *, after: str | None = None) -> ShardSchema:
         """Move the column `name` behind the column `after` (None: it is the first one). Nothing else changes.
 
         Raises: InvalidUsage (there is no such column).
         """
-        return self.alter(MoveColumn(name, after))
+        return self.alter(schema_changes.MoveColumn(name, after))
 
     def widen_column(self, name: str, kind: pa.DataType) -> ShardSchema:
         """Give the column `name` a wider type `kind`, which holds every value of the old one.
@@ -236,11 +213,11 @@ class SchemaMethods(ShardBase):
             microseconds: the column has or had a date outside their range), UpperMismatch (others write all the time
             while its dates are checked).
         """
-        return self.alter(WidenColumn(name, kind))
+        return self.alter(schema_changes.WidenColumn(name, kind))
 
     def allow_nulls(self, name: str) -> ShardSchema:
         """Make the column `name` nullable. Raises InvalidUsage (there is no such column)."""
-        return self.alter(RelaxColumn(name))
+        return self.alter(schema_changes.RelaxColumn(name))
 
     def set_constraints(
         self,
@@ -268,11 +245,11 @@ class SchemaMethods(ShardBase):
             meanwhile: look at it, then decide anew), UpperMismatch (others write all the time), NotReadable (the
             contents cannot be read). In these cases nothing was changed.
         """
-        change = ConstraintChange.of(unique, not_null, checks)
+        change = constraint_checks.ConstraintChange.of(unique, not_null, checks)
         newest, before = self._newest_schema()
         try:
             after = change.applied(before)
-            check_compiles(after)
+            constraint_checks.check_compiles(after)
         except InvalidUsage:
             if self._transport.view(self.name, ViewRequest(with_batches=False)).schema_id != newest:
                 self._evolution(newest).send(before)  # others have changed it: this raises SchemaMismatch
@@ -340,7 +317,12 @@ class BrokenConstraint:
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON. Raises nothing."""
-        return {"constraint": self.constraint, "what": self.what, "count": self.count, "keys": keys_json(self.keys)}
+        return {
+            "constraint": self.constraint,
+            "what": self.what,
+            "count": self.count,
+            "keys": constraint_checks.keys_json(self.keys),
+        }
 
 
 class SchemaLook:
@@ -367,7 +349,7 @@ class SchemaLook:
 
     def broken(self, held: Held) -> Iterator[BrokenConstraint]:
         """The violated constraints."""
-        contents, crowds = _contents(held), DuplicateKeyCounter(self._schema)
+        contents, crowds = _contents(held), constraint_checks.DuplicateKeyCounter(self._schema)
         for rows in self._rows_to_group(contents):
             crowds.add(self._schema.conform(rows, 0))
         self._seen = contents.time
@@ -386,7 +368,7 @@ class SchemaLook:
         keyed, keys = key_schema(self._schema), []
         is_unique = self._schema.details.unique
         for rows in contents.rows() if self._seen is None else contents.changes(self._seen):
-            for broken in violating_rows(rows, self._schema):
+            for broken in constraint_checks.violating_rows(rows, self._schema):
                 self._note(broken)
             if is_unique and self._seen is None:
                 yield rows
@@ -397,5 +379,7 @@ class SchemaLook:
 
     def _note(self, broken: ViolatingRows) -> None:
         _, count, keys = self._broken.get(broken.constraint, ("", 0, []))
-        more = key_tuples(broken.rows.select(list(self._schema.key)).slice(0, KEYS_SHOWN_MAX - len(keys)))
+        more = constraint_checks.key_tuples(
+            broken.rows.select(list(self._schema.key)).slice(0, constraint_checks.KEYS_SHOWN_MAX - len(keys))
+        )
         self._broken[broken.constraint] = (broken.how, count + len(broken.rows), [*keys, *more])

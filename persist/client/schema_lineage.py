@@ -21,15 +21,9 @@ from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import frontier
 from persist.core.shard_view import ShardView
+from persist.parts import newest, valid_schemas
 from persist.parts.constraint_checks import without_constraints as without_constraints
-from persist.parts.schema_evolution import (
-    Migration,
-    current_for_names,
-    follow_by_name,
-    moved_names,
-    newest,
-    valid_schemas,
-)
+from persist.parts.schema_evolution import Migration, current_for_names, follow_by_name, moved_names
 from persist.parts.schema_evolution import current_schema as current_schema
 from persist.parts.shard_schema import PLAIN
 from persist.parts.shard_schema import ShardSchema as ShardSchema

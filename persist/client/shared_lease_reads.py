@@ -11,18 +11,9 @@ import pyarrow as pa
 from blob import BlobNotFound
 from persist.client.arguments import checked, checked_wait
 from persist.client.lease_pool import LeaseKind, LeasePool, LeaseUse, SinglePoint
+from persist.client.read_leases import ReadLease, ReadSettings
 from persist.client.row_reader import limit_rows, part_reader
-from persist.client.snapshot import (
-    FEW_BATCH_ROWS,
-    FEW_MEMORY_BYTES,
-    Held,
-    ReadLease,
-    ReadSettings,
-    Tagged,
-    check_lease,
-    hold_time,
-    lease_point,
-)
+from persist.client.snapshot import FEW_BATCH_ROWS, FEW_MEMORY_BYTES, Held, Tagged, check_lease, hold_time, lease_point
 from persist.client.timestamps import BEFORE_ALL, NothingWritten, latest
 from persist.client.transport import OneShard, Transport
 from persist.core.errors import Corruption, Expired, NotReadable, Unavailable, UpgradeNeeded
@@ -260,16 +251,11 @@ def read_unleased(
     few = ReadSettings(memory_bytes=min(settings.memory_bytes, FEW_MEMORY_BYTES), bound=settings.bound)
     _, reader = part_reader(transport, view, few, wanted.keeps)
     runs = contents((run for batch in view.batches for run in batch.runs), view.drops, as_of)
-    pieces = reader.read_range(
-        runs,
-        as_of=as_of,
-        key_range=wanted.key_range,
-        columns=wanted.read,
-        batch_rows=max(1, min(limit, FEW_BATCH_ROWS)),
-    )
+    key_range, rows = wanted.key_range, max(1, min(limit, FEW_BATCH_ROWS))
+    pieces = reader.read_range(runs, as_of=as_of, key_range=key_range, columns=wanted.read, batch_rows=rows)
     try:
         with translated_but_missing():
-            rows = list(limit_rows(filter(len, map(wanted.apply, pieces)), limit))
+            tables = list(limit_rows(filter(len, map(wanted.apply, pieces)), limit))
     except (BlobNotFound, Corruption):  # a read with a hold reports what is wrong
         return None
-    return pa.concat_tables([wanted.no_updates().drop_columns([TIME]), *rows])
+    return pa.concat_tables([wanted.no_updates().drop_columns([TIME]), *tables])

@@ -34,19 +34,10 @@ from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import SchemaRecord
 from persist.core.truncations_and_drops import clipped, contents
 from persist.formats.store_errors import translate, translated_but_missing
-from persist.parts import (
-    KeyRange,
-    PartReader,
-    Selection,
-    ShardSchema,
-    overlapping_runs,
-    plan_splits,
-    plan_within,
-    valid_schemas,
-)
+from persist.parts import KeyRange, PartReader, ShardSchema, overlapping_runs, plan_splits, plan_within, valid_schemas
 from persist.parts.part_files import WHOLE_BYTES_MAX
 from persist.parts.prefetch import prefetch_each
-from persist.parts.scan_spec import schema_shown, select_by_schema
+from persist.parts.scan_spec import Selection, schema_shown, select_by_schema
 
 _T = TypeVar("_T")
 VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline

@@ -52,11 +52,29 @@ def latest(view: ShardView) -> int:
     return max(last, view.since.element or 0)
 
 
+def latest_of(view: ShardView) -> int:
+    """The latest complete time of a view; -1: nothing was written."""
+    return (view.upper.element or 0) - 1
+
+
+def check_readable(name: str, view: ShardView) -> None:
+    """Raise NotReadable if the contents as of the latest complete time were forgotten: no edit can read them."""
+    last = (view.upper.element or 0) - 1
+    if last >= 0 and not view.since.less_equal(last):
+        closed, later = "it is closed to reads for ever", "it can be read again after the next write"
+        rest = closed if view.since.is_empty else later
+        raise NotReadable(
+            f"shard {name!r} has forgotten the contents as of {last}, its latest complete time: its since is "
+            f"{view.since}; nothing was changed: {rest}",
+            as_of=last,
+            since=view.since.to_json(),
+        )
+
+
 # Wall clocks as callers write them, and the times of a shard that they name.
 #
 # An instant needs a zone, and is kept as milliseconds since 1970, UTC. Finer parts are dropped: instants are rounded
 # down to a grid anyway (a second, unless the shard says otherwise).
-
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
@@ -93,10 +111,7 @@ def read_instant(what: str, text: str) -> datetime:
 
 
 def read_point(what: str, text: str) -> int | datetime:
-    """Parse a time or an instant, as `416` or `2026-11-20T12:00:00Z`; -1 is before all times.
-
-    Raises InvalidUsage.
-    """
+    """Parse a time or an instant, as `416` or `2026-11-20T12:00:00Z`; -1 is before all times. Raises InvalidUsage."""
     if text == str(BEFORE_ALL):
         return BEFORE_ALL
     if text.isdecimal() and text.isascii() and len(text) <= TIME_DIGITS_MAX:

@@ -91,12 +91,7 @@ class WriteMethods(Timeable):
         """A writer that no other thread uses meanwhile."""
 
     def insert(
-        self,
-        updates: Updates,
-        *,
-        token: str | None = None,
-        attributes: AttributeUpdates = (),
-        info: Info | None = None,
+        self, updates: Updates, *, token: str | None = None, attributes: AttributeUpdates = (), info: Info | None = None
     ) -> c.Appended:
         """Append rows at the next time, which the service chooses. Inserts never conflict with one another.
 
@@ -449,10 +444,7 @@ class WriteHandle(WriteMethods):
         return self._appended(lambda w, t: c.Rewrite(w, t, expected, latest, operation, tuple(runs), **parts), token)
 
     def close(self) -> None:
-        """Retire the writer; otherwise its lease lapses eventually. A later write is by a new writer.
-
-        Raises what every call may.
-        """
+        """Retire the writer, else its lease lapses; a later write is by a new one. Raises what every call may."""
         self._process.check()
         with self._lock:
             if self._has_written:

@@ -19,15 +19,8 @@ from persist.client.arguments import ClientTls
 from persist.client.arguments import normalize_url as normalize_url
 from persist.client.client import Connection
 from persist.commit.clocks_and_ids import Clock, OwnProcess, SystemIds
-from persist.core.errors import (
-    Corruption,
-    Indeterminate,
-    InvalidUsage,
-    NotComplete,
-    Overloaded,
-    PersistError,
-    Unavailable,
-)
+from persist.core import errors
+from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from persist.http_client.http_connection import ANSWER_BYTES_MAX, Broken, ConnectionPool, NotSent, Reply, tls_of
 from persist.telemetry.metrics import Durations, Storms
@@ -35,7 +28,6 @@ from persist.telemetry.tracing import Requesting, Tracer, open_tracer
 
 # Every client with the same list of servers sends a shard to the same server, so that its commits meet in one queue. A
 # server that does not answer is passed over, and probed by one request at a time until it answers again.
-
 
 RETRY_DOWN_S = 0.5
 TRY_S = 30.0  # after so long without an outcome, another request probes the server
@@ -188,7 +180,7 @@ class HttpCalls:
             for server in self.servers.order(call.shard):
                 try:
                     return self._ask(server, call, late - self._clock.monotonic(), request_id)
-                except NotComplete:  # the server has waited already
+                except errors.NotComplete:  # the server has waited already
                     raise
                 except (Unavailable, Overloaded) as error:
                     last: PersistError = error
@@ -263,7 +255,7 @@ def decoded_json(reply: Reply, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(reply.data, type=kind)
     except (ValueError, RecursionError) as error:
-        raise Corruption(f"the server's answer is malformed: {error}; is it a persist server?") from error
+        raise errors.Corruption(f"the server's answer is malformed: {error}; is it a persist server?") from error
 
 
 def error_of(server: str, reply: Reply, *, safe: bool) -> PersistError:

@@ -22,7 +22,6 @@ from persist.core.errors import InvalidUsage
 # httptools (llhttp) reads the grammar. This class adds what a client must reject: a response without a length, a
 # truncated one, one with bytes after its end, and an endless one. All raise Broken: the request may have happened.
 
-
 HEADER_BYTES_MAX = 64 * 1024  # of a header, including interim responses before it; and of trailers
 PARSED_BYTES = 4 * 1024  # at a time, so that the length of a trailer is bounded as well
 INTERIM_MAX = 16  # interim responses (100 to 199) before the final one
@@ -331,10 +330,7 @@ class _Connection:
         self._socket.close()
 
     def wait(self, is_there: Callable[[float], bool] | None) -> None:
-        """Wait for the response to begin, probing the server less and less often. Raises Broken.
-
-        `is_there` None: without probes.
-        """
+        """Wait for the response to begin, probing the server (by `is_there`) less and less often. Raises Broken."""
         # Short waits are probed early enough to leave time for another server.
         pause = self._left() if is_there is None else min(PROBE_AFTER_S, self._left() / PROBES_PER_WAIT)
         while not self._poll.poll(max(min(pause, self._left()), 0) * 1000):

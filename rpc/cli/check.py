@@ -124,23 +124,19 @@ def _stop_at_interrupt() -> Iterator[threading.Event]:
 
 
 def _extended(
-    server_report: Report,
-    backups: BackupFacts | None,
-    tokens: list[TokenFacts] | None,
-    now_ms: int,
-    thresholds: CheckThresholds,
+    report: Report, backups: BackupFacts | None, tokens: list[TokenFacts] | None, now_ms: int, limits: CheckThresholds
 ) -> Report:
     """The report of a server, extended with the local findings."""
-    findings = list(server_report.findings)
+    findings = list(report.findings)
     if backups is not None:
-        location_checks.check_location(backups, server_report.location.id)
-        findings += location_checks.backups(backups, now_ms, thresholds)
+        location_checks.check_location(backups, report.location.id)
+        findings += location_checks.backups(backups, now_ms, limits)
     if tokens is not None:
-        findings += location_checks.tokens(tokens, now_ms, thresholds)
-    if len(findings) == len(server_report.findings):
-        return server_report
-    shards, left_out = server_report.shards, server_report.left_out
-    return make_report(server_report.pattern, server_report.location, shards, findings, now_ms, left_out)
+        findings += location_checks.tokens(tokens, now_ms, limits)
+    if len(findings) == len(report.findings):
+        return report
+    shards, left_out = report.shards, report.left_out
+    return make_report(report.pattern, report.location, shards, findings, now_ms, left_out)
 
 
 def _wrapped(text: str) -> list[str]:
@@ -167,7 +163,6 @@ def _lines(result: Report) -> Iterator[str]:
 
 
 # `persist check NAME --repair`: replace damaged blobs by copies, or remove a damaged part.
-
 
 SOURCES = ("source", "replace", "excise")
 

@@ -35,7 +35,6 @@ from rpc.settings import DEFAULT_DIRECTORY, SETTINGS, ServerSettings, Setting, V
 
 # The maintenance process of a server is restarted when it ends.
 
-
 LOOK_S = 0.5
 PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 60.0  # before a restart; doubled at each consecutive one
 STOP_EXTRA_S = 5.0  # for a process to end, beyond the server's own shutdown time
@@ -140,10 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(settings: ServerSettings) -> None:
-    """Raises InvalidUsage if the settings, or a file that they name, are invalid.
-
-    It opens no store and creates no directory.
-    """
+    """Raises InvalidUsage if the settings, or a file that they name, are invalid. No store is opened."""
     settings.check()
     if settings.tokens_file is not None:
         Tokens(settings.tokens_file, now_s=time.time)

@@ -13,17 +13,9 @@ from blob.interface import check_key, check_range
 from persist.client import deadlines, transport
 from persist.core.errors import Conflict, InvalidUsage, PersistError
 from persist.formats.http_messages import BlobMissing
+from persist.http_client import http_connection
 from persist.http_client.http_calls import Call, HttpCalls, decoded_json
-from persist.http_client.http_connection import (
-    ANSWER_BYTES_MAX,
-    ERROR_BYTES_MAX,
-    Broken,
-    ConnectionPool,
-    NotSent,
-    Reply,
-    TimedOut,
-    tls_of,
-)
+from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, tls_of
 
 PRESIGNED_CONNECT_S = 5.0
 PRESIGNED_READ_S = 120.0
@@ -113,7 +105,7 @@ class HttpBlob(Blob):
         *,
         body: bytes | memoryview | None = None,
         headers: dict[str, str] | None = None,
-        bytes_max: int = ANSWER_BYTES_MAX,
+        bytes_max: int = http_connection.ANSWER_BYTES_MAX,
     ) -> Reply:
         slow_s, path, shard = nbytes / SLOW_BYTES_PER_S, f"/v1/blobs/{key}", key.partition("/")[0]
         try:
@@ -161,7 +153,7 @@ class HttpBlob(Blob):
         *,
         body: bytes | memoryview | None = None,
         headers: dict[str, str] | None = None,
-        bytes_max: int = ERROR_BYTES_MAX,
+        bytes_max: int = http_connection.ERROR_BYTES_MAX,
     ) -> Reply:
         """The response of the store; 429, 5xx, and the 409 of concurrent puts are retried a few times."""
         known = len(body) if body is not None else bytes_max
@@ -175,7 +167,7 @@ class HttpBlob(Blob):
                 path = f"{parts.path}?{parts.query}"
                 reply = self._pool(url).request(method, path, headers or {}, body, timeout_s, bytes_max)
             except (NotSent, Broken, InvalidUsage, ValueError) as error:
-                if left and not isinstance(error, TimedOut) and not deadlines.has_passed():
+                if left and not isinstance(error, http_connection.TimedOut) and not deadlines.has_passed():
                     continue
                 # Without the cause, which may quote the URL, a credential.
                 raise BlobUnavailable(f"blob {key}: the store did not respond properly: {error}") from None

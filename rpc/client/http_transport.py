@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -28,16 +28,9 @@ from persist.core.ids import IdSource, ShardId, check_shard_name
 from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy, SchemaRecord
+from persist.formats import http_messages
 from persist.formats.exposition import COUNTER, Family, Labelled
-from persist.formats.http_messages import (
-    PROTOCOL_VERSION,
-    RECORD,
-    StagedRuns,
-    decode_history,
-    decode_result,
-    decode_staged,
-    decode_view,
-)
+from persist.formats.http_messages import PROTOCOL_VERSION, RECORD, StagedRuns, decode_view
 from persist.formats.records import encoded
 from persist.http_client.http_calls import Call, HttpCalls, calls_of, decoded_json
 from persist.http_client.http_connection import Reply
@@ -218,18 +211,19 @@ class HttpTransport:
         return runs
 
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        reply = self._call("POST", name, "/receipts", encoded(StagedRuns(runs)), _COMMAND)
-        return decode_staged(reply.data, Corruption)
+        reply = self._call("POST", name, "/receipts", body=encoded(StagedRuns(runs)), headers=_COMMAND)
+        return http_messages.decode_staged(reply.data, Corruption)
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         headers = _COMMAND if caller == NOBODY else {**_COMMAND, **caller_headers(caller)}
-        return decode_result(self._call("POST", name, "/commands", encoded(command), headers, safe=False).data)
+        reply = self._call("POST", name, "/commands", body=encoded(command), headers=headers, safe=False)
+        return http_messages.decode_result(reply.data)
 
     def history(self, name: str, before: EntryPlace | None, limit: int, maintenance: bool) -> HistoryPage:
         query = f"limit={limit}&maintenance={str(maintenance).lower()}"
         if before is not None:
             query += f"&before={before.seqno}.{before.number}"
-        return decode_history(self._call("GET", name, f"/history?{query}", headers=_VIEW).data)
+        return http_messages.decode_history(self._call("GET", name, f"/history?{query}", headers=_VIEW).data)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         wait_s = deadlines.at_most(request.timeout_s)
@@ -256,17 +250,9 @@ class HttpTransport:
     def maintain(self, name: str, verb: str) -> dict[str, Any]:
         return decoded_json(self._call("POST", name, f"/{verb}", wait_s=MAINTAINED_S), dict[str, Any])
 
-    def _call(
-        self,
-        method: str,
-        name: str,
-        rest: str,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        **more: Any,
-    ) -> Reply:
-        """A call for a shard; `rest` is the part of the path after its name."""
-        return self._calls.call(Call(method, _path(name, rest), name, body, headers or {}, **more))
+    def _call(self, method: str, name: str, rest: str, **more: Any) -> Reply:
+        """A call for a shard; `rest` is the part of the path after its name, `more` are fields of the call."""
+        return self._calls.call(Call(method, _path(name, rest), name, **more))
 
     def close(self) -> None:
         if self.leases is not None:

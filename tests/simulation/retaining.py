@@ -89,7 +89,7 @@ def _run(host: Host, shard: Shard) -> None:
     write = Write(0, "truncate", me(host), MAIN, [], by_policy=True)
     with attempted(host, write):
         try:
-            done = run_retention(OneShard(_Noting(host), shard._transport.shard), MAIN, HANDLES, retries=2)
+            done = run_retention(OneShard(_Noting(host), shard._transport.shard), MAIN, HANDLES)
         except (Unavailable, Overloaded) as error:
             if write.landed is not None:  # what comes after the truncation was refused
                 raise Indeterminate("the policy has truncated, and does not know that it is done") from error
