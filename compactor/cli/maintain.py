@@ -62,31 +62,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sweeping = add_subcommand(commands, "sweep", "delete orphaned blobs once, then exit", _sweep)
     _add_common(sweeping)
     sweeping.add_argument("--age", default="24h", metavar="AGE", help="the least age of orphans (default 24h)")
-    sweeping.add_argument(
-        "--concurrency", type=int, default=4, metavar="N", help="visits to shards at a time (default 4)"
-    )
+    sweeping.add_argument("--concurrency", type=int, default=4, metavar="N", help="visits at a time (default 4)")
     sweeping.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     connection_args.add_arguments(parser)
-    parser.add_argument(
-        "--shards", action="append", metavar="PATTERN", help="only shards that match, like 'orders-*' (may be repeated)"
-    )
+    parser.add_argument("--shards", action="append", metavar="PATTERN", help="only shards like 'orders-*' (repeatable)")
     parser.add_argument("--nice", type=int, default=0, metavar="N", help="lower this process's priority by N")
     parser.add_argument("--end-with-parent", type=int, metavar="PID", help="exit when the parent process PID ends")
     parser.add_argument("--region", metavar="NAME", help="with --index: the region of this home")
+    parser.add_argument("--index", metavar="FILE", help="the region index (a file or server), which names the home")
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="port of /metrics and /healthz (0: any free)")
     parser.add_argument(
-        "--index", metavar="FILE", help="the region index, a file or a server, which names the home location"
-    )
-    parser.add_argument(
-        "--metrics-port", type=int, metavar="PORT", help="serve /metrics and /healthz at this port (0: a free one)"
-    )
-    parser.add_argument(
-        "--metrics-host",
-        default="127.0.0.1",
-        metavar="HOST",
-        help="at this address (default 127.0.0.1); no authentication",
+        "--metrics-host", default="127.0.0.1", metavar="HOST", help="at this address (127.0.0.1); no authentication"
     )
     parser.add_argument("--verbose", action="store_true", help="log every piece of work")
 
@@ -94,46 +83,23 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def _add_loop(parser: argparse.ArgumentParser, concurrency: int) -> None:
     parser.add_argument("--once", action="store_true", help="do what is due now, then exit")
     parser.add_argument(
-        "--concurrency",
-        type=int,
-        default=concurrency,
-        metavar="N",
-        help=f"visits to shards at a time (default {concurrency})",
+        "--concurrency", type=int, default=concurrency, metavar="N", help=f"visits at a time (default {concurrency})"
     )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-gc", dest="gc", action="store_false", help="delete no blobs, so erasures do not complete")
     parser.add_argument("--memory", default="1GiB", metavar="SIZE", help="memory for all merges together (1GiB)")
-    parser.add_argument(
-        "--threads", type=int, default=2, metavar="N", help="key ranges of a large merge at a time (default 2)"
-    )
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="key ranges merged at a time (default 2)")
     parser.add_argument("--part-size", default="128MiB", metavar="SIZE", help="target size of parts (128MiB)")
     parser.add_argument(
-        "--engine",
-        choices=("local", "spark"),
-        default="local",
-        help="where merges run (default local; spark needs pyspark)",
+        "--engine", choices=("local", "spark"), default="local", help="where merges run (local; spark needs pyspark)"
     )
-    parser.add_argument(
-        "--url",
-        metavar="URL",
-        help="commit through this server of the same shards; a token of the scope maintain goes in PERSIST_TOKEN",
-    )
+    parser.add_argument("--url", metavar="URL", help="commit through this server; PERSIST_TOKEN: of the scope maintain")
     parser.add_argument("--ca-file", metavar="FILE", help="PEM file of trusted CAs, for --url https://…")
-    parser.add_argument(
-        "--publish-every",
-        metavar="AGE",
-        help="least time between publications of the log in the blob store (default 5s; none: no publications)",
-    )
-    parser.add_argument(
-        "--verify-sample",
-        metavar="SHARE",
-        help="share of the parts to check every day, as persist check --deep (default 1%%; 0: none)",
-    )
-    parser.add_argument(
-        "--verify-rate", metavar="BYTES", default="8MiB", help="the most bytes per second to read for that (8MiB)"
-    )
+    parser.add_argument("--publish-every", metavar="AGE", help="least time between log publications (5s; none: never)")
+    parser.add_argument("--verify-sample", metavar="SHARE", help="share of parts to check daily (default 1%%; 0: none)")
+    parser.add_argument("--verify-rate", metavar="BYTES", default="8MiB", help="read at most this per second (8MiB)")
     parser.add_argument("--rate", metavar="BYTES", help="the most bytes per second to read and write, such as 50MiB")
 
 

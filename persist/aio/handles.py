@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial, wraps
 from threading import BoundedSemaphore, Condition, Thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from persist.client.arguments import check_int
@@ -65,9 +64,7 @@ class AsyncHandle(Generic[_T]):
         await self._ready()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._is_open:
             await self._end(kind)
 

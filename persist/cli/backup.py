@@ -73,9 +73,7 @@ def _add_recovery(commands: Any) -> None:
     add_where(recovery)
     recovery.add_argument("--dry-run", action="store_true", help="only print what would be recovered")
     recovery.add_argument("--accept-loss", action="store_true", help="continue although newest versions are incomplete")
-    recovery.add_argument(
-        "--gap", type=int, default=GAP, metavar="N", help=f"times to skip after the last known one ({GAP})"
-    )
+    recovery.add_argument("--gap", type=int, default=GAP, metavar="N", help=f"times to skip after known ones ({GAP})")
     recovery.add_argument("--older-consensus", metavar="URL", help="an older copy of the lost store; it is only read")
     summary = "write the State of a shard as JSON, with the blobs that it names"
     out = add_subcommand(commands, "export-state", summary, _export_state)

@@ -89,11 +89,9 @@ def check_given(arguments: argparse.Namespace, *names: str) -> None:
             raise InvalidUsage(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
 
 
-def add_subcommand(
-    commands: Any, name: str, what: str, run: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    """The parser of a subcommand, which `run` executes. `commands` is what `add_subparsers` returned."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what)
+def add_subcommand(sub: Any, name: str, what: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    """The parser of a subcommand, which `run` executes. `sub` is what `add_subparsers` returned."""
+    parser: argparse.ArgumentParser = sub.add_parser(name, help=what, description=what)
     parser.set_defaults(run=run)
     return parser
 
@@ -117,9 +115,7 @@ def where_of(arguments: argparse.Namespace) -> Where:
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `add_arguments`, --url and --ca-file, for a command that also works through a server."""
     add_arguments(parser)
-    parser.add_argument(
-        "--url", metavar="URL", help=f"a server, instead of the stores (or {URL}); its token is read from {TOKEN}"
-    )
+    parser.add_argument("--url", metavar="URL", help=f"a server, not the stores (or {URL}); its token is in {TOKEN}")
     parser.add_argument("--ca-file", metavar="FILE", help="PEM file of trusted CAs, for --url https://…")
 
 

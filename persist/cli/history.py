@@ -101,11 +101,7 @@ def add_restore(parser: argparse.ArgumentParser) -> None:
     add_shard_arguments(parser)
     parser.add_argument("--at", metavar="POINT", required=True, help="a time, or an instant: 2026-11-20T12:00:00Z")
     parser.add_argument(
-        "--attribute",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="set an attribute in the same commit, such as a position; KEY= unsets it; others are unchanged",
+        "--attribute", metavar="KEY=VALUE", action="append", default=[], help="set it by this commit; KEY= unsets it"
     )
     parser.add_argument("--retries", metavar="N", type=int, default=0, help="retries after concurrent writes (0)")
 

@@ -68,9 +68,7 @@ def add_arguments(parser: Parser) -> None:
         elif what == "state":
             command.add_argument("--at", metavar="VERSION", default="", help="such as v12; default: the newest")
             command.add_argument("--timestamp", metavar="INSTANT", default="", help="as of 2026-11-20T12:00:00Z")
-            command.add_argument(
-                "--from", dest="first", metavar="VERSION", default="", help="show changes since this version"
-            )
+            command.add_argument("--from", dest="first", metavar="VERSION", default="", help="show changes since it")
         elif what == "log":
             command.add_argument("--from", dest="first", metavar="VERSION", default="", help="from this version")
             command.add_argument("--to", dest="last", metavar="VERSION", default="", help="up to this version")

@@ -60,14 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     salvaging.add_argument("--to", metavar="DIR", help="an empty or new directory, for one Parquet file for each shard")
     salvaging.add_argument("--dry-run", action="store_true", help="only list the shards that have diverged")
     demoting = add_subcommand(commands, "demote", "turn an old home into a copy of the new one", _demote)
-    demoting.add_argument(
-        "--drop-diverged", action="store_true", help="also if updates are lost that the new home lacks"
-    )
+    demoting.add_argument("--drop-diverged", action="store_true", help="also if updates the new home lacks are lost")
     for command in (salvaging, demoting):
         add_where(command)
-        command.add_argument(
-            "--of", required=True, metavar="URL", help="the blob store of the new home; it is only read"
-        )
+        command.add_argument("--of", required=True, metavar="URL", help="the new home's blob store; it is only read")
 
 
 def _add_index(commands: Any) -> None:
@@ -120,9 +116,7 @@ def _add_promote(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--home-is-lost", action="store_true", help="continue although it answers, or is unknown")
     parser.add_argument("--dry-run", action="store_true", help="only print which shards would continue, and from where")
     parser.add_argument("--accept-loss", action="store_true", help="continue although newest versions are incomplete")
-    parser.add_argument(
-        "--gap", type=int, default=GAP, metavar="N", help=f"times to skip after the last known one ({GAP})"
-    )
+    parser.add_argument("--gap", type=int, default=GAP, metavar="N", help=f"times to skip after known ones ({GAP})")
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -198,12 +192,10 @@ def _check(arguments: argparse.Namespace) -> int:
     return EXIT_FOUND if wrong else 0
 
 
-def _ask(
-    url: str, arguments: argparse.Namespace, timeout_s: float = region_index.ANSWER_S
-) -> tuple[dict[str, Any], str]:
+def _ask(url: str, arguments: argparse.Namespace, wait_s: float = region_index.ANSWER_S) -> tuple[dict[str, Any], str]:
     """The status of a server; or an empty one and the error."""
     try:
-        return region_index.RegionServer(url, arguments.token, trust_in(arguments.ca_file)).ask(timeout_s), ""
+        return region_index.RegionServer(url, arguments.token, trust_in(arguments.ca_file)).ask(wait_s), ""
     except Unavailable as error:
         return {}, error.message
 

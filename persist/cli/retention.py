@@ -40,9 +40,7 @@ def add_retention(parser: argparse.ArgumentParser) -> None:
     setting.add_argument("--column-age", metavar="AGE", help="with --column: the age from which on: 30d")
     setting.add_argument("--column-unit", metavar="UNIT", help="of an integer column: s, ms, us or ns")
     setting.add_argument("--cut-every", metavar="AGE", help="granularity (a hundredth of the age, or 1h)")
-    setting.add_argument(
-        "--consumer", action="append", dest="consumers", metavar="NAME", help="keep rows it has not passed"
-    )
+    setting.add_argument("--consumer", action="append", dest="consumers", metavar="NAME", help="keep its unread rows")
     setting.add_argument("--consumers-max-age", metavar="AGE", help="but delete rows that are older than this")
     setting.add_argument("--tags", metavar="LADDER", type=_ladder, help="scheduled tags: hourly=24,daily=31,monthly=24")
     setting.add_argument("--mode", metavar="MODE", help="drop: truncate without reading rows; default: retract")
@@ -158,9 +156,7 @@ def add_erase(parser: argparse.ArgumentParser) -> None:
     starting.add_argument("--deadline", metavar="AGE", help="when it should have ended: 30d")
     starting.add_argument("--reason", metavar="TEXT", default="", help="for the certificate; it must not name rows")
     starting.add_argument("--tags", action="store_true", help="remove earlier tags instead of waiting for them")
-    starting.add_argument(
-        "--force", action="store_true", help="at once, also in a shard fed by append: its writer has to retry"
-    )
+    starting.add_argument("--force", action="store_true", help="at once, even if fed by append: the writer must retry")
     status.add_argument("--id", metavar="ID", help="this erasure; default: all of the shard")
     status.add_argument("--before", metavar="TIME", type=int, help="rows retracted or truncated before this time")
 

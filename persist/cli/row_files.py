@@ -564,10 +564,6 @@ def _is_complete_legacy_stream(path: str) -> bool:
         return bool(at < data.tell() == data.size())
 
 
-def _row_place(before: int, index: int) -> str:
-    return f"row {before + index + 1}"
-
-
 def _numbered(
     source: RowSource, batches: Iterator[pa.RecordBatch], wanted: Sequence[str] | None, rows_all: int
 ) -> Iterator[RowPiece]:
@@ -577,7 +573,11 @@ def _numbered(
         table = pa.table(batch)
         if wanted is not None:
             table = table.select([name for name in table.column_names if name in wanted])
-        yield RowPiece(table, partial(_row_place, done))
+
+        def place(index: int, before: int = done) -> str:
+            return f"row {before + index + 1}"
+
+        yield RowPiece(table, place)
         done += len(table)
         if rows_all:
             source.report(source.size * done // rows_all)

@@ -67,9 +67,7 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
             option, metavar="COLUMN", action="append", default=[], help=f"this column {meaning} (repeatable)"
         )
     add_check_argument(parser)
-    parser.add_argument(
-        "--drop-check", metavar="NAME", action="append", default=[], help="remove this check (repeatable)"
-    )
+    parser.add_argument("--drop-check", metavar="NAME", action="append", default=[], help="drop a check (repeatable)")
     parser.add_argument("--look", action="store_true", help="check all existing rows against the constraints")
 
 

@@ -239,9 +239,7 @@ class ClientTls:
                 context.load_cert_chain(self.certificate_file, password=lambda: b"")
             except (OSError, ValueError) as error:
                 reason = certificate_error_text(error)
-                raise InvalidUsage(
-                    f"certificate_file {self.certificate_file!r:.200} cannot be used: {reason}"
-                ) from error
+                raise InvalidUsage(f"certificate_file {self.certificate_file!r:.200} is unusable: {reason}") from error
         return context
 
 

@@ -447,10 +447,8 @@ class Client(Timeable):
         checked("prefix", prefix, str)
         after: str | None = ""
         while after is not None:
-            summaries, after = many_shards.summary_page(
-                self.transport, self._settings, prefix, after, many_shards.PAGE_MAX
-            )
-            yield from summaries
+            found, after = many_shards.summary_page(self.transport, self._settings, prefix, after, many_shards.PAGE_MAX)
+            yield from found
 
     def drop_shards(
         self,

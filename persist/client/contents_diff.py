@@ -249,9 +249,7 @@ class HeldInterval:
         ranges = _ranges(held, (*runs, *gone), num_splits, schema, reader)
         chosen, base = schema.columns(columns), replace(held, as_of=self.end)
         whole = (base.split(key_range, runs, chosen) for key_range in ranges)
-        return tuple(
-            ChangesSplit(**vars(split), start=self.start, gone=gone, gone_before=gone_before) for split in whole
-        )
+        return tuple(ChangesSplit(**vars(one), start=self.start, gone=gone, gone_before=gone_before) for one in whole)
 
     def _gone(self, low: int, high: int) -> tuple[Run, ...]:
         """The runs of the contents as of the earlier time that drops between the two times removed."""

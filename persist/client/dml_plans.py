@@ -62,14 +62,12 @@ class Contents:
         runs, time = self.following or (self.held.runs, self.time)
         yield from with_renewal(reader.read_range(runs, as_of=time, key_range=key_range), self.held.lease)
 
-    def changes(
-        self, after: int, key_range: KeyRange = ALL_KEYS, keeps: RowGroupFilter | None = None
-    ) -> Iterator[pa.Table]:
+    def changes(self, after: int, keys: KeyRange = ALL_KEYS, keeps: RowGroupFilter | None = None) -> Iterator[pa.Table]:
         """What was added and removed since the time `after`, as rows with `__diff`."""
         if self.held is None:
             return
         _, reader = part_reader(self.held.transport, self.held.view, self.held.settings, keeps)
-        changes = reader.read_changes(self.held.runs, after, self.time, key_range=key_range)
+        changes = reader.read_changes(self.held.runs, after, self.time, key_range=keys)
         yield from with_renewal(changes, self.held.lease)
 
 

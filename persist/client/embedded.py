@@ -277,9 +277,7 @@ def location_families(location: Location) -> Iterator[Family]:
     yield from _caches(location)
     if isinstance(location.background, ThreadBackground):
         dropped = location.background.dropped
-        yield single_series(
-            "persist_background_dropped_total", COUNTER, "Pieces of upkeep dropped: too many waited", dropped
-        )
+        yield single_series("persist_background_dropped_total", COUNTER, "Upkeep dropped as too much waited", dropped)
 
 
 def location_pools(location: Location) -> dict[str, tuple[int, int]]:
@@ -300,9 +298,7 @@ def shard_families(location: Location, machines: Sequence[Machine]) -> Iterator[
     lags: list[Labelled] = [((shard,), max(0.0, (now_ms - state.walltime_ms) / 1000)) for shard, state in states]
     yield Family("persist_shard_lag_seconds", GAUGE, "Seconds since the last commit", ("shard",), lags)
     queued: list[Labelled] = [((machine.name,), machine.queued) for machine in machines]
-    yield Family(
-        "persist_shard_commands_queued", GAUGE, "Commands that wait, or are being committed", ("shard",), queued
-    )
+    yield Family("persist_shard_commands_queued", GAUGE, "Commands waiting or being committed", ("shard",), queued)
     for name, text in OF_SHARDS.items():
         counts: list[Labelled] = [((machine.name,), getattr(machine.metrics, name)) for machine in machines]
         unit = f"{name[:-2]}_seconds" if name.endswith("_s") else name

@@ -247,11 +247,9 @@ def checked_reason(reason: Any) -> str:
     return reason
 
 
-def status_of(
-    transport: OneShard, name: str, erasure: str, retry_s: float, removed: int | None = None
-) -> ErasureStatus:
+def status_of(transport: OneShard, name: str, erasure: str, wait_s: float, removed: int | None = None) -> ErasureStatus:
     """The progress of an erasure. Raises InvalidUsage if the shard has none of this id, or not any more."""
-    status = read_erasures(transport, name, retry_s).get(erasure)
+    status = read_erasures(transport, name, wait_s).get(erasure)
     if status is None:
         raise InvalidUsage(f"shard {name!r} has no erasure {erasure!r:.80}")
     return replace(status, removed=removed)

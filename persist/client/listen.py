@@ -175,10 +175,8 @@ class Listen(Timeable):
         pieces = changes_at(reader, runs, written, drop, wanted.key_range, wanted.read)
         yield from self._events(pieces, rows, Antichain(drop.at + 1), wanted)
 
-    def _events(
-        self, pieces: Iterator[pa.Table], rows: int, upper: Antichain, wanted: Selected
-    ) -> Iterator[ListenEvent]:
-        """The updates up to `upper`, of which there are at most `rows`, as one event or several.
+    def _events(self, pieces: Iterator[pa.Table], rows: int, end: Antichain, wanted: Selected) -> Iterator[ListenEvent]:
+        """The updates up to `end`, of which there are at most `rows`, as one event or several.
 
         There is an event even without selected updates: it reports progress.
         """
@@ -195,8 +193,8 @@ class Listen(Timeable):
         last = pa.concat_tables(held) if held else wanted.no_updates()
         if len(held) > 1:
             last = last.take(pc.sort_indices(last, sort_keys=[(TIME, "ascending")]))
-        self.frontier = upper
-        yield ListenEvent(lower, upper, last)
+        self.frontier = end
+        yield ListenEvent(lower, end, last)
 
     def _downgrade(self, seqno: SeqNo) -> None:
         """Called when the consumer asks for more: move the hold to the last delivered time, or release it."""

@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -323,15 +324,13 @@ class TruncationRequest:
     at_once: int = TRUNCATED_AT_ONCE
 
 
-def truncate_by_cut(
-    transport: Transport, cut: Cut, settings: HandleSettings, request: TruncationRequest
-) -> CutTruncated:
+def truncate_by_cut(transport: Transport, cut: Cut, settings: HandleSettings, asked: TruncationRequest) -> CutTruncated:
     """Truncate every shard of the cut. Raises what `Client.truncate` says."""
     checked("cut", cut, Cut)
-    checked("dry_run", request.dry_run, bool)
-    check_int("retries", request.retries, 0, RETRIES_MAX)
-    check_at_once(request.at_once)
-    info = info_bytes("info", request.info)
+    checked("dry_run", asked.dry_run, bool)
+    check_int("retries", asked.retries, 0, RETRIES_MAX)
+    check_at_once(asked.at_once)
+    info = info_bytes("info", asked.info)
     location, epoch = transport.belongs()
     if cut.location != location:
         raise InvalidUsage(f"the cut is of location {cut.location}, and this is {location}: use it where it was taken")
@@ -348,12 +347,12 @@ def truncate_by_cut(
                 raise UpperMismatch(closed, expected=None, actual=[])
             shard = OneShard(transport, cut.shard_id(name))
             truncation = TruncateOperation.of(shard, name, settings, NamedTime(before), info=info)
-            done = truncation.run(None, request.retries, dry_run=request.dry_run)
+            done = truncation.run(None, asked.retries, dry_run=asked.dry_run)
         except PersistError as error:
             return ShardTruncated(name, None, error)
         return ShardTruncated(name, done, None)
 
-    return CutTruncated(tuple(map_names(truncate_one, sorted(cut.shards), request.at_once)))
+    return CutTruncated(tuple(map_names(truncate_one, sorted(cut.shards), asked.at_once)))
 
 
 def error_json(error: PersistError) -> dict[str, Any]:
@@ -506,14 +505,8 @@ def _summary(transport: Transport, name: str, retry_s: float) -> ShardSummary | 
         return None
     facts = answer.facts
     policy = None if facts.policy is None else policy_json(facts.policy)
-    oldest = _oldest(transport, name, facts.since, retry_s)
+    oldest = None
+    if facts.since.element is not None:
+        with suppress(InvalidUsage, errors.NotReadable):  # nothing was written yet, or no wall clocks are known
+            oldest = instant_of(transport, name, facts.since.element, retry_s)
     return ShardSummary(name, facts.since, facts.upper, answer.rows, facts.stored_bytes, oldest, policy)
-
-
-def _oldest(transport: Transport, name: str, since: Antichain, retry_s: float) -> datetime | None:
-    if since.element is None:
-        return None
-    try:
-        return instant_of(transport, name, since.element, retry_s)
-    except (InvalidUsage, errors.NotReadable):  # nothing was written yet, or the location knows no wall clocks
-        return None

@@ -303,7 +303,11 @@ class _BoundMerge:
             yield from self._changed(rows, _beside(_prefixed(rows, TARGET), theirs), self._of(MATCHED))
             rest = old.filter(pa.array(~is_hit))  # empty unless rows without a match are read, too
             yield from self._changed(rest, _prefixed(rest, TARGET), self._of(NOT_MATCHED_BY_SOURCE))
-        yield from self._inserted(prefixed.filter(pa.array(~is_met[groups])))
+        left = prefixed.filter(pa.array(~is_met[groups]))
+        for clause, is_chosen in self._chosen(left, self._of(NOT_MATCHED)):
+            rows, sets = left.filter(is_chosen), clause.sets or {}
+            columns = {n: compute_column(n, sets[n], self.schema.arrow.field(n).type, rows) for n in sets}
+            yield dml_plans.filled(pa.table(columns), self.schema)
 
     def _of(self, kind: str) -> tuple[Clause, ...]:
         return tuple(clause for clause in self.clauses if clause.of == kind)
@@ -317,12 +321,6 @@ class _BoundMerge:
             else:
                 fresh = dml_plans.with_values(chosen, clause.sets, self.schema, both.filter(is_chosen))
                 yield from dml_plans.changed(chosen, fresh, self.schema)
-
-    def _inserted(self, left: pa.Table) -> Iterator[pa.Table]:
-        for clause, is_chosen in self._chosen(left, self._of(NOT_MATCHED)):
-            rows, sets = left.filter(is_chosen), clause.sets or {}
-            columns = {n: compute_column(n, sets[n], self.schema.arrow.field(n).type, rows) for n in sets}
-            yield dml_plans.filled(pa.table(columns), self.schema)
 
     def _chosen(self, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[tuple[Clause, pa.Array]]:
         """Each clause with the rows for which it is the first match, if any."""

@@ -15,7 +15,6 @@ import math
 import threading
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import pyarrow as pa
@@ -167,7 +166,7 @@ class PipelinedWriter(Timeable):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:

@@ -254,16 +254,14 @@ class ReadMethods(ShardBase):
         listener.known = known
         return listener
 
-    def _rows(
-        self, as_of: int | datetime | None, selection: Selection, limit: int, purpose: str
-    ) -> list[dict[str, Any]]:
+    def _rows(self, as_of: int | datetime | None, wanted: Selection, limit: int, purpose: str) -> list[dict[str, Any]]:
         """The first rows as dicts, repeated by their multiplicity; read without a hold if possible."""
         if isinstance(as_of, datetime):
             as_of = as_of_at(self.name, self._resolved(as_of, WAIT_S))
         checked_time("as_of", as_of, BEFORE_ALL)
-        table = read_unleased(self._transport, self.name, as_of, selection, limit, self._settings.read)
+        table = read_unleased(self._transport, self.name, as_of, wanted, limit, self._settings.read)
         if table is None:
-            with snapshot_of(self, as_of, selection, limit, WAIT_S, purpose) as snapshot:
+            with snapshot_of(self, as_of, wanted, limit, WAIT_S, purpose) as snapshot:
                 table = snapshot.to_arrow()
         if table.schema.names == [DIFF] and first_negative(table) is None:  # Arrow tables without columns have no rows
             return [{} for _ in range(sum(multiplicities(table)))]

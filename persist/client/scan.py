@@ -378,9 +378,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filt
         kinds, tables = self.schema, self._tables_for
         shown = polars.from_arrow(kinds.empty_table()).schema
 
-        def source(
-            columns: list[str] | None, predicate: Any, rows: int | None, batch_rows: int | None
-        ) -> Iterator[Any]:
+        def source(columns: list[str] | None, predicate: Any, rows: int | None, batch: int | None) -> Iterator[Any]:
             """As Polars requests it: of the first `rows` rows those for which the predicate is true."""
             names = kinds.names if columns is None else columns
             used = [] if predicate is None else predicate.meta.root_names()

@@ -230,13 +230,11 @@ class ConnectionPool:
         return reply
 
     @contextlib.contextmanager
-    def stream(
-        self, path: str, headers: Mapping[str, str], timeout_s: float
-    ) -> Iterator[tuple[Reply, Iterator[bytes]]]:
-        """A GET whose body is read in pieces; `timeout_s` is the longest silence."""
+    def stream(self, path: str, headers: Mapping[str, str], silent_s: float) -> Iterator[tuple[Reply, Iterator[bytes]]]:
+        """A GET whose body is read in pieces; `silent_s` is the longest silence."""
         connection = self._take()
         try:
-            connection.send(self._head("GET", path, headers, None), None, timeout_s)
+            connection.send(self._head("GET", path, headers, None), None, silent_s)
             connection.ends = None
             answer, reply = connection.begin(False)
             if reply.status >= 400:
