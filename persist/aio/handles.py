@@ -106,8 +106,7 @@ class AsyncHandle(Generic[_T]):
 
     async def _ask(self, call: Callable[[Any], Any]) -> Any:
         """Call the wrapped handle on a thread and return the result."""
-        handle = await self._ready()
-        return await self._threads.run(partial(call, handle))
+        return await self._threads.run(partial(call, await self._ready()))
 
     def _give(self, kind: type[_H], call: Callable[[Any], Any]) -> _H:
         """The handle that the call returns, opened on first use."""

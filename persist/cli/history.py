@@ -53,11 +53,9 @@ def run_history(arguments: argparse.Namespace) -> int:
         if arguments.forget is not None:
             shard.forget(arguments.forget)
         if arguments.at is not None:
-            upper = shard.time_at(read_instant("--at", arguments.at))
-            _print({"at": arguments.at, "frontier": upper.to_json()})
+            _print({"at": arguments.at, "frontier": shard.time_at(read_instant("--at", arguments.at)).to_json()})
         if arguments.when is not None:
-            when = shard.timestamp_of(arguments.when)
-            _print({"time": arguments.when, "timestamp": datetime_text(when)})
+            _print({"time": arguments.when, "timestamp": datetime_text(shard.timestamp_of(arguments.when))})
         if arguments.commits is not None:
             for entry in shard.history(arguments.commits, before=arguments.before, maintenance=arguments.maintenance):
                 _print(entry_json(entry))

@@ -112,9 +112,7 @@ def _following(verb: str, landed: int, entry: HistoryEntry, before: Fate, at: Ca
     if entry.operation in TRUNCATIONS and entry.point is not None and "retention" not in (entry.info or {}):
         is_beyond = entry.point > landed and at(entry.point - 1).undone_by is None
         return undone_wholly if is_beyond else undone_partly  # equal rows may have been there before the cut
-    if entry.operation in ADDING and entry.retractions == 0:
-        return before
-    return undone_partly
+    return before if entry.operation in ADDING and entry.retractions == 0 else undone_partly
 
 
 def _is_until(entry: HistoryEntry, landed: int) -> bool:

@@ -266,9 +266,7 @@ class Texts:
             self._left = [candidate for candidate in self._left if candidate.take(cells)]
 
     def kind(self) -> pa.DataType:
-        if self._is_empty or not self._left:
-            return pa.string()
-        return self._left[0].kind() or pa.string()
+        return (not self._is_empty and self._left and self._left[0].kind()) or pa.string()
 
 
 # --- JSON

@@ -82,8 +82,7 @@ def _set(arguments: argparse.Namespace) -> int:
     if wanted:
         read_policy(wanted)
     with shard_of(arguments) as shard:
-        policy = shard.retain(wanted or None, confirm=arguments.confirm)
-        return _print(arguments.name, policy.to_json())
+        return _print(arguments.name, shard.retain(wanted or None, confirm=arguments.confirm).to_json())
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -495,8 +495,7 @@ def _parquet_schema(source: RowSource) -> pa.Schema:
 def _parquet(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None) -> Iterator[RowPiece]:
     with open_parquet(source.path) as file:
         chosen = None if wanted is None or any("." in name for name in wanted) else list(wanted)
-        batches = file.iter_batches(BATCH_ROWS, columns=chosen)
-        yield from _numbered(source, batches, wanted, file.metadata.num_rows)
+        yield from _numbered(source, file.iter_batches(BATCH_ROWS, columns=chosen), wanted, file.metadata.num_rows)
 
 
 def _arrow_schema(source: RowSource) -> pa.Schema:

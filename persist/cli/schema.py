@@ -242,16 +242,11 @@ def _storable(kind: pa.DataType) -> pa.DataType:
         return pa.list_(_storable(kind.value_type), kind.list_size)
     if types.is_large_list(kind):
         return pa.large_list(_storable(kind.value_type))
-    if types.is_list(kind):
-        return pa.list_(_storable(kind.value_type))
-    return kind
+    return pa.list_(_storable(kind.value_type)) if types.is_list(kind) else kind
 
 
 def _field(text: str) -> pa.Field:
-    if text.startswith('"'):
-        name, _, type_text = text[1:].partition('"')
-    else:
-        name, _, type_text = text.partition(" ")
+    name, _, type_text = text[1:].partition('"') if text.startswith('"') else text.partition(" ")
     type_text = type_text.strip()
     is_not_null = f" {type_text.lower()}".endswith(NOT_NULL)
     if is_not_null:

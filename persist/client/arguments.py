@@ -238,8 +238,8 @@ class ClientTls:
                 # A key with a passphrase is refused; otherwise OpenSSL would prompt for it on the terminal.
                 context.load_cert_chain(self.certificate_file, password=lambda: b"")
             except (OSError, ValueError) as error:
-                reason = certificate_error_text(error)
-                raise InvalidUsage(f"certificate_file {self.certificate_file!r:.200} is unusable: {reason}") from error
+                why = certificate_error_text(error)
+                raise InvalidUsage(f"certificate_file {self.certificate_file!r:.200} cannot be used: {why}") from error
         return context
 
 

@@ -318,8 +318,7 @@ class Client(Timeable):
         if as_of is not None and tag is not None:
             raise InvalidUsage("give either a time or a tag")
         time = None if as_of is None and tag is None else self._restorable(source, as_of, tag)
-        view = self.transport.clone(source, name, keep_policies)
-        shard = Shard(self.transport, name, view, self._settings)
+        shard = Shard(self.transport, name, self.transport.clone(source, name, keep_policies), self._settings)
         if time is not None:
             shard.restore(time)
         return shard

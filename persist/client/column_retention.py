@@ -215,8 +215,7 @@ class ColumnRetention(RewriteOperation):
                 search.note_waiting(sieve.rows(_present(table)))
             return
         before = (sieve.rows(_present(table)) for table in reader.read_range(held.runs, as_of=so_far - 1))
-        since = self._retracted_since(held, search, so_far, high)
-        left = reader.difference(before, since)
+        left = reader.difference(before, self._retracted_since(held, search, so_far, high))
         yield from _non_empty(table.filter(pc.less(table.column(DIFF), 0)) for table in with_renewal(left, held.lease))
 
     def _retracted_since(self, held: Held, search: _Search, so_far: int, high: int) -> Iterator[pa.Table]:

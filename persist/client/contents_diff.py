@@ -177,8 +177,7 @@ class Changes(Rows):
     def _repr_html_(self) -> str:
         fields = [(field.name, field.type) for field in self.empty().schema]
         to = f"{self.end}" if self.other is None else f"{self.other} as of {self.end}"
-        title = f"Changes of {self.shard} from {self.start} to {to}"
-        return html_table(title, [*fields, ("splits", len(self.splits))])
+        return html_table(f"Changes of {self.shard} from {self.start} to {to}", [*fields, ("splits", len(self.splits))])
 
     def to_arrow(self) -> pa.Table:
         """All rows as one table, with `__diff`. Raises what reading may."""

@@ -263,5 +263,4 @@ def _bounded_iterator(method: Callable[..., Iterator[Any]]) -> Callable[..., Ite
 
 
 def _deadline(handle: Any) -> Deadline:
-    transport = getattr(handle, "_transport", None) or handle.transport
-    return Deadline(handle._timeout_s, transport.clock)
+    return Deadline(handle._timeout_s, (getattr(handle, "_transport", None) or handle.transport).clock)

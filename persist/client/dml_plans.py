@@ -428,8 +428,7 @@ class Update:
             for rows in row_set.rows(contents):
                 yield from changed(rows, with_values(rows, self.sets, schema), schema)
 
-        question = [self.where, sets]
-        return BoundVerb(schema, row_set, question, updates, may_crowd=sets_key)
+        return BoundVerb(schema, row_set, [self.where, sets], updates, may_crowd=sets_key)
 
 
 @dataclass(frozen=True)
@@ -446,8 +445,7 @@ class ReplaceWhere:
         if len(row_set.pick(fresh)) < len(fresh):
             raise InvalidUsage("some of the rows do not match `where`; a repeated replace_where would not replace them")
         question = [self.where, str(digest_of_rows(fresh))]
-        updates = partial(_replaced, schema, row_set, fresh)
-        return BoundVerb(schema, row_set, question, updates)
+        return BoundVerb(schema, row_set, question, partial(_replaced, schema, row_set, fresh))
 
 
 @dataclass(frozen=True)
@@ -460,8 +458,7 @@ class Overwrite:
 
     def bound(self, schema: ShardSchema) -> BoundVerb:
         fresh = with_diffs(whole_rows(self.rows, schema))
-        updates = partial(_replaced, schema, ALL, fresh)
-        return BoundVerb(schema, ALL, [str(digest_of_rows(fresh))], updates, fresh)
+        return BoundVerb(schema, ALL, [str(digest_of_rows(fresh))], partial(_replaced, schema, ALL, fresh), fresh)
 
 
 def _replaced(schema: ShardSchema, row_set: RowSet, fresh: pa.Table, contents: Contents) -> Iterator[pa.Table]:
@@ -501,8 +498,7 @@ class Upsert:
             str(digest_of_rows(with_diffs(deleted))),
         ]
         row_set = with_keys(keys, keyed, schema)  # each key has the given row and no other afterwards
-        updates = partial(_upserted, schema, row_set, keyed, rows)
-        return BoundVerb(schema, row_set, question, updates, may_crowd=False)
+        return BoundVerb(schema, row_set, question, partial(_upserted, schema, row_set, keyed, rows), may_crowd=False)
 
     def _rows_and_deleted_keys(self, schema: ShardSchema) -> tuple[pa.Table, pa.Table]:
         """The rows to put, and the keys that are only deleted."""
@@ -588,8 +584,7 @@ def with_values(rows: pa.Table, sets: Mapping[str, Value], schema: ShardSchema, 
         column = compute_column(name, value, field.type, source)
         if not field.nullable and column.null_count:
             raise InvalidUsage(f"column {name!r} would be null in {column.null_count} rows but does not allow that")
-        index = rows.schema.get_field_index(name)
-        rows = rows.set_column(index, field.with_nullable(True), column)
+        rows = rows.set_column(rows.schema.get_field_index(name), field.with_nullable(True), column)
     return rows
 
 

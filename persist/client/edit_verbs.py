@@ -59,8 +59,7 @@ class EditMethods(ShardBase):
             have happened: repeat it with the token). Nothing was changed, except perhaps after Indeterminate.
         """
         checked("delete_column", delete_column, str, type(None))
-        plan = Upsert(to_rereadable(rows), delete_column)
-        return self._edit(plan, read_time, token, attributes, info)
+        return self._edit(Upsert(to_rereadable(rows), delete_column), read_time, token, attributes, info)
 
     def delete(
         self,
@@ -133,8 +132,7 @@ class EditMethods(ShardBase):
         Raises: InvalidUsage (the predicate is not true for a row), and what `upsert` raises.
         """
         checked("where", where, str)
-        plan = ReplaceWhere(where, to_rereadable(rows))
-        return self._edit(plan, read_time, token, attributes, info)
+        return self._edit(ReplaceWhere(where, to_rereadable(rows)), read_time, token, attributes, info)
 
     def overwrite(
         self,

@@ -465,8 +465,7 @@ def summary_page(
     """A page of shards beyond `after`, ascending, and the name after which the next page begins (None: no more)."""
     names = transport.names(prefix, after, limit)
     summaries = map_names(lambda name: _summary(transport, name, settings.read.retry_s), names, ASKED_AT_ONCE)
-    existing = [summary for summary in summaries if summary is not None]
-    return existing, names[-1] if len(names) == limit else None
+    return [summary for summary in summaries if summary is not None], names[-1] if len(names) == limit else None
 
 
 def drop_shards(

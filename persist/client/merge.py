@@ -152,8 +152,7 @@ class Merge:
         """
         if not self._clauses:
             raise InvalidUsage("a merge needs a clause, such as when_matched_update()")
-        plan = MergePlan(self._source, self._on, self._clauses)
-        return self._run(plan, read_time, token, attributes, info)
+        return self._run(MergePlan(self._source, self._on, self._clauses), read_time, token, attributes, info)
 
     def _with(self, clause: Clause) -> Merge:
         if len(self._clauses) == CLAUSES_MAX:

@@ -156,9 +156,7 @@ class EditOperation(RewriteOperation):
         parts = {**self._parts(view), "tombstone": EMPTY}
         own = token or mint(Token, self.transport.ids)
         done = try_drop(lambda: self._writer(view).commit_rewrite(runs, expected, token=own, **parts))
-        if done is None:
-            return None
-        return Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
+        return None if done is None else Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
 
     def _contents(self, held: Held) -> Contents:
         """The contents as of the latest time of the view."""

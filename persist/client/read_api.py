@@ -244,8 +244,7 @@ class ReadMethods(ShardBase):
 
     def _listen(self, as_of: int | None, end: Antichain, selection: Selection, purpose: str) -> Listen:
         known = self._schema_of(selection)
-        since = Antichain(max(as_of or 0, 0))
-        lease = ReadLease.open(self._transport, self.name, since, purpose, self._settings.read)
+        lease = ReadLease.open(self._transport, self.name, Antichain(max(as_of or 0, 0)), purpose, self._settings.read)
         try:
             listener = Listen(self._transport, self.name, lease, (as_of, end), self._settings.read, selection)
         except BaseException:

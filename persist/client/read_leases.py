@@ -96,8 +96,7 @@ class ReadLease(Timeable):
         """
 
         def register() -> ReadLease:
-            reader = mint(ReaderId, transport.ids)
-            command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
+            command = c.RegisterReader(mint(ReaderId, transport.ids), since, settings.lease_ms, purpose)
             return register_lease(transport, name, command, settings, must_hold=must_hold)
 
         try:

@@ -74,8 +74,7 @@ class Rows(Timeable):
 
     def to_polars(self) -> Any:
         """A Polars DataFrame of the same rows as `to_pandas`. Raises what that does, or InvalidUsage without Polars."""
-        polars = optional("polars", "to_polars()", "polars", InvalidUsage)
-        return polars.from_arrow(self._shown())
+        return optional("polars", "to_polars()", "polars", InvalidUsage).from_arrow(self._shown())
 
     def to_duckdb(self) -> Any:
         """A DuckDB relation of the same rows as `to_pandas`, half floats as floats.
@@ -229,5 +228,4 @@ def part_reader(
     sound = valid_schemas(of.schemas)
     _, current = newest(sound)
     memory, bound = settings.memory_bytes, settings.bound
-    reader = PartReader(transport.blob, sound, current, keeps=keeps, memory_bytes=memory, bound=bound)
-    return current, reader
+    return current, PartReader(transport.blob, sound, current, keeps=keeps, memory_bytes=memory, bound=bound)

@@ -299,8 +299,7 @@ def _cut_at_once(transport: OneShard, name: str, facts: Facts, now_ms: int, sett
 
 def _first_run(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_s: float) -> c.RetentionIs:
     """The facts for a run that has taken the cuts that are due now. Takes none."""
-    trial = c.ReadRetention(facts.policy, tuple(wanted_cuts(facts, now_ms)))
-    return read_facts(transport, name, retry_s, trial)
+    return read_facts(transport, name, retry_s, c.ReadRetention(facts.policy, tuple(wanted_cuts(facts, now_ms))))
 
 
 def _checked_ms(name: str, answer: c.RetentionIs) -> int:

@@ -64,8 +64,7 @@ class HeldRows:
         self.check()
         held, runs = self.held, self.runs
         wanted = replace(self.selection, columns=tuple(columns)).on(self.schema)
-        keeps = _both(wanted.keeps, may)
-        schema, reader = part_reader(held.transport, held.view, held.settings, keeps)
+        schema, reader = part_reader(held.transport, held.view, held.settings, _both(wanted.keeps, may))
         if may is not None:
             runs = tuple(filter_eval.prune_runs(runs, schema, may))
 

@@ -167,9 +167,7 @@ class SchemaHistory:
 
     def moved(self, rows: pa.Table, begin: int, end: int) -> pa.Table:
         """Convert rows, with `__time` and `__diff`, from the schema at one place to a later one."""
-        if begin == end:
-            return rows
-        return Migration(self.numbered[begin], self.numbered[end]).rows(rows)
+        return rows if begin == end else Migration(self.numbered[begin], self.numbered[end]).rows(rows)
 
 
 def check_alike(whose: str, schemas: Mapping[str, ShardSchema]) -> None:

@@ -97,9 +97,7 @@ class ThinWriter(CheckedWriter):
             return None
         sink = self._sink(schema_id, schema, digests=token is not None)
         runs = stage_inline(rows, sink, default_time=default_time, inline_bytes_max=self._inline_bytes_max)
-        if runs is None:
-            return None
-        return self.build_command(runs, command, token)
+        return None if runs is None else self.build_command(runs, command, token)
 
     def build_command(self, runs: tuple[Run, ...], command: Making, token: Token | None = None) -> Append:
         """The `command` for staged rows, to be sent by the caller."""

@@ -55,8 +55,7 @@ class ShardBase(Timeable):
         Args:
             with_service_times: also the intervals of times that inserts and other verbs, or a recovery, have taken.
         """
-        request = ViewRequest(with_batches=False, with_service_times=with_service_times)
-        return self._transport.view(self.name, request)
+        return self._transport.view(self.name, ViewRequest(with_batches=False, with_service_times=with_service_times))
 
     def _changing(self) -> tuple[int, tuple[int, ShardSchema]]:
         """The id of the newest schema as of now, and the current one with its id. The handle keeps its own schema.

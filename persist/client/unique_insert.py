@@ -60,9 +60,8 @@ class InsertVerb:
             check_keys(rows, row_set, next_contents)
             yield rows.drop_columns([TIME])
 
-        question = [str(digest_of_rows(rows))]
         # It checks its keys itself: a row that it retracts may be absent.
-        return BoundVerb(schema, row_set, question, updates, may_crowd=False, cuts=cuts)
+        return BoundVerb(schema, row_set, [str(digest_of_rows(rows))], updates, may_crowd=False, cuts=cuts)
 
 
 def check_keys(rows: pa.Table, row_set: RowSet, contents: Contents) -> None:

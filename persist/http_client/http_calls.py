@@ -271,6 +271,4 @@ def error_of(server: str, reply: Reply, *, safe: bool) -> PersistError:
     text = f"{server} answered {reply.status} without an error of persist: {reply.data[:100]!r}"
     if reply.status < 500:
         return PersistError(f"{text}; is it a persist server?")
-    if safe:
-        return Unavailable(text)
-    return Indeterminate(f"{text}; it may have happened, retry with the same token")
+    return Unavailable(text) if safe else Indeterminate(f"{text}; it may have happened, retry with the same token")

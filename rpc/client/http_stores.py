@@ -141,9 +141,7 @@ class HttpBlob(Blob):
         return True
 
     def _signed(self, key: str) -> _Presigned | None:
-        if not self._presigned:
-            return None
-        return decoded_json(self._call("GET", f"{key}?presign=true"), _Presigned)
+        return decoded_json(self._call("GET", f"{key}?presign=true"), _Presigned) if self._presigned else None
 
     def _sent(
         self,
