@@ -674,7 +674,9 @@ def test_a_receipt_waits_for_what_is_yet_to_be_published(machine: Machine, shard
         if machine.location.clock.now_ms() >= late_ms and not publisher.is_idle:
             assert shard.erased(told.id).phase != "erased"
             publisher.publish(now=True)
-            assert any(where_ in secret_at for secret_at in found(machine.world, secret) for where_ in journals(machine))
+            assert any(
+                where_ in secret_at for secret_at in found(machine.world, secret) for where_ in journals(machine)
+            )
         if wait is None:
             break
         machine.world.pass_ms(1_000)

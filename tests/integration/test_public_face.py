@@ -158,7 +158,8 @@ def test_a_directory_that_only_has_the_name_of_a_package_hides_nothing(tmp_path:
 # --- what they tell
 
 CLASSES = [
-    *(persist.Client, persist.Shard, persist.WriteHandle, persist.PipelinedWriter, persist.Snapshot, ReadMethods),
+    *(persist.Client, persist.Shard, persist.WriteHandle, persist.PipelinedWriter, persist.Snapshot),
+    *(ReadMethods, WriteMethods),
     *(persist.SnapshotSplit, persist.Listen, persist.Subscription, persist.ReadLease, persist.CriticalReaderHandle),
     persist.Attributes,
 ]
