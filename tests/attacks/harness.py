@@ -27,15 +27,10 @@ from tests.support.waiting import WAIT_S, wait_until
 
 MEMORY_BYTES_MAX = 512 * 1024 * 1024  # what a server may have under any attack
 LOW = {
-    "connections_max": 200,
-    "headers_s": 1.0,
-    "slow_reader_s": 1.0,
-    "blob_bytes_max": 8 << 20,
-    "rows_bytes_max": 4 << 20,
-    "spool_bytes_max": 32 << 20,
-    "bodies_bytes_max": 8 << 20,
+    "connections_max": 200, "headers_s": 1.0, "slow_reader_s": 1.0, "blob_bytes_max": 8 << 20,
+    "rows_bytes_max": 4 << 20, "spool_bytes_max": 32 << 20, "bodies_bytes_max": 8 << 20,
     "decoded_bytes_max": 8 << 20,
-}
+}  # fmt: skip
 """Limits by which attacks are cheap."""
 LOW_CONSTANTS = {
     "rpc.http_protocol.ADDRESS_PERCENT": 60,

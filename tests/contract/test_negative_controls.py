@@ -112,16 +112,13 @@ def _drain_at_once(heard: object) -> set[str]:
     return set(iter(heard.get_nowait, None)) if not heard.empty() else set()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("wins", "log", "complaint"),
-    [
-        ([(1, b"a"), (1, b"b")], [(1, b"b")], "several winners"),
-        ([(1, b"a"), (3, b"b")], [(1, b"a"), (3, b"b")], "gap"),
-        ([(1, b"a"), (2, b"b")], [(1, b"a")], "not those that were won"),
-        ([(1, b"a")], [(1, b"a"), (2, b"phantom")], "not those that were won"),
-        ([(1, b"a"), (2, b"b")], [(1, b"a"), (2, b"x")], "lost"),
-    ],
-)
+@pytest.mark.parametrize(("wins", "log", "complaint"), [
+    ([(1, b"a"), (1, b"b")], [(1, b"b")], "several winners"),
+    ([(1, b"a"), (3, b"b")], [(1, b"a"), (3, b"b")], "gap"),
+    ([(1, b"a"), (2, b"b")], [(1, b"a")], "not those that were won"),
+    ([(1, b"a")], [(1, b"a"), (2, b"phantom")], "not those that were won"),
+    ([(1, b"a"), (2, b"b")], [(1, b"a"), (2, b"x")], "lost"),
+])  # fmt: skip
 def test_the_judge_of_races_complains(
     wins: list[tuple[int, bytes]], log: list[tuple[int, bytes]], complaint: str
 ) -> None:

@@ -31,13 +31,8 @@ SERVERS = 2
 COMMANDS = (("run", True), ("run", False), ("gc", False))
 # Who they are, and whether they go through the servers.
 CLIENTS = (
-    ("writer", True),
-    ("writer", True),
-    ("writer", False),
-    ("reader", True),
-    ("reader", False),
-    ("listener", True),
-)
+    ("writer", True), ("writer", True), ("writer", False), ("reader", True), ("reader", False), ("listener", True),
+)  # fmt: skip
 # Where each of them may die: at points that it comes to often.
 POINTS = {
     "serve": ("put.before", "put.after", "set.before", "set.after"),

@@ -410,14 +410,9 @@ def keeps_what_it_published(patch: pytest.MonkeyPatch) -> None:
 
 
 BROKEN = (
-    promotes_without_a_gap,
-    hands_nothing_over,
-    never_looks_again,
-    salvages_what_is_listed_first,
-    notes_what_is_known,
-    compares_with_the_last_home,
-    keeps_what_it_published,
-)
+    promotes_without_a_gap, hands_nothing_over, never_looks_again, salvages_what_is_listed_first,
+    notes_what_is_known, compares_with_the_last_home, keeps_what_it_published,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("broken", thinned(BROKEN, len(BROKEN)), ids=lambda broken: broken.__name__)

@@ -16,13 +16,9 @@ from hypothesis import strategies as st
 from persist.parts.column_types import fill_hidden_nulls, has_forbidden_null, has_required_children
 
 LEAVES = {
-    pa.int32(): 1,
-    pa.string(): "a",
-    pa.bool_(): True,
-    pa.binary(3): b"abc",
-    pa.decimal128(5, 2): Decimal("1.50"),
+    pa.int32(): 1, pa.string(): "a", pa.bool_(): True, pa.binary(3): b"abc", pa.decimal128(5, 2): Decimal("1.50"),
     pa.date32(): date(2026, 1, 2),
-}
+}  # fmt: skip
 KINDS = st.recursive(
     st.sampled_from(list(LEAVES)),
     lambda inner: st.one_of(
@@ -80,18 +76,14 @@ def _holds_fixed_lists(kind: pa.DataType) -> bool:
 S = pa.struct([pa.field("x", pa.int32(), nullable=False)])
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        (S, {"x": None}),
-        (pa.list_(S), [{"x": None}]),
-        (pa.list_(pa.field("element", pa.int32(), nullable=False)), [1, None]),
-        (pa.map_(pa.string(), pa.field("value", pa.int32(), nullable=False)), [("a", None)]),
-        (pa.struct([pa.field("o", S, nullable=False)]), {"o": None}),
-        (pa.struct([pa.field("o", S)]), {"o": {"x": None}}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("kind", "value"), [
+    (S, {"x": None}),
+    (pa.list_(S), [{"x": None}]),
+    (pa.list_(pa.field("element", pa.int32(), nullable=False)), [1, None]),
+    (pa.map_(pa.string(), pa.field("value", pa.int32(), nullable=False)), [("a", None)]),
+    (pa.struct([pa.field("o", S, nullable=False)]), {"o": None}),
+    (pa.struct([pa.field("o", S)]), {"o": {"x": None}}),
+], ids=str)  # fmt: skip
 def test_a_null_where_none_may_be_is_found(kind: pa.DataType, value: Any) -> None:
     assert has_required_children(kind)
     assert has_forbidden_null(pa.array([None, value], kind), pa.field("c", kind))

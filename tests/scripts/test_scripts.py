@@ -94,17 +94,14 @@ def test_a_block_without_separator_is_refused(text: str) -> None:
         harness.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("leap w1", "there is no verb 'leap'"),
-        ("expire-writer", "expire-writer needs a writer"),
-        ("expire-writer r1", "r1 is no WriterId"),
-        ("expire-writer w1 w2 now=1", "does not know"),
-        ("insert w1 i1 p1", "p1 is no part"),
-        ("expire-critical c1", "needs expected="),
-    ],
-)
+@pytest.mark.parametrize(("line", "complaint"), [
+    ("leap w1", "there is no verb 'leap'"),
+    ("expire-writer", "expire-writer needs a writer"),
+    ("expire-writer r1", "r1 is no WriterId"),
+    ("expire-writer w1 w2 now=1", "does not know"),
+    ("insert w1 i1 p1", "p1 is no part"),
+    ("expire-critical c1", "needs expected="),
+])  # fmt: skip
 def test_a_wrong_line_is_refused(tmp_path: Path, line: str, complaint: str) -> None:
     path = tmp_path / "wrong.txt"
     path.write_text(f"\n{line}\n----\n")

@@ -14,13 +14,9 @@ PACKAGES = "chromium, chromium-driver"
 ARGUMENTS = (
     "--headless=new",
     "--no-sandbox",  # CI is root
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--hide-scrollbars",
-)
+    "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update",
+    "--no-first-run", "--hide-scrollbars",
+)  # fmt: skip
 SCRIPT_S = 120
 
 

@@ -79,17 +79,10 @@ def test_wrong_host() -> None:
             store.compare_and_set("k", 1, b"x")
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "etcd:///prefix",
-        "etcd://host:port/x",
-        "etcd://a,,b/x",
-        "etcd://a/x?speed=1",
-        "etcd://a/x?timeout=soon",
-        "etcd://a/x y",
-    ],
-)
+@pytest.mark.parametrize("url", [
+    "etcd:///prefix", "etcd://host:port/x", "etcd://a,,b/x", "etcd://a/x?speed=1", "etcd://a/x?timeout=soon",
+    "etcd://a/x y",
+])  # fmt: skip
 def test_a_url_that_cannot_be_meant(url: str) -> None:
     with pytest.raises(ConsensusMisconfigured, match="etcd:"):
         open_consensus(url)

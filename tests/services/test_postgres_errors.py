@@ -95,15 +95,12 @@ def test_connection_refused(url: str) -> None:
                 call()
 
 
-@pytest.mark.parametrize(
-    ("given", "setting"),
-    [
-        ({"password": "wrong"}, "password"),
-        ({"user": "nobody", "password": "x"}, "user"),
-        ({"database": "no_such_database"}, "database name"),
-        ({"database": "postgres?no_such_option=1"}, "option"),
-    ],
-)
+@pytest.mark.parametrize(("given", "setting"), [
+    ({"password": "wrong"}, "password"),
+    ({"user": "nobody", "password": "x"}, "user"),
+    ({"database": "no_such_database"}, "database name"),
+    ({"database": "postgres?no_such_option=1"}, "option"),
+])  # fmt: skip
 def test_a_wrong_setting_is_named(postgres_server: Postgres, given: dict[str, str], setting: str) -> None:
     refused_at_start(postgres_server.url(**given), setting)
 

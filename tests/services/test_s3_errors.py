@@ -112,20 +112,17 @@ def test_a_profile_that_is_not_there(aws_environment: None) -> None:
         open_blob("s3://bucket?profile=no-such-profile")
 
 
-@pytest.mark.parametrize(
-    ("url", "setting"),
-    [
-        ("s3://b", "bucket"),
-        ("s3://UPPER/x", "bucket"),
-        ("s3://bucket/a b", "prefix"),
-        ("s3://bucket?colour=red", "colour"),
-        ("s3://bucket?attempts=many", "attempts"),
-        ("s3://bucket?attempts=0", "attempts"),
-        ("s3://bucket?path_style=perhaps", "path_style"),
-        ("s3://bucket?endpoint=127.0.0.1:9000", "endpoint"),
-        ("s3://key:secret@bucket/x", "credentials"),
-    ],
-)
+@pytest.mark.parametrize(("url", "setting"), [
+    ("s3://b", "bucket"),
+    ("s3://UPPER/x", "bucket"),
+    ("s3://bucket/a b", "prefix"),
+    ("s3://bucket?colour=red", "colour"),
+    ("s3://bucket?attempts=many", "attempts"),
+    ("s3://bucket?attempts=0", "attempts"),
+    ("s3://bucket?path_style=perhaps", "path_style"),
+    ("s3://bucket?endpoint=127.0.0.1:9000", "endpoint"),
+    ("s3://key:secret@bucket/x", "credentials"),
+])  # fmt: skip
 def test_a_url_that_cannot_be_meant(url: str, setting: str) -> None:
     with pytest.raises(BlobMisconfigured, match=setting) as refused:
         open_blob(url)

@@ -62,21 +62,11 @@ from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, WILD_CLO
 from tests.simulation.writers import definite_rows
 
 LOCKING = (
-    persist.client.shard,
-    persist.commit.cached_state,
-    persist.commit.command_queue,
-    persist.commit.location_identity,
-    persist.commit.location,
-    persist.commit.location_identity,
-    persist.commit.validation_receipts,
-    persist.parts.part_files,
-    persist.parts.reader,
-    persist.parts.read_plan,
-    persist.client.lease_pool,
-    persist.client.pipelined,
-    persist.client.write,
-    persist.sources.reclock,
-)
+    persist.client.shard, persist.commit.cached_state, persist.commit.command_queue,
+    persist.commit.location_identity, persist.commit.location, persist.commit.location_identity,
+    persist.commit.validation_receipts, persist.parts.part_files, persist.parts.reader, persist.parts.read_plan,
+    persist.client.lease_pool, persist.client.pipelined, persist.client.write, persist.sources.reclock,
+)  # fmt: skip
 PUTS_LOOKED_FOR = 300  # looks, of 10 ms each, for a process that has just put a blob
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 HOSTILE_SHARE = 0.4  # of the runs, in which a client lies about what it staged

@@ -29,79 +29,22 @@ OF_TODAY = seeds(80)
 QUICK = ("merge_beyond_since", "splits_overlap", "tokens_made_anew")  # mutations that the first seed shows
 # What all seeds of MANY together must have walked through; each of them checks that its own faults struck.
 PATHS = (
-    "append acknowledged",
-    "attribute mismatch",
-    "attributes flushed",
-    "attributes read",
-    "blob collected",
-    "blob part appended",
-    "bundle left",
-    "chunks saved",
-    "damage noticed",
-    "dates forgotten",
-    "dates told",
-    "drop answered",
-    "erased",
-    "erased the gone",
-    "erasure asked again",
-    "fenced",
-    "group commit",
-    "history hold moved",
-    "history forgotten by hand",
-    "instant told",
-    "lie refused",
-    "listen step",
-    "log truncated",
-    "maintenance interrupted",
-    "nothing to restore",
-    "restore asked again",
-    "restored",
-    "tag read behind since",
-    "tag removed",
-    "tag set",
-    "merge applied",
-    "name used again",
-    "orphan deleted",
-    "parts bundled",
-    "pipe fenced",
-    "read expired",
-    "receipt",
-    "read too early",
-    "reader gone",
-    "retry answered",
-    "rollup forgotten",
-    "schema evolved",
-    "long diff",
-    "settings changed",
-    "settings conflict",
-    "shard finalised",
-    "truncated",
-    "dropped",
-    "drop refused",
-    "policy truncated",
-    "policy followed",
-    "since moved",
-    "snapshot read",
-    "upper mismatch",
-    "verified",
-    "wall clock answered",
-    "wall clock forgotten",
-    "wall clock read",
-    "wall clock unanswered",
-    "write unavailable",
-    "write unknown",
-    "writer expired",
-)
+    "append acknowledged", "attribute mismatch", "attributes flushed", "attributes read", "blob collected",
+    "blob part appended", "bundle left", "chunks saved", "damage noticed", "dates forgotten", "dates told",
+    "drop answered", "erased", "erased the gone", "erasure asked again", "fenced", "group commit",
+    "history hold moved", "history forgotten by hand", "instant told", "lie refused", "listen step",
+    "log truncated", "maintenance interrupted", "nothing to restore", "restore asked again", "restored",
+    "tag read behind since", "tag removed", "tag set", "merge applied", "name used again", "orphan deleted",
+    "parts bundled", "pipe fenced", "read expired", "receipt", "read too early", "reader gone", "retry answered",
+    "rollup forgotten", "schema evolved", "long diff", "settings changed", "settings conflict", "shard finalised",
+    "truncated", "dropped", "drop refused", "policy truncated", "policy followed", "since moved", "snapshot read",
+    "upper mismatch", "verified", "wall clock answered", "wall clock forgotten", "wall clock read",
+    "wall clock unanswered", "write unavailable", "write unknown", "writer expired",
+)  # fmt: skip
 COPY_PATHS = (
-    "clone acknowledged",
-    "clone after a drop",
-    "clone of a clone",
-    "copy looked at",
-    "journal published",
-    "loans ended",
-    "publications tidied up",
-    "recovered",
-)
+    "clone acknowledged", "clone after a drop", "clone of a clone", "copy looked at", "journal published",
+    "loans ended", "publications tidied up", "recovered",
+)  # fmt: skip
 
 
 FED_PATHS = ("all ingested", "erasure pending", "erasure retracted", "ingested", "minted")
@@ -133,14 +76,11 @@ def test_seeds_that_differ_from_day_to_day_keep_every_promise() -> None:
 
 @pytest.mark.smoke
 @pytest.mark.proof
-@pytest.mark.parametrize(
-    ("seeds", "paths"),
-    [
-        pytest.param(COPIED, COPY_PATHS, id="clones and publications"),
-        pytest.param(SHARED, (), id="reads that share leases"),
-        pytest.param(FED, FED_PATHS, id="a source beside erasures"),
-    ],
-)
+@pytest.mark.parametrize(("seeds", "paths"), [
+    pytest.param(COPIED, COPY_PATHS, id="clones and publications"),
+    pytest.param(SHARED, (), id="reads that share leases"),
+    pytest.param(FED, FED_PATHS, id="a source beside erasures"),
+])  # fmt: skip
 def test_seeds_of_their_own_keep_every_promise(seeds: range, paths: Sequence[str]) -> None:
     totals = run_here(seeds)
     print(totals)

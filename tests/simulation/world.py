@@ -28,43 +28,16 @@ T = TypeVar("T")
 EPOCH_MS = 1_700_000_000_000
 DELETED_AT_ONCE = 3  # blobs
 FAULTS = (
-    "fail_before",
-    "fail_after",
-    "fail_unknown",
-    "delay",
-    "late",
-    "flip",
-    "truncate",
-    "drop_push",
-    "crash",
-    "freeze",
-    "hibernate",
-    "clock_jump",
-    "wild_clock",
-    "suspend",
-    "outage",
-    "held_up",
-)
+    "fail_before", "fail_after", "fail_unknown", "delay", "late", "flip", "truncate", "drop_push", "crash",
+    "freeze", "hibernate", "clock_jump", "wild_clock", "suspend", "outage", "held_up",
+)  # fmt: skip
 # Chances a call (crash, freeze, clock_jump and outage: a beat of the tormentor; held_up: a command) that the fault
 # strikes.
 RATES = {
-    "fail_before": 0.02,
-    "fail_after": 0.03,
-    "fail_unknown": 0.02,
-    "delay": 0.02,
-    "late": 0.02,
-    "flip": 0.012,
-    "truncate": 0.012,
-    "drop_push": 0.3,
-    "crash": 0.8,
-    "freeze": 0.8,
-    "hibernate": 0.8,
-    "clock_jump": 0.8,
-    "wild_clock": 0.8,
-    "suspend": 0.8,
-    "outage": 0.8,
-    "held_up": 0.1,
-}
+    "fail_before": 0.02, "fail_after": 0.03, "fail_unknown": 0.02, "delay": 0.02, "late": 0.02, "flip": 0.012,
+    "truncate": 0.012, "drop_push": 0.3, "crash": 0.8, "freeze": 0.8, "hibernate": 0.8, "clock_jump": 0.8,
+    "wild_clock": 0.8, "suspend": 0.8, "outage": 0.8, "held_up": 0.1,
+}  # fmt: skip
 DELAY_S = 2.5  # most of a lease
 LATE_S_MAX = 8.0  # beyond several leases and retries
 LATENCY_S = 0.02

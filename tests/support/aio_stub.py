@@ -23,12 +23,8 @@ INTERNAL |= {"receipted", "schema_of", "stage", "stage_for_one_commit"}
 INTERNAL |= {"erased", "is_point", "known", "leases", "move", "release", "splits", "transport"}
 # Attributes whose type no assignment says.
 ATTRIBUTES = {
-    "opaque": "str | None",
-    "since": "Antichain",
-    "frontier": "Antichain",
-    "as_of": "int",
-    "writer_id": "WriterId",
-}
+    "opaque": "str | None", "since": "Antichain", "frontier": "Antichain", "as_of": "int", "writer_id": "WriterId",
+}  # fmt: skip
 EXTRA = ["from typing import Any, Self", "from persist.aio.handles import AsyncHandle, Steps"]
 
 

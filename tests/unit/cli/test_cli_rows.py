@@ -19,24 +19,21 @@ from persist.parts import ShardSchema
 # --- schemas
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("x int64", pa.int64()),
-        ("x timestamp[us, UTC]", pa.timestamp("us", "UTC")),
-        ("x timestamp[us, tz=Europe/Lisbon]", pa.timestamp("us", "Europe/Lisbon")),
-        ("x decimal128(10, 2)", pa.decimal128(10, 2)),
-        ("x list<timestamp[ms, UTC]>", pa.list_(pa.timestamp("ms", "UTC"))),
-        ("x fixed_size_binary[4]", pa.binary(4)),
-        ("x binary(16)", pa.binary(16)),
-        ("x numeric(10,2)", pa.decimal128(10, 2)),
-        ("x BIGINT", pa.int64()),
-        ("x varchar", pa.string()),
-        ("x text", pa.string()),
-        ("x double precision", pa.float64()),
-        ("x date", pa.date32()),
-    ],
-)
+@pytest.mark.parametrize(("text", "kind"), [
+    ("x int64", pa.int64()),
+    ("x timestamp[us, UTC]", pa.timestamp("us", "UTC")),
+    ("x timestamp[us, tz=Europe/Lisbon]", pa.timestamp("us", "Europe/Lisbon")),
+    ("x decimal128(10, 2)", pa.decimal128(10, 2)),
+    ("x list<timestamp[ms, UTC]>", pa.list_(pa.timestamp("ms", "UTC"))),
+    ("x fixed_size_binary[4]", pa.binary(4)),
+    ("x binary(16)", pa.binary(16)),
+    ("x numeric(10,2)", pa.decimal128(10, 2)),
+    ("x BIGINT", pa.int64()),
+    ("x varchar", pa.string()),
+    ("x text", pa.string()),
+    ("x double precision", pa.float64()),
+    ("x date", pa.date32()),
+])  # fmt: skip
 def test_a_type_is_written_as_arrow_prints_it(text: str, kind: pa.DataType) -> None:
     assert read_columns(text) == pa.schema([("x", kind)])
     assert read_columns(f"{text} NOT NULL, y  bool") == pa.schema([pa.field("x", kind, False), ("y", pa.bool_())])
@@ -90,26 +87,10 @@ def test_columns_stand_on_lines_too_with_remarks_and_quoted_names() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "#",
-        "x",
-        "x not null",
-        "int64",
-        "x int65",
-        '"x int64',
-        "x int64 y",
-        "x list<int64",
-        "x struct<int64>",
-        "x struct<>",
-        "x map<string>",
-        "x list<int64>[2]",
-        "x fixed_size_list<int64>",
-        "x binary(0x1)",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "", "#", "x", "x not null", "int64", "x int65", '"x int64', "x int64 y", "x list<int64", "x struct<int64>",
+    "x struct<>", "x map<string>", "x list<int64>[2]", "x fixed_size_list<int64>", "x binary(0x1)",
+])  # fmt: skip
 def test_what_is_no_column_is_refused(text: str) -> None:
     with pytest.raises(InvalidUsage):
         read_columns(text)
@@ -241,19 +222,15 @@ _FLAGS = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, None], pa.int8(
 _PAIRS = pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2))
 
 
-@pytest.mark.parametrize(
-    ("given", "stored"),
-    [
-        (_UUIDS, _STORED),
-        (_JSON, pa.array(['{"a": 1}', None])),
-        (_FLAGS, pa.array([True, None])),
-        (pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), [2]), _PAIRS), _PAIRS),
-        (pa.ListArray.from_arrays([0, 1, 2], _UUIDS), pa.ListArray.from_arrays([0, 1, 2], _STORED)),
-        (pa.RunEndEncodedArray.from_arrays([1, 2], pa.array([7, None])), pa.array([7, None])),
-        (pa.array([["a"], None], pa.list_view(pa.string_view())), pa.array([["a"], None], pa.list_(pa.large_string()))),
-    ],
-    ids=["uuid", "json", "bool8", "tensor", "list of uuid", "run ends", "list view"],
-)
+@pytest.mark.parametrize(("given", "stored"), [
+    (_UUIDS, _STORED),
+    (_JSON, pa.array(['{"a": 1}', None])),
+    (_FLAGS, pa.array([True, None])),
+    (pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), [2]), _PAIRS), _PAIRS),
+    (pa.ListArray.from_arrays([0, 1, 2], _UUIDS), pa.ListArray.from_arrays([0, 1, 2], _STORED)),
+    (pa.RunEndEncodedArray.from_arrays([1, 2], pa.array([7, None])), pa.array([7, None])),
+    (pa.array([["a"], None], pa.list_view(pa.string_view())), pa.array([["a"], None], pa.list_(pa.large_string()))),
+], ids=["uuid", "json", "bool8", "tensor", "list of uuid", "run ends", "list view"])  # fmt: skip
 def test_a_new_shard_stores_what_holds_the_values_of_a_column(
     tmp_path: Path, given: pa.Array, stored: pa.Array
 ) -> None:

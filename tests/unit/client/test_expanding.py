@@ -25,15 +25,10 @@ def test_each_row_is_there_as_often_as_its_diff_says(diffs: list[int], rows_max:
     assert set(diffs) <= {1} or all(len(piece) <= rows_max for piece in pieces)
 
 
-@pytest.mark.parametrize(
-    "diffs",
-    [
-        (EXPANDED_ROWS_MAX + 1,),
-        (EXPANDED_ROWS_MAX, 1),
-        (3, 2**63 - 1, 2**63 - 1),
-        (2**63 - 1, 2**63 - 1, 5),  # their sum, taken in 64 bits, is 3
-    ],
-)
+@pytest.mark.parametrize("diffs", [
+    (EXPANDED_ROWS_MAX + 1,), (EXPANDED_ROWS_MAX, 1), (3, 2**63 - 1, 2**63 - 1),
+    (2**63 - 1, 2**63 - 1, 5),  # their sum, taken in 64 bits, is 3
+])  # fmt: skip
 def test_more_rows_than_fit_are_refused_whatever_their_sum_wraps_to(diffs: tuple[int, ...]) -> None:
     with pytest.raises(InvalidUsage, match=f"more than {EXPANDED_ROWS_MAX} rows would be repeated"):
         list(expand_rows(table(*diffs)))

@@ -58,29 +58,13 @@ DETAILS: dict[str, dict[str, Any]] = {
     "upper of another kind": {"expected": [3], "actual": "4"},
 }
 ERRORS: dict[str, type[PersistError]] = {
-    "away": Unavailable,
-    "busy": Overloaded,
-    "unknown": Indeterminate,
-    "expired": Expired,
-    "upper": UpperMismatch,
-    "upper beyond": UpperMismatch,
-    "upper before": UpperMismatch,
-    "upper closed": UpperMismatch,
-    "no time left": UpperMismatch,
-    "upper of another kind": UpperMismatch,
-    "attribute": AttributeMismatch,
-    "opaque": OpaqueMismatch,
-    "schema": SchemaMismatch,
-    "usage": InvalidUsage,
-    "nobody": UnknownShard,
-    "forbidden": Forbidden,
-    "not readable": NotReadable,
-    "conflict": Conflict,
-    "corrupt": Corruption,
-    "no token": Unauthorized,
-    "newer": UpgradeNeeded,
-    "a bug": PersistError,
-}
+    "away": Unavailable, "busy": Overloaded, "unknown": Indeterminate, "expired": Expired, "upper": UpperMismatch,
+    "upper beyond": UpperMismatch, "upper before": UpperMismatch, "upper closed": UpperMismatch,
+    "no time left": UpperMismatch, "upper of another kind": UpperMismatch, "attribute": AttributeMismatch,
+    "opaque": OpaqueMismatch, "schema": SchemaMismatch, "usage": InvalidUsage, "nobody": UnknownShard,
+    "forbidden": Forbidden, "not readable": NotReadable, "conflict": Conflict, "corrupt": Corruption,
+    "no token": Unauthorized, "newer": UpgradeNeeded, "a bug": PersistError,
+}  # fmt: skip
 
 
 class Scripted:
@@ -134,63 +118,60 @@ def outcome(answers: str, command: c.Command = WRITE) -> str:
     return "done"
 
 
-@pytest.mark.parametrize(
-    ("answers", "told"),
-    [
-        ("done", "done"),
-        ("away, done", "done"),
-        ("busy, busy, done", "done"),
-        ("unknown, done", "done"),
-        ("unknown, away, busy, unknown, done", "done"),
-        # The deadline passes.
-        ("away", "Unavailable"),
-        ("busy", "Overloaded"),
-        ("unknown", "Indeterminate"),
-        ("busy, away", "Unavailable"),
-        ("away, busy", "Overloaded"),
-        ("unknown, away", "Indeterminate"),
-        ("unknown, busy", "Indeterminate"),
-        ("away, unknown, busy, away", "Indeterminate"),
-        ("away, unknown", "Indeterminate"),
-        # The record of the token is gone, with the registration.
-        ("expired", "Expired"),
-        ("away, expired", "Expired"),
-        ("busy, expired", "Expired"),
-        ("unknown, expired", "Indeterminate"),
-        ("unknown, away, expired", "Indeterminate"),
-        # Commands without a token: a try that landed and was overtaken looks like one that lost.
-        ("opaque", "OpaqueMismatch"),
-        ("away, opaque", "OpaqueMismatch"),
-        ("unknown, opaque", "Indeterminate"),
-        ("schema", "SchemaMismatch"),
-        ("unknown, away, schema", "Indeterminate"),
-        # The rights, the shard or the version changed after a try that may have landed.
-        ("no token", "Unauthorized"),
-        ("away, no token", "Unauthorized"),
-        ("unknown, no token", "Indeterminate"),
-        ("unknown, busy, forbidden", "Indeterminate"),
-        ("unknown, nobody", "Indeterminate"),
-        ("unknown, usage", "Indeterminate"),
-        ("unknown, newer", "Indeterminate"),
-        ("unknown, not readable", "Indeterminate"),
-        # An upper beyond the one that is needed never moves back: no try has landed, and none will.
-        ("unknown, upper beyond", "UpperMismatch"),
-        ("unknown, upper closed", "UpperMismatch"),
-        ("unknown, no time left", "UpperMismatch"),
-        # What these tell may change. Then the try lands that a stopped server or a proxy still holds.
-        ("unknown, upper before", "Indeterminate"),
-        ("unknown, upper", "Indeterminate"),
-        ("unknown, upper of another kind", "Indeterminate"),
-        ("unknown, attribute", "Indeterminate"),
-        ("unknown, conflict", "Indeterminate"),
-        ("attribute", "AttributeMismatch"),
-        ("away, busy, attribute", "AttributeMismatch"),
-        ("conflict", "Conflict"),
-        # These do not say that it did not happen.
-        ("unknown, corrupt", "Corruption"),
-        ("unknown, a bug", "PersistError"),
-    ],
-)
+@pytest.mark.parametrize(("answers", "told"), [
+    ("done", "done"),
+    ("away, done", "done"),
+    ("busy, busy, done", "done"),
+    ("unknown, done", "done"),
+    ("unknown, away, busy, unknown, done", "done"),
+    # The deadline passes.
+    ("away", "Unavailable"),
+    ("busy", "Overloaded"),
+    ("unknown", "Indeterminate"),
+    ("busy, away", "Unavailable"),
+    ("away, busy", "Overloaded"),
+    ("unknown, away", "Indeterminate"),
+    ("unknown, busy", "Indeterminate"),
+    ("away, unknown, busy, away", "Indeterminate"),
+    ("away, unknown", "Indeterminate"),
+    # The record of the token is gone, with the registration.
+    ("expired", "Expired"),
+    ("away, expired", "Expired"),
+    ("busy, expired", "Expired"),
+    ("unknown, expired", "Indeterminate"),
+    ("unknown, away, expired", "Indeterminate"),
+    # Commands without a token: a try that landed and was overtaken looks like one that lost.
+    ("opaque", "OpaqueMismatch"),
+    ("away, opaque", "OpaqueMismatch"),
+    ("unknown, opaque", "Indeterminate"),
+    ("schema", "SchemaMismatch"),
+    ("unknown, away, schema", "Indeterminate"),
+    # The rights, the shard or the version changed after a try that may have landed.
+    ("no token", "Unauthorized"),
+    ("away, no token", "Unauthorized"),
+    ("unknown, no token", "Indeterminate"),
+    ("unknown, busy, forbidden", "Indeterminate"),
+    ("unknown, nobody", "Indeterminate"),
+    ("unknown, usage", "Indeterminate"),
+    ("unknown, newer", "Indeterminate"),
+    ("unknown, not readable", "Indeterminate"),
+    # An upper beyond the one that is needed never moves back: no try has landed, and none will.
+    ("unknown, upper beyond", "UpperMismatch"),
+    ("unknown, upper closed", "UpperMismatch"),
+    ("unknown, no time left", "UpperMismatch"),
+    # What these tell may change. Then the try lands that a stopped server or a proxy still holds.
+    ("unknown, upper before", "Indeterminate"),
+    ("unknown, upper", "Indeterminate"),
+    ("unknown, upper of another kind", "Indeterminate"),
+    ("unknown, attribute", "Indeterminate"),
+    ("unknown, conflict", "Indeterminate"),
+    ("attribute", "AttributeMismatch"),
+    ("away, busy, attribute", "AttributeMismatch"),
+    ("conflict", "Conflict"),
+    # These do not say that it did not happen.
+    ("unknown, corrupt", "Corruption"),
+    ("unknown, a bug", "PersistError"),
+])  # fmt: skip
 def test_what_a_write_is_told(answers: str, told: str) -> None:
     assert outcome(answers) == told
 
@@ -203,17 +184,10 @@ def test_what_a_retry_cannot_mend_is_told_at_once(error: str) -> None:
     assert len(transport.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("answers", "told"),
-    [
-        ("unknown, done", "done"),
-        ("unknown", "Unavailable"),
-        ("unknown, away", "Unavailable"),
-        ("unknown, busy", "Overloaded"),
-        ("unknown, expired", "Expired"),
-        ("unknown, no token", "Unauthorized"),
-    ],
-)
+@pytest.mark.parametrize(("answers", "told"), [
+    ("unknown, done", "done"), ("unknown", "Unavailable"), ("unknown, away", "Unavailable"),
+    ("unknown, busy", "Overloaded"), ("unknown, expired", "Expired"), ("unknown, no token", "Unauthorized"),
+])  # fmt: skip
 def test_a_read_is_never_told_that_it_may_have_happened(answers: str, told: str) -> None:
     assert outcome(answers, READ) == told
     assert outcome(answers, RETIREMENT) == told  # no row was sent: a registration lapses

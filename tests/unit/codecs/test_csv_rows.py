@@ -79,53 +79,25 @@ def test_an_instant_without_a_zone_is_refused_in_our_own_words(cell: str) -> Non
     assert "assume_timezone" not in error.value.message
 
 
-@pytest.mark.parametrize(
-    ("kind", "cell"),
-    [
-        (pa.float64(), "1e400"),
-        (pa.float64(), "-1e999"),
-        (pa.float64(), "1e-400"),
-        (pa.float64(), "-0." + "0" * 400 + "1"),
-        (pa.float32(), "1e-60"),
-        (pa.float16(), "1e-30"),
-        (pa.list_(pa.float64()), "[1e-400]"),
-        (pa.float32(), "1e39"),
-        (pa.float32(), "1e400"),
-        (pa.float16(), "70000"),
-        (pa.float16(), "1e400"),
-        (pa.float64(), "9007199254740993"),
-        (pa.float64(), "-12345678901234567890"),
-        (pa.float32(), "16777217"),
-        (pa.float16(), "2049"),
-        (pa.float64(), "0x10"),
-        (pa.int64(), "0x10"),
-        (pa.uint8(), "0X1"),
-        (pa.int64(), " 0x10"),
-        (pa.int64(), "-0x10"),
-        (pa.int64(), "1.0"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "cell"), [
+    (pa.float64(), "1e400"), (pa.float64(), "-1e999"), (pa.float64(), "1e-400"),
+    (pa.float64(), "-0." + "0" * 400 + "1"), (pa.float32(), "1e-60"), (pa.float16(), "1e-30"),
+    (pa.list_(pa.float64()), "[1e-400]"), (pa.float32(), "1e39"), (pa.float32(), "1e400"), (pa.float16(), "70000"),
+    (pa.float16(), "1e400"), (pa.float64(), "9007199254740993"), (pa.float64(), "-12345678901234567890"),
+    (pa.float32(), "16777217"), (pa.float16(), "2049"), (pa.float64(), "0x10"), (pa.int64(), "0x10"),
+    (pa.uint8(), "0X1"), (pa.int64(), " 0x10"), (pa.int64(), "-0x10"), (pa.int64(), "1.0"),
+])  # fmt: skip
 def test_a_number_that_would_be_another_one_is_refused(kind: pa.DataType, cell: str) -> None:
     with pytest.raises(InvalidUsage):
         read(f"id,v\n1,{cell}\n", kind)
 
 
-@pytest.mark.parametrize(
-    ("kind", "cell", "value"),
-    [
-        (pa.float64(), "9007199254740992", 2.0**53),
-        (pa.float64(), "1e23", 1e23),
-        (pa.float64(), "5e-324", 5e-324),
-        (pa.float64(), "0e-400", 0.0),
-        (pa.list_(pa.float64()), "[0e-400]", [0.0]),
-        (pa.float64(), " 1.5\t", 1.5),
-        (pa.float64(), "Infinity", float("inf")),
-        (pa.float64(), "-inf", float("-inf")),
-        (pa.float32(), "inf", float("inf")),
-        (pa.int64(), "007", 7),
-        (pa.string(), "0x10", "0x10"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "cell", "value"), [
+    (pa.float64(), "9007199254740992", 2.0**53), (pa.float64(), "1e23", 1e23), (pa.float64(), "5e-324", 5e-324),
+    (pa.float64(), "0e-400", 0.0), (pa.list_(pa.float64()), "[0e-400]", [0.0]), (pa.float64(), " 1.5\t", 1.5),
+    (pa.float64(), "Infinity", float("inf")), (pa.float64(), "-inf", float("-inf")),
+    (pa.float32(), "inf", float("inf")), (pa.int64(), "007", 7), (pa.string(), "0x10", "0x10"),
+])  # fmt: skip
 def test_other_numbers_are_read(kind: pa.DataType, cell: str, value: object) -> None:
     assert read(f'id,v\n1,{cell}\n2,"{cell}"\n3,\n', kind) == [value, value, None]
 

@@ -70,34 +70,31 @@ def test_every_line_is_json_as_browsers_read_it(values: pa.Array) -> None:
     assert [strictly(line)["n"] for line in lines] == list(range(len(values)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "text"),
-    [
-        (pa.int64(), 2**53 + 1, "9007199254740993"),
-        (pa.uint64(), 2**64 - 1, "18446744073709551615"),
-        (pa.bool_(), True, "true"),
-        (pa.float64(), float("nan"), '"NaN"'),
-        (pa.float32(), float("inf"), '"Infinity"'),
-        (pa.float16(), float("-inf"), '"-Infinity"'),
-        (pa.float64(), -0.0, "-0.0"),
-        (pa.string(), "NaN", '"NaN"'),
-        (pa.binary(), b"\x00\xff", '"AP8="'),
-        (pa.date32(), 0, '"1970-01-01"'),
-        (pa.date32(), 2_932_896, '"9999-12-31"'),
-        (pa.date32(), 2_932_897, '"@2932897"'),
-        (pa.time32("s"), 86_399, '"23:59:59"'),
-        (pa.time64("ns"), 1, '"00:00:00.000000001"'),
-        (pa.timestamp("ms"), -1, '"1969-12-31T23:59:59.999"'),
-        (pa.timestamp("s"), 253_402_300_800, '"@253402300800"'),
-        (pa.timestamp("us", "Europe/Berlin"), 0, '"1970-01-01T00:00:00.000000Z"'),
-        (pa.duration("ns"), -(2**63), '"-PT9223372036.854775808S"'),
-        (pa.duration("ms"), 1_500, '"PT1.500S"'),
-        (pa.duration("s"), -1, '"-PT1S"'),
-        (pa.list_(pa.binary()), [b"\x01", None], '["AQ==",null]'),
-        (pa.struct([("a", pa.float64()), ("b", pa.int8())]), {"a": float("nan"), "b": None}, '{"a":"NaN","b":null}'),
-        (pa.map_(pa.string(), pa.binary()), [("k", b"\x01")], '[["k","AQ=="]]'),
-    ],
-)
+@pytest.mark.parametrize(("kind", "value", "text"), [
+    (pa.int64(), 2**53 + 1, "9007199254740993"),
+    (pa.uint64(), 2**64 - 1, "18446744073709551615"),
+    (pa.bool_(), True, "true"),
+    (pa.float64(), float("nan"), '"NaN"'),
+    (pa.float32(), float("inf"), '"Infinity"'),
+    (pa.float16(), float("-inf"), '"-Infinity"'),
+    (pa.float64(), -0.0, "-0.0"),
+    (pa.string(), "NaN", '"NaN"'),
+    (pa.binary(), b"\x00\xff", '"AP8="'),
+    (pa.date32(), 0, '"1970-01-01"'),
+    (pa.date32(), 2_932_896, '"9999-12-31"'),
+    (pa.date32(), 2_932_897, '"@2932897"'),
+    (pa.time32("s"), 86_399, '"23:59:59"'),
+    (pa.time64("ns"), 1, '"00:00:00.000000001"'),
+    (pa.timestamp("ms"), -1, '"1969-12-31T23:59:59.999"'),
+    (pa.timestamp("s"), 253_402_300_800, '"@253402300800"'),
+    (pa.timestamp("us", "Europe/Berlin"), 0, '"1970-01-01T00:00:00.000000Z"'),
+    (pa.duration("ns"), -(2**63), '"-PT9223372036.854775808S"'),
+    (pa.duration("ms"), 1_500, '"PT1.500S"'),
+    (pa.duration("s"), -1, '"-PT1S"'),
+    (pa.list_(pa.binary()), [b"\x01", None], '["AQ==",null]'),
+    (pa.struct([("a", pa.float64()), ("b", pa.int8())]), {"a": float("nan"), "b": None}, '{"a":"NaN","b":null}'),
+    (pa.map_(pa.string(), pa.binary()), [("k", b"\x01")], '[["k","AQ=="]]'),
+])  # fmt: skip
 def test_the_form_of_a_value(kind: pa.DataType, value: Any, text: str) -> None:
     values = pa.array([value, None], pa.int32()).cast(kind) if pa.types.is_date(kind) else array_of(kind, [value, None])
     assert ndjson(table_of(values)) == f'{{"n":0,"v":{text}}}\n{{"n":1,"v":null}}\n'.encode()
@@ -116,22 +113,19 @@ def test_events_and_lines_have_one_form() -> None:
     assert told["rows"][0] | {"f": "NaN", "b": ["AP8="], "t": "1970-01-01T00:00:00"} == told["rows"][0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "same"),
-    [
-        (pa.float64(), "1", "1.0"),
-        (pa.float64(), "0e-400", "0"),
-        (pa.int64(), "-0", "0"),
-        (pa.decimal128(10, 2), "-0", '"0"'),
-        (pa.string(), '"-0, \\"1e-400"', '"-0, \\u00221e-400"'),
-        (pa.timestamp("us"), '"2024-01-31 12:00"', '"2024-01-31T12:00:00.000000"'),
-        (pa.timestamp("s", "UTC"), '"2024-01-31T12:00:00+01:00"', '"2024-01-31T11:00:00Z"'),
-        (pa.time64("us"), '"12:00:00.5"', '"12:00:00.500000"'),
-        (pa.duration("ms"), '"PT1.5S"', '"PT1.500S"'),
-        (pa.decimal128(10, 2), '"1.5"', '"1.50"'),
-        (pa.struct([("a", pa.int8()), ("b", pa.int8())]), '{"b": 1}', '{"a": null, "b": 1}'),
-    ],
-)
+@pytest.mark.parametrize(("kind", "text", "same"), [
+    (pa.float64(), "1", "1.0"),
+    (pa.float64(), "0e-400", "0"),
+    (pa.int64(), "-0", "0"),
+    (pa.decimal128(10, 2), "-0", '"0"'),
+    (pa.string(), '"-0, \\"1e-400"', '"-0, \\u00221e-400"'),
+    (pa.timestamp("us"), '"2024-01-31 12:00"', '"2024-01-31T12:00:00.000000"'),
+    (pa.timestamp("s", "UTC"), '"2024-01-31T12:00:00+01:00"', '"2024-01-31T11:00:00Z"'),
+    (pa.time64("us"), '"12:00:00.5"', '"12:00:00.500000"'),
+    (pa.duration("ms"), '"PT1.5S"', '"PT1.500S"'),
+    (pa.decimal128(10, 2), '"1.5"', '"1.50"'),
+    (pa.struct([("a", pa.int8()), ("b", pa.int8())]), '{"b": 1}', '{"a": null, "b": 1}'),
+])  # fmt: skip
 def test_other_spellings_of_a_value(kind: pa.DataType, text: str, same: str) -> None:
     body = '{{"n": 0, "v": {}}}\n'
     assert read(body.format(text), kind).equals(read(body.format(same), kind))
@@ -168,62 +162,59 @@ def test_zero_keeps_its_sign(text: str) -> None:
     assert [math.copysign(1, zero) for zero in (row["f"], row["l"][1])] == [-1, -1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (pa.int64(), '"1"'),
-        (pa.int64(), "1.0"),
-        (pa.int64(), "true"),
-        (pa.int8(), "300"),
-        (pa.uint8(), "-1"),
-        (pa.int64(), "1e400"),
-        (pa.float64(), "9007199254740993"),
-        (pa.float64(), "123456789012345678901234567890123456789012"),
-        (pa.list_(pa.float64()), "[1, 9007199254740993]"),
-        (pa.float32(), "16777217"),
-        (pa.float16(), "2049"),
-        (pa.float64(), "true"),
-        (pa.float64(), '"nan"'),
-        (pa.float64(), "NaN"),
-        (pa.float32(), "1e300"),
-        (pa.float64(), "1e-400"),
-        (pa.float64(), "-1E-0400"),
-        (pa.float64(), "0." + "0" * 400 + "1"),
-        (pa.float32(), "1e-60"),
-        (pa.list_(pa.float64()), "[1e-400]"),
-        (pa.float16(), "70000"),
-        (pa.bool_(), "1"),
-        (pa.string(), "1"),
-        (pa.binary(), '"%%%"'),
-        (pa.binary(2), '"AQ=="'),
-        (pa.date32(), '"20240131"'),
-        (pa.date32(), '"2024-01-31T00:00:00"'),
-        (pa.date32(), "19000"),
-        (pa.timestamp("us"), '"2024-01-31T12:00:00Z"'),
-        (pa.timestamp("us", "UTC"), '"2024-01-31T12:00:00"'),
-        (pa.timestamp("ms"), '"2024-01-31T12:00:00.0001"'),
-        (pa.time32("s"), '"24:00:00"'),
-        (pa.time32("ms"), '"@86400000"'),
-        (pa.time64("us"), '"@-1"'),
-        (pa.list_(pa.time64("ns")), '["@86400000000000"]'),
-        (pa.date64(), '"@1"'),
-        (pa.duration("ms"), '"PT1.0005S"'),
-        (pa.duration("s"), '"P1D"'),
-        (pa.duration("ns"), '"PT9223372037S"'),
-        (pa.decimal128(10, 2), '"1.234"'),
-        (pa.decimal128(10, 2), "1.5"),
-        (pa.list_(pa.int8()), "1"),
-        (pa.list_(pa.int8(), 2), "[1]"),
-        (pa.list_(pa.field("item", pa.int8(), nullable=False)), "[null]"),
-        (pa.struct([("a", pa.int8())]), '{"a": 1, "c": 2}'),
-        (pa.struct([pa.field("a", pa.int8(), nullable=False)]), "{}"),
-        (pa.map_(pa.string(), pa.int8()), '{"k": 1}'),
-        (pa.map_(pa.string(), pa.int8()), '[["k"]]'),
-        (pa.map_(pa.string(), pa.int8()), "[[null, 1]]"),
-        (pa.string(), '"\\ud800"'),
-        (pa.list_(pa.int8()), "[" * 100_000),
-    ],
-)
+@pytest.mark.parametrize(("kind", "text"), [
+    (pa.int64(), '"1"'),
+    (pa.int64(), "1.0"),
+    (pa.int64(), "true"),
+    (pa.int8(), "300"),
+    (pa.uint8(), "-1"),
+    (pa.int64(), "1e400"),
+    (pa.float64(), "9007199254740993"),
+    (pa.float64(), "123456789012345678901234567890123456789012"),
+    (pa.list_(pa.float64()), "[1, 9007199254740993]"),
+    (pa.float32(), "16777217"),
+    (pa.float16(), "2049"),
+    (pa.float64(), "true"),
+    (pa.float64(), '"nan"'),
+    (pa.float64(), "NaN"),
+    (pa.float32(), "1e300"),
+    (pa.float64(), "1e-400"),
+    (pa.float64(), "-1E-0400"),
+    (pa.float64(), "0." + "0" * 400 + "1"),
+    (pa.float32(), "1e-60"),
+    (pa.list_(pa.float64()), "[1e-400]"),
+    (pa.float16(), "70000"),
+    (pa.bool_(), "1"),
+    (pa.string(), "1"),
+    (pa.binary(), '"%%%"'),
+    (pa.binary(2), '"AQ=="'),
+    (pa.date32(), '"20240131"'),
+    (pa.date32(), '"2024-01-31T00:00:00"'),
+    (pa.date32(), "19000"),
+    (pa.timestamp("us"), '"2024-01-31T12:00:00Z"'),
+    (pa.timestamp("us", "UTC"), '"2024-01-31T12:00:00"'),
+    (pa.timestamp("ms"), '"2024-01-31T12:00:00.0001"'),
+    (pa.time32("s"), '"24:00:00"'),
+    (pa.time32("ms"), '"@86400000"'),
+    (pa.time64("us"), '"@-1"'),
+    (pa.list_(pa.time64("ns")), '["@86400000000000"]'),
+    (pa.date64(), '"@1"'),
+    (pa.duration("ms"), '"PT1.0005S"'),
+    (pa.duration("s"), '"P1D"'),
+    (pa.duration("ns"), '"PT9223372037S"'),
+    (pa.decimal128(10, 2), '"1.234"'),
+    (pa.decimal128(10, 2), "1.5"),
+    (pa.list_(pa.int8()), "1"),
+    (pa.list_(pa.int8(), 2), "[1]"),
+    (pa.list_(pa.field("item", pa.int8(), nullable=False)), "[null]"),
+    (pa.struct([("a", pa.int8())]), '{"a": 1, "c": 2}'),
+    (pa.struct([pa.field("a", pa.int8(), nullable=False)]), "{}"),
+    (pa.map_(pa.string(), pa.int8()), '{"k": 1}'),
+    (pa.map_(pa.string(), pa.int8()), '[["k"]]'),
+    (pa.map_(pa.string(), pa.int8()), "[[null, 1]]"),
+    (pa.string(), '"\\ud800"'),
+    (pa.list_(pa.int8()), "[" * 100_000),
+])  # fmt: skip
 def test_a_value_that_would_lose_something_or_is_none_is_refused(kind: pa.DataType, text: str) -> None:
     with pytest.raises(InvalidUsage, match="nothing was written"):
         read(f'{{"n": 0, "v": {text}}}\n', kind)
@@ -250,16 +241,10 @@ def test_a_count_is_read_as_its_value_or_is_refused(kind: pa.DataType, count: in
     assert values.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_pylist() == [count]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"n": 1, "n": 2}',
-        '{"n": 1, "v": {"a": 1, "a": 2}}',
-        '{"n": 1, "v": {"a": 1}, "n" \t: 2}',
-        '{"n": 1, "\\u006e": 2}',
-        '{"n": 1} {"n": 2, "n": 3}',
-    ],
-)
+@pytest.mark.parametrize("line", [
+    '{"n": 1, "n": 2}', '{"n": 1, "v": {"a": 1, "a": 2}}', '{"n": 1, "v": {"a": 1}, "n" \t: 2}',
+    '{"n": 1, "\\u006e": 2}', '{"n": 1} {"n": 2, "n": 3}',
+])  # fmt: skip
 def test_a_name_that_comes_twice_is_refused(line: str) -> None:
     kind = pa.struct([("a", pa.int64())])
     for body in (f"{line}\n", f'{{"n": 0}}\n{line}\n{{"n": 3}}\n'):

@@ -38,16 +38,13 @@ def read(data: bytes) -> pa.Table:
         return file.read()
 
 
-@pytest.mark.parametrize(
-    ("column", "kind"),
-    [
-        (pa.array([NOW, None], US), NS),
-        (pa.array([LATE, EARLY, None], US), US),
-        (pa.array([[LATE, None], None, [EARLY]], pa.list_(US)), pa.list_(US)),
-        (pa.array([{"x": LATE}, None], pa.struct([("x", US)])), pa.struct([("x", US)])),
-        (pa.array([1_234_567_891], NS), NS),
-    ],
-)
+@pytest.mark.parametrize(("column", "kind"), [
+    (pa.array([NOW, None], US), NS),
+    (pa.array([LATE, EARLY, None], US), US),
+    (pa.array([[LATE, None], None, [EARLY]], pa.list_(US)), pa.list_(US)),
+    (pa.array([{"x": LATE}, None], pa.struct([("x", US)])), pa.struct([("x", US)])),
+    (pa.array([1_234_567_891], NS), NS),
+])  # fmt: skip
 def test_times_of_int96_are_nanoseconds_or_microseconds_as_they_have_room(column: pa.Array, kind: pa.DataType) -> None:
     found = read(written({"t": column})).column("t")
     assert str(found.type).replace("element", "item") == str(kind)
@@ -98,17 +95,10 @@ class _Group:
         return self
 
 
-@pytest.mark.parametrize(
-    ("numbers", "is_sound"),
-    [
-        ((8, 8, 8, 0), True),
-        ((8, 8, 9, 1), True),
-        ((0, 0, 8, 0), False),
-        ((0, 8, 8, 0), False),
-        ((8, 8, 7, 0), False),
-        ((8, 8, 7, 1), False),
-    ],
-)
+@pytest.mark.parametrize(("numbers", "is_sound"), [
+    ((8, 8, 8, 0), True), ((8, 8, 9, 1), True), ((0, 0, 8, 0), False), ((0, 8, 8, 0), False), ((8, 8, 7, 0), False),
+    ((8, 8, 7, 1), False),
+])  # fmt: skip
 def test_a_footer_whose_numbers_contradict_each_other_is_refused(
     numbers: tuple[int, int, int, int], is_sound: bool
 ) -> None:

@@ -65,23 +65,13 @@ def test_a_cut_body_is_refused_wherever_it_is_cut(form: str) -> None:
             rows.read(data[:size], form, SCHEMA, rows_max=100)
 
 
-@pytest.mark.parametrize(
-    ("form", "body"),
-    [
-        ("arrow", b"not arrow at all"),
-        ("parquet", b"PAR1PAR1"),
-        ("ndjson", b'{"id": "a"'),
-        ("ndjson", b'{"id": "\\ud800"}\n'),
-        ("ndjson", b'["a"]\n'),
-        ("ndjson", b'{"id": "a", "amount": "many"}\n'),
-        ("ndjson", b'{"id": "a", "colour": 1}\n'),
-        ("ndjson", b'{"id": "a", "raw": "%%%"}\n'),
-        ("csv", b"id,amount\na,many\n"),
-        ("csv", b"id,colour\na,1\n"),
-        ("csv", b"id,amount\na\n"),
-        ("csv", b"\xff\xfe\n"),
-    ],
-)
+@pytest.mark.parametrize(("form", "body"), [
+    ("arrow", b"not arrow at all"), ("parquet", b"PAR1PAR1"), ("ndjson", b'{"id": "a"'),
+    ("ndjson", b'{"id": "\\ud800"}\n'), ("ndjson", b'["a"]\n'), ("ndjson", b'{"id": "a", "amount": "many"}\n'),
+    ("ndjson", b'{"id": "a", "colour": 1}\n'), ("ndjson", b'{"id": "a", "raw": "%%%"}\n'),
+    ("csv", b"id,amount\na,many\n"), ("csv", b"id,colour\na,1\n"), ("csv", b"id,amount\na\n"),
+    ("csv", b"\xff\xfe\n"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_refused_in_one_sentence(form: str, body: bytes) -> None:
     with pytest.raises(InvalidUsage) as caught:
         rows.read(body, form, SCHEMA, rows_max=100)
@@ -106,16 +96,13 @@ def test_too_many_rows_are_refused() -> None:
         rows.read(b'{"id": "a"}\n{"id": "b"}\n', "ndjson", SCHEMA, rows_max=1)
 
 
-@pytest.mark.parametrize(
-    ("header", "chosen", "form"),
-    [
-        (None, None, "arrow"),
-        ("*/*", None, "arrow"),
-        ("text/csv; charset=utf-8", None, "csv"),
-        ("application/x-ndjson", "parquet", "parquet"),
-        ("text/html, application/x-ndjson", None, "ndjson"),
-    ],
-)
+@pytest.mark.parametrize(("header", "chosen", "form"), [
+    (None, None, "arrow"),
+    ("*/*", None, "arrow"),
+    ("text/csv; charset=utf-8", None, "csv"),
+    ("application/x-ndjson", "parquet", "parquet"),
+    ("text/html, application/x-ndjson", None, "ndjson"),
+])  # fmt: skip
 def test_how_the_format_is_chosen(header: str | None, chosen: str | None, form: str) -> None:
     assert rows.format_of(header, chosen) == form
 

@@ -227,19 +227,15 @@ def tagged(state: State, *times: int) -> State:
     return replace(state, tags={f"t{number}": Tag(time) for number, time in enumerate(times)})
 
 
-@pytest.mark.parametrize(
-    ("times", "due"),
-    [
-        ((), True),
-        ((1,), True),
-        ((1, 2), False),  # with three times told apart, 3,000 of the 4,000 rows may be left
-        ((1, 1), True),  # two names of one time
-        ((1, 4), True),  # since is that time
-        ((1, 5), True),  # since has not passed it, and neither this stretch
-        ((1, 3), True),  # no row of the stretch is later: all that is left is there once at that time
-        ((0, 1, 2, 3), False),
-    ],
-)
+@pytest.mark.parametrize(("times", "due"), [
+    ((), True), ((1,), True),
+    ((1, 2), False),  # with three times told apart, 3,000 of the 4,000 rows may be left
+    ((1, 1), True),  # two names of one time
+    ((1, 4), True),  # since is that time
+    ((1, 5), True),  # since has not passed it, and neither this stretch
+    ((1, 3), True),  # no row of the stretch is later: all that is left is there once at that time
+    ((0, 1, 2, 3), False),
+])  # fmt: skip
 def test_what_would_be_left_is_counted_once_more_for_each_time_that_tags_keep_apart(
     times: tuple[int, ...], due: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,20 +113,17 @@ def test_a_token_stands_for_the_question_by_the_bytes_of_before(command: c.Rewri
     assert command.settings_version is not None or digest_of(c.Rewrite(**{**fields, "as_of": 3})) == digest(*said)
 
 
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        ((c.RESTORE, "undoes"), {"refused_fed": True, "waits": False, "takes_time": True, "is_remembered": True}),
-        ((c.RESTORE, "undoes", "attributes"), {"takes_time": False, "is_remembered": True}),
-        ((c.TRUNCATE, "truncates"), {"refused_fed": True, "takes_time": False, "is_remembered": True, "removes": True}),
-        ((c.TRUNCATE, "settings_version"), {"refused_fed": True, "takes_time": True, "removes": True, "point": None}),
-        ((c.DROP_BEFORE, "drop"), {"refused_fed": False, "waits": False, "takes_time": False, "is_remembered": True}),
-        ((c.ERASE, "erasure"), {"refused_fed": False, "waits": True, "takes_time": True, "removes": True}),
-        ((c.INSERT, "cut"), {"refused_fed": False, "waits": False, "is_remembered": False, "removes": False}),
-        (("delete",), {"refused_fed": True, "takes_time": False, "is_remembered": False, "removes": False}),
-        (("upsert", "attributes"), {"is_remembered": True, "takes_time": False}),
-    ],
-)
+@pytest.mark.parametrize(("names", "told"), [
+    ((c.RESTORE, "undoes"), {"refused_fed": True, "waits": False, "takes_time": True, "is_remembered": True}),
+    ((c.RESTORE, "undoes", "attributes"), {"takes_time": False, "is_remembered": True}),
+    ((c.TRUNCATE, "truncates"), {"refused_fed": True, "takes_time": False, "is_remembered": True, "removes": True}),
+    ((c.TRUNCATE, "settings_version"), {"refused_fed": True, "takes_time": True, "removes": True, "point": None}),
+    ((c.DROP_BEFORE, "drop"), {"refused_fed": False, "waits": False, "takes_time": False, "is_remembered": True}),
+    ((c.ERASE, "erasure"), {"refused_fed": False, "waits": True, "takes_time": True, "removes": True}),
+    ((c.INSERT, "cut"), {"refused_fed": False, "waits": False, "is_remembered": False, "removes": False}),
+    (("delete",), {"refused_fed": True, "takes_time": False, "is_remembered": False, "removes": False}),
+    (("upsert", "attributes"), {"is_remembered": True, "takes_time": False}),
+])  # fmt: skip
 def test_what_differs_by_operation(names: tuple[str, ...], told: dict[str, object]) -> None:
     found = asdict(c.effects(rewrite(*names)))
     assert {name: found[name] for name in told} == told

@@ -194,18 +194,10 @@ def test_sums_of_multiplicities_stay_exact() -> None:
     assert shard.snapshot().to_arrow().column("__diff").to_pylist() == [DIFF_MAX]
 
 
-@pytest.mark.parametrize(
-    ("diffs", "is_taken"),
-    [
-        ([DIFF_MAX, -1], True),
-        ([DIFF_MAX + 1, -1], True),
-        ([2**62, -(2**62) + 5], True),
-        ([2**62, -(2**62)], True),
-        ([DIFF_MAX, 1], False),
-        ([-DIFF_MAX] * 2, False),
-        ([2**62] * 2, False),
-    ],
-)
+@pytest.mark.parametrize(("diffs", "is_taken"), [
+    ([DIFF_MAX, -1], True), ([DIFF_MAX + 1, -1], True), ([2**62, -(2**62) + 5], True), ([2**62, -(2**62)], True),
+    ([DIFF_MAX, 1], False), ([-DIFF_MAX] * 2, False), ([2**62] * 2, False),
+])  # fmt: skip
 def test_the_sum_of_equal_rows_is_bounded_however_they_come(diffs: list[int], is_taken: bool) -> None:
     """Inline each row was bounded, in a blob the sum: the same rows were taken by one call and refused by another."""
     _location, shard = shard_of(INLINE)

@@ -288,14 +288,11 @@ def test_what_a_command_that_passes_puts_into_the_log_can_be_read(
     assert not entry or decode_diff(entry) == commit.diff
 
 
-@pytest.mark.parametrize(
-    ("schema", "settings"),
-    [
-        (SchemaRecord("no bytes", ("id",)), ShardSettings()),  # type: ignore[arg-type]
-        (SchemaRecord(b"", "id"), ShardSettings()),  # type: ignore[arg-type]
-        (SchemaRecord(b"", ("id",)), ShardSettings(history_ms=1.5)),  # type: ignore[arg-type]
-    ],
-)
+@pytest.mark.parametrize(("schema", "settings"), [
+    (SchemaRecord("no bytes", ("id",)), ShardSettings()),  # type: ignore[arg-type]
+    (SchemaRecord(b"", "id"), ShardSettings()),  # type: ignore[arg-type]
+    (SchemaRecord(b"", ("id",)), ShardSettings(history_ms=1.5)),  # type: ignore[arg-type]
+])  # fmt: skip
 def test_a_shard_is_not_created_with_what_no_command_may_hold(schema: SchemaRecord, settings: ShardSettings) -> None:
     location = memory_location()
     with pytest.raises(InvalidUsage):

@@ -167,18 +167,14 @@ def logs_without_a_binding(ours: Stores) -> Stores:
     return Stores(None, ours.unbound().log)
 
 
-@pytest.mark.parametrize(
-    ("mispaired", "told"),
-    [
-        (staging_on_the_blobs_of, "a prefix, of its own"),
-        (the_blobs_of_another, "stores of two locations"),
-        (an_empty_blob_store, "was emptied"),
-        (an_empty_consensus_store, "has lost all.*persist backup recover"),
-        (blobs_without_an_epoch_and_no_log, "the consensus store is empty"),
-        (logs_without_a_binding, "was bound to none"),
-    ],
-    ids=lambda value: value.__name__ if callable(value) else "",
-)
+@pytest.mark.parametrize(("mispaired", "told"), [
+    (staging_on_the_blobs_of, "a prefix, of its own"),
+    (the_blobs_of_another, "stores of two locations"),
+    (an_empty_blob_store, "was emptied"),
+    (an_empty_consensus_store, "has lost all.*persist backup recover"),
+    (blobs_without_an_epoch_and_no_log, "the consensus store is empty"),
+    (logs_without_a_binding, "was bound to none"),
+], ids=lambda value: value.__name__ if callable(value) else "")  # fmt: skip
 def test_stores_that_do_not_belong_together_are_refused(mispaired: Callable[[Stores], Stores], told: str) -> None:
     ours = Stores().filled()
     wrong = mispaired(ours)

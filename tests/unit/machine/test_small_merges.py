@@ -133,14 +133,11 @@ def test_with_nobody_in_the_background_no_commit_merges_what_others_wrote() -> N
     assert len(contents(shard, 60)) == 61
 
 
-@pytest.mark.parametrize(
-    ("bounds", "batches"),
-    [
-        ({}, 2 * INLINE_BATCHES),  # so many inline ones
-        ({"inline_shard_bytes_max": 4_000}, 9),  # which leave little of their room
-        ({"inline_part_bytes_max": 0}, 2 * INLINE_BATCHES),  # so many in blobs
-    ],
-)
+@pytest.mark.parametrize(("bounds", "batches"), [
+    ({}, 2 * INLINE_BATCHES),  # so many inline ones
+    ({"inline_shard_bytes_max": 4_000}, 9),  # which leave little of their room
+    ({"inline_part_bytes_max": 0}, 2 * INLINE_BATCHES),  # so many in blobs
+])  # fmt: skip
 def test_writers_wait_a_moment_for_merges_that_are_behind(
     monkeypatch: pytest.MonkeyPatch, bounds: dict[str, int], batches: int
 ) -> None:

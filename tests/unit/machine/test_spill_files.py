@@ -39,17 +39,10 @@ def file(count: int, size: int = 1, begun_ms: int = 0) -> SpillFile:
     return SpillFile(f"{count}", size, 0, count, 0, 0, begun_ms=begun_ms)
 
 
-@pytest.mark.parametrize(
-    ("counts", "taken"),
-    [
-        ([], []),
-        ([100], [100]),
-        ([400], []),
-        ([399], [399]),
-        ([1_000, 300, 100], [1_000, 300, 100]),
-        ([100_000, 300, 100], [300, 100]),
-    ],
-)
+@pytest.mark.parametrize(("counts", "taken"), [
+    ([], []), ([100], [100]), ([400], []), ([399], [399]), ([1_000, 300, 100], [1_000, 300, 100]),
+    ([100_000, 300, 100], [300, 100]),
+])  # fmt: skip
 def test_a_new_file_takes_in_those_that_are_not_much_larger(counts: list[int], taken: list[int]) -> None:
     files = tuple(file(count) for count in counts)
     assert [found.count for found in files_to_merge(files, 100, 0, DAY_MS)] == taken

@@ -159,20 +159,12 @@ def kinds(state: State, upkeep: Upkeep | None = None) -> list[str]:
     return [duty.kind for duty in duties]
 
 
-@pytest.mark.parametrize(
-    ("kind", "few", "half", "full"),
-    [
-        ("entries", {"entries": 9}, {"entries": 10}, {"entries": 20}),
-        (
-            "entries",
-            {"info_bytes": 20 * INFO_WEIGHT_BYTES - 1},
-            {"info_bytes": 20 * INFO_WEIGHT_BYTES},
-            {"entries": 21},
-        ),
-        ("outcomes", {"outcomes": 19}, {"outcomes": 20}, {"outcomes": 40}),
-        ("attributes", {"marks": 19}, {"marks": 20}, {"marks": 40}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "few", "half", "full"), [
+    ("entries", {"entries": 9}, {"entries": 10}, {"entries": 20}),
+    ("entries", {"info_bytes": 20 * INFO_WEIGHT_BYTES - 1}, {"info_bytes": 20 * INFO_WEIGHT_BYTES}, {"entries": 21}),
+    ("outcomes", {"outcomes": 19}, {"outcomes": 20}, {"outcomes": 40}),
+    ("attributes", {"marks": 19}, {"marks": 20}, {"marks": 40}),
+])  # fmt: skip
 def test_a_flush_waits_for_the_turn_of_a_rollup_and_takes_its_place(
     kind: str, few: dict[str, int], half: dict[str, int], full: dict[str, int]
 ) -> None:

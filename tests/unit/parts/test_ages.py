@@ -83,20 +83,17 @@ def test_ages_beyond_what_a_column_can_hold() -> None:
     assert not AgeFilter(column_of(pa.uint64(), "ms"), 2**47).keeps(statistics_of(least))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "unit", "told"),
-    [
-        ("nobody", pa.timestamp("us"), "", "no column 'nobody'"),
-        ("at", pa.string(), "", "not an instant"),
-        ("at", pa.float64(), "s", "of integers"),
-        ("at", pa.list_(pa.int64()), "", "not an instant"),
-        ("at", pa.int64(), "", "column_unit"),
-        ("at", pa.timestamp("us"), "us", "of integers"),
-        ("at", pa.date32(), "s", "of integers"),
-        ("at", pa.int16(), "s", "cannot hold s"),
-        ("at", pa.int32(), "ms", "cannot hold ms"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind", "unit", "told"), [
+    ("nobody", pa.timestamp("us"), "", "no column 'nobody'"),
+    ("at", pa.string(), "", "not an instant"),
+    ("at", pa.float64(), "s", "of integers"),
+    ("at", pa.list_(pa.int64()), "", "not an instant"),
+    ("at", pa.int64(), "", "column_unit"),
+    ("at", pa.timestamp("us"), "us", "of integers"),
+    ("at", pa.date32(), "s", "of integers"),
+    ("at", pa.int16(), "s", "cannot hold s"),
+    ("at", pa.int32(), "ms", "cannot hold ms"),
+])  # fmt: skip
 def test_what_tells_no_wall_clock(name: str, kind: Any, unit: str, told: str) -> None:
     schema = ShardSchema(pa.schema([("id", pa.int64()), ("at", kind)]), ("id",))
     with pytest.raises(InvalidUsage, match=told):

@@ -59,37 +59,29 @@ def test_rows_are_sorted_by_the_ids_of_their_columns_wherever_these_stand() -> N
     assert moved.with_details(ids=(3, 1, 2)).order == ("k", "a", "b")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        pa.scalar(None, pa.string()),
-        pa.scalar(float("-0.0"), pa.float32()),
-        pa.scalar(Decimal("-1.20"), pa.decimal128(38, 2)),
-        pa.scalar([{"x": None}, {"x": 1}], pa.list_(pa.struct([("x", pa.int8())]))),
-        pa.scalar([("a", None)], pa.map_(pa.string(), pa.int64())),
-        pa.scalar(1, pa.timestamp("us", "Europe/Berlin")),
-    ],
-    ids=lambda value: str(value.type),
-)
+@pytest.mark.parametrize("value", [
+    pa.scalar(None, pa.string()),
+    pa.scalar(float("-0.0"), pa.float32()),
+    pa.scalar(Decimal("-1.20"), pa.decimal128(38, 2)),
+    pa.scalar([{"x": None}, {"x": 1}], pa.list_(pa.struct([("x", pa.int8())]))),
+    pa.scalar([("a", None)], pa.map_(pa.string(), pa.int64())),
+    pa.scalar(1, pa.timestamp("us", "Europe/Berlin")),
+], ids=lambda value: str(value.type))  # fmt: skip
 def test_a_value_of_any_type_is_kept_exactly(value: pa.Scalar) -> None:
     found = decode_value(encode_value(value), value.type)
     assert found.type == value.type
     assert repr(found) == repr(value)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "of_columns"),
-    [
-        ({"persist.next_id": "x"}, {}),
-        ({"persist.next_id": "9"}, {"persist.id": "1"}),
-        ({"persist.next_id": "3"}, {}),
-        ({"persist.next_id": "9", "persist.checks": '[{"name": 1}]'}, {}),
-        ({"persist.next_id": "9", "persist.checks": "{"}, {}),
-        ({"persist.next_id": "9"}, {"persist.default": "no base64"}),
-        ({"persist.next_id": "9"}, {"persist.default": "AAAA"}),
-    ],
-    ids=["no number", "ids twice", "taken", "checks", "no JSON", "no base64", "no value"],
-)
+@pytest.mark.parametrize(("metadata", "of_columns"), [
+    ({"persist.next_id": "x"}, {}),
+    ({"persist.next_id": "9"}, {"persist.id": "1"}),
+    ({"persist.next_id": "3"}, {}),
+    ({"persist.next_id": "9", "persist.checks": '[{"name": 1}]'}, {}),
+    ({"persist.next_id": "9", "persist.checks": "{"}, {}),
+    ({"persist.next_id": "9"}, {"persist.default": "no base64"}),
+    ({"persist.next_id": "9"}, {"persist.default": "AAAA"}),
+], ids=["no number", "ids twice", "taken", "checks", "no JSON", "no base64", "no value"])  # fmt: skip
 def test_metadata_that_cannot_be_is_damage(metadata: dict[str, str], of_columns: dict[str, str]) -> None:
     fields = [
         field.with_metadata({"persist.id": str(number), **of_columns}) for number, field in enumerate(COLUMNS, start=1)

@@ -155,23 +155,12 @@ KEYS: list[tuple[Any, Any, float]] = [
     (pa.float16(), 0.1, float(np.float16(0.1))),
 ]
 ROUNDED: list[tuple[Any, Any]] = [
-    (pa.float64(), "9007199254740993"),
-    (pa.float64(), Decimal("9007199254740993.0")),
-    (pa.float64(), 2**53 + 1),
-    (pa.float64(), "0.10000000000000000001"),
-    (pa.float64(), "1e400"),
-    (pa.float64(), "1e-400"),
-    (pa.float64(), 10**400),
-    (pa.float64(), True),
-    (pa.float64(), "0.1 "),
-    (pa.float32(), 16777217.0),
-    (pa.float32(), "16777217"),
-    (pa.float32(), 1e39),
-    (pa.float32(), 1.00000000001),
-    (pa.float16(), 2049.0),
-    (pa.float16(), "2049"),
-    (pa.int64(), Decimal("9007199254740992.5")),
-]
+    (pa.float64(), "9007199254740993"), (pa.float64(), Decimal("9007199254740993.0")), (pa.float64(), 2**53 + 1),
+    (pa.float64(), "0.10000000000000000001"), (pa.float64(), "1e400"), (pa.float64(), "1e-400"),
+    (pa.float64(), 10**400), (pa.float64(), True), (pa.float64(), "0.1 "), (pa.float32(), 16777217.0),
+    (pa.float32(), "16777217"), (pa.float32(), 1e39), (pa.float32(), 1.00000000001), (pa.float16(), 2049.0),
+    (pa.float16(), "2049"), (pa.int64(), Decimal("9007199254740992.5")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "value", "wanted"), KEYS, ids=str)
@@ -201,18 +190,14 @@ def test_text_is_no_key_of_numbers_and_truths_unless_all_is_text(kind: Any, text
     assert parse_key(schema, [text], from_text=True)[0].type == kind
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (pa.decimal128(5, 2), "7.5"),
-        (pa.date32(), "2024-01-31"),
-        (pa.timestamp("us", "UTC"), "2024-01-31T12:00:00Z"),
-        (pa.float64(), "-Infinity"),
-        (pa.float32(), "NaN"),
-        (pa.string(), "7"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("kind", "text"), [
+    (pa.decimal128(5, 2), "7.5"),
+    (pa.date32(), "2024-01-31"),
+    (pa.timestamp("us", "UTC"), "2024-01-31T12:00:00Z"),
+    (pa.float64(), "-Infinity"),
+    (pa.float32(), "NaN"),
+    (pa.string(), "7"),
+], ids=str)  # fmt: skip
 def test_text_is_a_key_where_json_writes_text(kind: Any, text: str) -> None:
     schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
     assert parse_key(schema, [text])[0].type == kind

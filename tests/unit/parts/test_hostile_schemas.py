@@ -84,19 +84,15 @@ def test_a_message_that_is_made_here_is_one_that_arrow_reads() -> None:
     check_schema(schema_message(3))
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        schema_message(150, 2),
-        schema_message(FIELDS_MAX + 1),
-        schema_message(3, 200),
-        schema_message(2_000, name=b"n" * (UNFOLDED_BYTES_MAX // 1_000)),
-        struct.pack("<Ii", 0xFFFFFFFF, 100_000_000) + bytes(100),
-        schema_message(3)[:60],
-        b"\xff\xff\xff\xff",
-    ],
-    ids=["fields of fields", "fields", "levels", "one long name", "a long message", "cut", "nothing"],
-)
+@pytest.mark.parametrize("message", [
+    schema_message(150, 2),
+    schema_message(FIELDS_MAX + 1),
+    schema_message(3, 200),
+    schema_message(2_000, name=b"n" * (UNFOLDED_BYTES_MAX // 1_000)),
+    struct.pack("<Ii", 0xFFFFFFFF, 100_000_000) + bytes(100),
+    schema_message(3)[:60],
+    b"\xff\xff\xff\xff",
+], ids=["fields of fields", "fields", "levels", "one long name", "a long message", "cut", "nothing"])  # fmt: skip
 def test_a_schema_that_stands_for_much_is_refused_before_arrow_reads_it(message: bytes) -> None:
     """8 MB of it ended the server, by a post of rows, by a new shard and by `evolve_schema`."""
     with pytest.raises(pa.ArrowInvalid):
@@ -166,21 +162,17 @@ def test_a_part_as_it_is_written_passes() -> None:
     assert decode_footer(part, tail, is_foreign=True).row_groups[0].rows == 1
 
 
-@pytest.mark.parametrize(
-    ("index", "chunks"),
-    [
-        ({"row_groups": [[]] * 100_000}, 0),
-        ({"row_groups": 7}, 0),
-        ({"has_one_time": []}, 0),
-        ({"row_groups": [{**GROUP, "chunks": [[0, 0]]}]}, 0),
-        ({"row_groups": [{**GROUP, "chunks": [[0, 0, 0]] * (CHUNKS_MAX + 1)}]}, 0),
-        ({"more": "x" * FOREIGN_BYTES_MAX}, 0),
-        ({}, 100_000),
-        ({"row_groups": []}, 1),
-        ({"row_groups": [{**GROUP, "chunks": [[0, 0, 0]]}] * 2}, 1),
-    ],
-    ids=["lists", "number", "flag", "chunk", "chunks", "bytes", "footer chunks", "no group", "groups"],
-)
+@pytest.mark.parametrize(("index", "chunks"), [
+    ({"row_groups": [[]] * 100_000}, 0),
+    ({"row_groups": 7}, 0),
+    ({"has_one_time": []}, 0),
+    ({"row_groups": [{**GROUP, "chunks": [[0, 0]]}]}, 0),
+    ({"row_groups": [{**GROUP, "chunks": [[0, 0, 0]] * (CHUNKS_MAX + 1)}]}, 0),
+    ({"more": "x" * FOREIGN_BYTES_MAX}, 0),
+    ({}, 100_000),
+    ({"row_groups": []}, 1),
+    ({"row_groups": [{**GROUP, "chunks": [[0, 0, 0]]}] * 2}, 1),
+], ids=["lists", "number", "flag", "chunk", "chunks", "bytes", "footer chunks", "no group", "groups"])  # fmt: skip
 def test_an_index_or_a_footer_that_stands_for_much_is_refused_before_it_is_unfolded(index: Any, chunks: int) -> None:
     """14 million empty lists stopped all other callers for 7 s; 2.9 MB of column chunks took 1 GB."""
     part, tail = told(index, chunks)

@@ -145,19 +145,16 @@ def test_no_row_group_is_left_out_that_has_rows_which_match(
     assert repr(wanted.apply(found).to_pylist()) == repr(wanted.apply(shown).to_pylist())
 
 
-@pytest.mark.parametrize(
-    ("later", "is_by_name"),
-    [
-        (apply_changes(FIRST, [AddColumn("d", pa.int8()), MoveColumn("d")]), True),
-        (LATER["moved"], True),
-        (LATER["dropped last"], False),  # rows may have become the same
-        (LATER["dropped and added again"], False),
-        (LATER["names swapped"], False),
-        (LATER["widened"], False),
-        (LATER["added first"], False),  # it has a default
-        (apply_changes(FIRST, [RenameColumn("a", "x"), AddColumn("a", pa.int8())]), False),
-    ],
-)
+@pytest.mark.parametrize(("later", "is_by_name"), [
+    (apply_changes(FIRST, [AddColumn("d", pa.int8()), MoveColumn("d")]), True),
+    (LATER["moved"], True),
+    (LATER["dropped last"], False),  # rows may have become the same
+    (LATER["dropped and added again"], False),
+    (LATER["names swapped"], False),
+    (LATER["widened"], False),
+    (LATER["added first"], False),  # it has a default
+    (apply_changes(FIRST, [RenameColumn("a", "x"), AddColumn("a", pa.int8())]), False),
+])  # fmt: skip
 def test_other_tools_may_read_columns_by_their_names_where_these_tell_enough(
     later: ShardSchema, is_by_name: bool
 ) -> None:

@@ -36,25 +36,22 @@ def one(kind: Any, **field: Any) -> ShardSchema:
     return ShardSchema(pa.schema([pa.field("k", kind, **field)]), ("k",))
 
 
-@pytest.mark.parametrize(
-    ("fields", "key", "says"),
-    [
-        ([("k", pa.string())], (), "at least one key"),
-        ([("k", pa.string())], ("x",), "'x' is not among"),
-        ([("k", pa.string())], ("k", "k"), "named twice"),
-        ([("k", pa.string()), ("k", pa.int8())], ("k",), "occurs twice"),
-        ([("k", pa.list_(pa.int8()))], ("k",), "nested"),
-        ([("k", pa.string()), ("__time", pa.int64())], ("k",), "reserved"),
-        ([("k", pa.string()), ("__diff", pa.int64())], ("k",), "reserved"),
-        ([("k", pa.string()), ("v", pa.month_day_nano_interval())], ("k",), "cannot store"),
-        ([("k", pa.string()), ("v", pa.null())], ("k",), "cannot store"),
-        ([("k", pa.string()), ("v", pa.list_(pa.null()))], ("k",), "cannot store"),
-        ([("k", pa.string()), ("v", pa.struct([]))], ("k",), "without fields"),
-        ([("k", pa.string()), ("v", pa.decimal128(5, -3))], ("k",), "Parquet cannot store"),
-        ([("k", pa.string()), ("v", nested(NESTING_MAX + 1, pa.list_))], ("k",), "more than 30 levels"),
-        ([("k", pa.string()), ("v", nested(150, pa.list_))], ("k",), "more than 30 levels"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "key", "says"), [
+    ([("k", pa.string())], (), "at least one key"),
+    ([("k", pa.string())], ("x",), "'x' is not among"),
+    ([("k", pa.string())], ("k", "k"), "named twice"),
+    ([("k", pa.string()), ("k", pa.int8())], ("k",), "occurs twice"),
+    ([("k", pa.list_(pa.int8()))], ("k",), "nested"),
+    ([("k", pa.string()), ("__time", pa.int64())], ("k",), "reserved"),
+    ([("k", pa.string()), ("__diff", pa.int64())], ("k",), "reserved"),
+    ([("k", pa.string()), ("v", pa.month_day_nano_interval())], ("k",), "cannot store"),
+    ([("k", pa.string()), ("v", pa.null())], ("k",), "cannot store"),
+    ([("k", pa.string()), ("v", pa.list_(pa.null()))], ("k",), "cannot store"),
+    ([("k", pa.string()), ("v", pa.struct([]))], ("k",), "without fields"),
+    ([("k", pa.string()), ("v", pa.decimal128(5, -3))], ("k",), "Parquet cannot store"),
+    ([("k", pa.string()), ("v", nested(NESTING_MAX + 1, pa.list_))], ("k",), "more than 30 levels"),
+    ([("k", pa.string()), ("v", nested(150, pa.list_))], ("k",), "more than 30 levels"),
+])  # fmt: skip
 def test_schemas_that_cannot_be(fields: Any, key: Any, says: str) -> None:
     with pytest.raises(InvalidUsage, match=says):
         ShardSchema(pa.schema(fields), key)
@@ -92,39 +89,35 @@ LISTS = pa.array([[1], None, [2, None]], pa.list_view(pa.int64()))
 UUIDS = pa.array([b"a" * 16, None, b"b" * 16], pa.binary(16)).cast(pa.uuid())
 
 
-@pytest.mark.parametrize(
-    ("column", "kind", "values"),
-    [
-        (VIEWED, pa.string(), ["a", None, "b"]),
-        (pa.ListArray.from_arrays([0, 1, 3, 3], VIEWED), pa.list_(pa.string()), [["a"], [None, "b"], []]),
-        (
-            pa.StructArray.from_arrays([VIEWED], ["x"]),
-            pa.struct([("x", pa.string())]),
-            [{"x": "a"}, {"x": None}, {"x": "b"}],
-        ),
-        (LISTS, pa.list_(pa.int32()), [[1], None, [2, None]]),
-        (
-            pa.array([[1], None, [2, None]], pa.large_list_view(pa.int64())),
-            pa.large_list(pa.int64()),
-            [[1], None, [2, None]],
-        ),
-        (pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", None], VIEW)), pa.string(), ["a", "a", None]),
-        (UUIDS, pa.binary(16), [b"a" * 16, None, b"b" * 16]),
-        (pa.array([1, None, 0], pa.int8()).cast(pa.bool8()), pa.bool_(), [True, None, False]),
-        (pa.array(["{}", None, "[]"], pa.json_()), pa.string(), ["{}", None, "[]"]),
-        (
-            pa.array([[("k", "v")], None, []], pa.map_(VIEW, VIEW)),
-            pa.map_(pa.string(), pa.string()),
-            [[("k", "v")], None, []],
-        ),
-        (
-            pa.array([["a", None], None, ["b", "c"]], pa.list_(VIEW, 2)),
-            pa.list_(pa.string(), 2),
-            [["a", None], None, ["b", "c"]],
-        ),
-    ],
-    ids=lambda given: str(given.type) if isinstance(given, pa.Array) else "",
-)
+@pytest.mark.parametrize(("column", "kind", "values"), [
+    (VIEWED, pa.string(), ["a", None, "b"]),
+    (pa.ListArray.from_arrays([0, 1, 3, 3], VIEWED), pa.list_(pa.string()), [["a"], [None, "b"], []]),
+    (
+        pa.StructArray.from_arrays([VIEWED], ["x"]),
+        pa.struct([("x", pa.string())]),
+        [{"x": "a"}, {"x": None}, {"x": "b"}],
+    ),
+    (LISTS, pa.list_(pa.int32()), [[1], None, [2, None]]),
+    (
+        pa.array([[1], None, [2, None]], pa.large_list_view(pa.int64())),
+        pa.large_list(pa.int64()),
+        [[1], None, [2, None]],
+    ),
+    (pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", None], VIEW)), pa.string(), ["a", "a", None]),
+    (UUIDS, pa.binary(16), [b"a" * 16, None, b"b" * 16]),
+    (pa.array([1, None, 0], pa.int8()).cast(pa.bool8()), pa.bool_(), [True, None, False]),
+    (pa.array(["{}", None, "[]"], pa.json_()), pa.string(), ["{}", None, "[]"]),
+    (
+        pa.array([[("k", "v")], None, []], pa.map_(VIEW, VIEW)),
+        pa.map_(pa.string(), pa.string()),
+        [[("k", "v")], None, []],
+    ),
+    (
+        pa.array([["a", None], None, ["b", "c"]], pa.list_(VIEW, 2)),
+        pa.list_(pa.string(), 2),
+        [["a", None], None, ["b", "c"]],
+    ),
+], ids=lambda given: str(given.type) if isinstance(given, pa.Array) else "")  # fmt: skip
 def test_types_that_only_some_frames_have_are_taken(column: pa.Array, kind: Any, values: list[Any]) -> None:
     """Polars has dictionaries of views, DuckDB UUIDs. Arrow's cast does not read the former, and breaks list views."""
     schema = ShardSchema(pa.schema([("n", pa.int64()), ("v", kind)]), ("n",))
@@ -155,21 +148,18 @@ def test_columns_are_ordered_and_defaults_filled_in() -> None:
     assert PLAIN.conform(pa.table(given), None).to_pylist() == [{"k": "a", "v": 1, "__time": 3, "__diff": -1}]
 
 
-@pytest.mark.parametrize(
-    ("columns", "says"),
-    [
-        ({"v": [1]}, "'k' is absent"),
-        ({"k": ["a"], "v": [1], "w": [1]}, "has no column 'w'; its columns are k, v"),
-        ({"k": [1], "v": [1]}, "'k' is int64, not string"),
-        ({"k": ["a"], "v": ["1"]}, "'v' is string, not int32"),
-        ({"k": ["a"], "v": [2**40]}, "'v' does not fit"),
-        ({"k": ["a"], "v": [1.0]}, "'v' is double"),
-        ({"k": ["a"], "v": [1], "__time": pa.array([None], pa.int64())}, "'__time' holds 1 nulls"),
-        ({"k": ["a"], "v": [1], "__diff": pa.array([None], pa.int64())}, "'__diff' holds 1 nulls"),
-        ({"k": ["a"], "v": [1], "__time": [-1]}, "__time is outside"),
-        ({"k": ["a"], "v": [1], "__time": [2**63 - 1]}, "__time is outside"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "says"), [
+    ({"v": [1]}, "'k' is absent"),
+    ({"k": ["a"], "v": [1], "w": [1]}, "has no column 'w'; its columns are k, v"),
+    ({"k": [1], "v": [1]}, "'k' is int64, not string"),
+    ({"k": ["a"], "v": ["1"]}, "'v' is string, not int32"),
+    ({"k": ["a"], "v": [2**40]}, "'v' does not fit"),
+    ({"k": ["a"], "v": [1.0]}, "'v' is double"),
+    ({"k": ["a"], "v": [1], "__time": pa.array([None], pa.int64())}, "'__time' holds 1 nulls"),
+    ({"k": ["a"], "v": [1], "__diff": pa.array([None], pa.int64())}, "'__diff' holds 1 nulls"),
+    ({"k": ["a"], "v": [1], "__time": [-1]}, "__time is outside"),
+    ({"k": ["a"], "v": [1], "__time": [2**63 - 1]}, "__time is outside"),
+])  # fmt: skip
 def test_rows_that_do_not_fit_name_their_column(columns: Any, says: str) -> None:
     with pytest.raises(InvalidUsage, match=says):
         PLAIN.conform(pa.table(columns), 0)
@@ -184,36 +174,30 @@ FAR = pa.array([86_400_000 * 2**31]).view(pa.date64())  # a day that wraps in Pa
 LATE = pa.array([2**60]).cast(pa.timestamp("s"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "column", "says"),
-    [
-        (pa.float32(), pa.array([0.1]), "precision"),
-        (pa.float64(), pa.array([2**53 + 1]), "does not fit"),
-        (pa.timestamp("s"), pa.array([1500], pa.timestamp("ms")), "does not fit"),
-        (pa.timestamp("s"), pa.array([2**60]).cast(pa.timestamp("s")), "does not fit"),
-        (pa.timestamp("us", "UTC"), pa.array([1], pa.timestamp("us")), "cast it first"),
-        (pa.date64(), pa.array([1]).cast(pa.timestamp("ms")).view(pa.date64()), "times of day"),
-        (pa.date64(), FAR, "32 bits"),
-        (pa.date64(), pa.array([-86_400_000 * (2**31 + 1)]).view(pa.date64()), "32 bits"),
-        (pa.string(), pa.array([b"\xff"]), "does not fit"),
-        (pa.string(), pa.array([b"a UUID, 16 bytes"], pa.binary(16)), "cast it first"),
-        (pa.decimal32(7, 2), pa.array([Decimal("1.005")], pa.decimal128(30, 5)), "does not fit"),
-        (pa.decimal32(7, 2), pa.array([Decimal("100000")], pa.decimal128(30, 5)), "does not fit"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "column", "says"), [
+    (pa.float32(), pa.array([0.1]), "precision"),
+    (pa.float64(), pa.array([2**53 + 1]), "does not fit"),
+    (pa.timestamp("s"), pa.array([1500], pa.timestamp("ms")), "does not fit"),
+    (pa.timestamp("s"), pa.array([2**60]).cast(pa.timestamp("s")), "does not fit"),
+    (pa.timestamp("us", "UTC"), pa.array([1], pa.timestamp("us")), "cast it first"),
+    (pa.date64(), pa.array([1]).cast(pa.timestamp("ms")).view(pa.date64()), "times of day"),
+    (pa.date64(), FAR, "32 bits"),
+    (pa.date64(), pa.array([-86_400_000 * (2**31 + 1)]).view(pa.date64()), "32 bits"),
+    (pa.string(), pa.array([b"\xff"]), "does not fit"),
+    (pa.string(), pa.array([b"a UUID, 16 bytes"], pa.binary(16)), "cast it first"),
+    (pa.decimal32(7, 2), pa.array([Decimal("1.005")], pa.decimal128(30, 5)), "does not fit"),
+    (pa.decimal32(7, 2), pa.array([Decimal("100000")], pa.decimal128(30, 5)), "does not fit"),
+])  # fmt: skip
 def test_losses_are_refused(kind: Any, column: pa.Array, says: str) -> None:
     with pytest.raises(InvalidUsage, match=says):
         one(kind).conform(pa.table({"k": column}), 0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "column", "says"),
-    [
-        (pa.list_(pa.date64()), pa.ListArray.from_arrays([0, 1], FAR), "32 bits"),
-        (pa.map_(pa.string(), pa.date64()), pa.MapArray.from_arrays([0, 1], ["a"], FAR), "32 bits"),
-        (pa.struct([("x", pa.timestamp("s"))]), pa.StructArray.from_arrays([LATE], ["x"]), "does not fit"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "column", "says"), [
+    (pa.list_(pa.date64()), pa.ListArray.from_arrays([0, 1], FAR), "32 bits"),
+    (pa.map_(pa.string(), pa.date64()), pa.MapArray.from_arrays([0, 1], ["a"], FAR), "32 bits"),
+    (pa.struct([("x", pa.timestamp("s"))]), pa.StructArray.from_arrays([LATE], ["x"]), "does not fit"),
+])  # fmt: skip
 def test_losses_within_nested_columns_are_refused(kind: Any, column: pa.Array, says: str) -> None:
     schema = ShardSchema(pa.schema([("k", pa.int64()), ("v", kind)]), ("k",))
     with pytest.raises(InvalidUsage, match=f"column 'v'.*{says}"):
@@ -222,18 +206,15 @@ def test_losses_within_nested_columns_are_refused(kind: Any, column: pa.Array, s
     assert schema.conform(pa.table({"k": [1], "v": nothing}), 0).column("v").null_count == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "column", "value"),
-    [
-        (pa.float32(), pa.array([0.5, None]), 0.5),
-        (pa.float64(), pa.array([7]), 7.0),
-        (pa.timestamp("us"), pa.array([5], pa.timestamp("s")), datetime.datetime(1970, 1, 1, 0, 0, 5)),  # noqa: DTZ001
-        (pa.large_string(), pa.array(["x"]), "x"),
-        (pa.decimal32(7, 2), pa.array([Decimal("-99999.99")], pa.decimal128(30, 5)), Decimal("-99999.99")),
-        (pa.decimal32(7, 2), pa.array([Decimal("-99999.99")], pa.decimal256(76, 10)), Decimal("-99999.99")),
-        (pa.int8(), pa.nulls(1), None),
-    ],
-)
+@pytest.mark.parametrize(("kind", "column", "value"), [
+    (pa.float32(), pa.array([0.5, None]), 0.5),
+    (pa.float64(), pa.array([7]), 7.0),
+    (pa.timestamp("us"), pa.array([5], pa.timestamp("s")), datetime.datetime(1970, 1, 1, 0, 0, 5)),  # noqa: DTZ001
+    (pa.large_string(), pa.array(["x"]), "x"),
+    (pa.decimal32(7, 2), pa.array([Decimal("-99999.99")], pa.decimal128(30, 5)), Decimal("-99999.99")),
+    (pa.decimal32(7, 2), pa.array([Decimal("-99999.99")], pa.decimal256(76, 10)), Decimal("-99999.99")),
+    (pa.int8(), pa.nulls(1), None),
+])  # fmt: skip
 def test_lossless_casts_are_made(kind: Any, column: pa.Array, value: Any) -> None:
     assert one(kind).conform(pa.table({"k": column}), 0)["k"][0].as_py() == value
 
@@ -273,18 +254,15 @@ def test_a_column_that_is_not_nullable_refuses_nulls() -> None:
         one(pa.int8(), nullable=False).conform(pa.table({"k": pa.nulls(1, pa.int8())}), 0)
 
 
-@pytest.mark.parametrize(
-    ("fields", "key", "says"),
-    [
-        ([("k", pa.string()), ("v", pa.int32()), ("w", pa.int8())], ("k",), None),
-        ([("w", pa.int8()), ("k", pa.string()), ("v", pa.int32())], ("k",), None),
-        ([("k", pa.string()), ("v", pa.int32())], ("v",), "the key is"),
-        ([("k", pa.string())], ("k",), "'v' is missing"),
-        ([("k", pa.string()), ("v", pa.int64())], ("k",), "'v' changes"),
-        ([("v", pa.int32()), ("k", pa.string())], ("k",), "order"),
-        ([("k", pa.string()), ("v", pa.int32()), pa.field("w", pa.int8(), nullable=False)], ("k",), "allow nulls"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "key", "says"), [
+    ([("k", pa.string()), ("v", pa.int32()), ("w", pa.int8())], ("k",), None),
+    ([("w", pa.int8()), ("k", pa.string()), ("v", pa.int32())], ("k",), None),
+    ([("k", pa.string()), ("v", pa.int32())], ("v",), "the key is"),
+    ([("k", pa.string())], ("k",), "'v' is missing"),
+    ([("k", pa.string()), ("v", pa.int64())], ("k",), "'v' changes"),
+    ([("v", pa.int32()), ("k", pa.string())], ("k",), "order"),
+    ([("k", pa.string()), ("v", pa.int32()), pa.field("w", pa.int8(), nullable=False)], ("k",), "allow nulls"),
+])  # fmt: skip
 def test_schemas_evolve_by_nullable_columns_only(fields: Any, key: Any, says: str | None) -> None:
     new = ShardSchema(pa.schema(fields), key)
     assert (evolution_error(PLAIN, new) is None) == (says is None)

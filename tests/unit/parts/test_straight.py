@@ -272,22 +272,19 @@ def told() -> tuple[Shard, Part]:
     return shard, part
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        [(replace(FIRST, pairs=False), TWIN), (SECOND, b"")],
-        [(FIRST, TWIN), (replace(SECOND, joins=False), b"")],
-        [(FIRST, TWIN), (replace(SECOND, time_max=3), b"")],
-        [(FIRST, TWIN), (replace(SECOND, diff_min=0), b"")],
-        [(FIRST, TWIN), (None, b"")],
-        [(FIRST, b"\x02\x00"), (SECOND, b"")],
-        [(FIRST, TWIN), (SECOND, TWIN)],
-        [(FIRST, b"\x00\x00"), (SECOND, b"")],
-        [(FIRST, b"\x01\x00\x01\x00"), (SECOND, b"")],
-        [(FIRST, b"\x07\x00"), (SECOND, b"")],
-        [(FIRST, b"\x01"), (SECOND, b"")],
-    ],
-)
+@pytest.mark.parametrize("lie", [
+    [(replace(FIRST, pairs=False), TWIN), (SECOND, b"")],
+    [(FIRST, TWIN), (replace(SECOND, joins=False), b"")],
+    [(FIRST, TWIN), (replace(SECOND, time_max=3), b"")],
+    [(FIRST, TWIN), (replace(SECOND, diff_min=0), b"")],
+    [(FIRST, TWIN), (None, b"")],
+    [(FIRST, b"\x02\x00"), (SECOND, b"")],
+    [(FIRST, TWIN), (SECOND, TWIN)],
+    [(FIRST, b"\x00\x00"), (SECOND, b"")],
+    [(FIRST, b"\x01\x00\x01\x00"), (SECOND, b"")],
+    [(FIRST, b"\x07\x00"), (SECOND, b"")],
+    [(FIRST, b"\x01"), (SECOND, b"")],
+])  # fmt: skip
 def test_an_index_that_tells_untruths_is_refused(told: tuple[Shard, Part], lie: list[Told]) -> None:
     shard, part = told
     with pytest.raises(InvalidUsage, match="part p"):

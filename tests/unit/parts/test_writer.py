@@ -29,16 +29,12 @@ def content(shard: Shard, runs: Any) -> pa.Table:
     return joined(shard.reader().read_range(runs, since=0), KEYED.updates_schema)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda t: t,
-        lambda t: t.combine_chunks().to_batches()[0],
-        lambda t: pa.RecordBatchReader.from_batches(t.schema, t.to_batches(max_chunksize=7)),
-        lambda t: iter(t.to_batches(max_chunksize=7)),
-    ],
-    ids=["table", "batch", "reader", "iterator"],
-)
+@pytest.mark.parametrize("form", [
+    lambda t: t,
+    lambda t: t.combine_chunks().to_batches()[0],
+    lambda t: pa.RecordBatchReader.from_batches(t.schema, t.to_batches(max_chunksize=7)),
+    lambda t: iter(t.to_batches(max_chunksize=7)),
+], ids=["table", "batch", "reader", "iterator"])  # fmt: skip
 @pytest.mark.parametrize("inline", [0, 65536])
 def test_every_form_of_updates_is_staged(form: Any, inline: int) -> None:
     shard = Shard()

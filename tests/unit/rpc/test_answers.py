@@ -29,22 +29,19 @@ def read(data: bytes, cuts: Sequence[int] = (), is_head: bool = False) -> tuple[
     return answer.reply.status, answer.reply.headers, body, answer.keeps_alive
 
 
-@pytest.mark.parametrize(
-    ("data", "status", "body", "again"),
-    [
-        (OK + b"content-length: 5\r\n\r\nhello", 200, b"hello", True),
-        (OK + b"Content-Length:5\r\nConnection: close\r\n\r\nhello", 200, b"hello", False),
-        (b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello", 200, b"hello", False),
-        (OK + b"content-length: 0\r\n\r\n", 200, b"", True),
-        (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b"", True),
-        (b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n", 304, b"", True),
-        (b"HTTP/1.1 503 \r\ncontent-length: 2\r\n\r\nno", 503, b"no", True),
-        (CHUNKED + b"5\r\nhello\r\n1;a=b\r\n!\r\n0\r\n\r\n", 200, b"hello!", True),
-        (CHUNKED + b"0\r\nx-trailer: is left out\r\n\r\n", 200, b"", True),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 3 + OK + b"content-length: 1\r\n\r\nx", 200, b"x", True),
-        (b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + OK + b"content-length: 1\r\n\r\nx", 200, b"x", True),
-    ],
-)
+@pytest.mark.parametrize(("data", "status", "body", "again"), [
+    (OK + b"content-length: 5\r\n\r\nhello", 200, b"hello", True),
+    (OK + b"Content-Length:5\r\nConnection: close\r\n\r\nhello", 200, b"hello", False),
+    (b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello", 200, b"hello", False),
+    (OK + b"content-length: 0\r\n\r\n", 200, b"", True),
+    (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b"", True),
+    (b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n", 304, b"", True),
+    (b"HTTP/1.1 503 \r\ncontent-length: 2\r\n\r\nno", 503, b"no", True),
+    (CHUNKED + b"5\r\nhello\r\n1;a=b\r\n!\r\n0\r\n\r\n", 200, b"hello!", True),
+    (CHUNKED + b"0\r\nx-trailer: is left out\r\n\r\n", 200, b"", True),
+    (b"HTTP/1.1 100 Continue\r\n\r\n" * 3 + OK + b"content-length: 1\r\n\r\nx", 200, b"x", True),
+    (b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + OK + b"content-length: 1\r\n\r\nx", 200, b"x", True),
+])  # fmt: skip
 def test_what_an_answer_says(data: bytes, status: int, body: bytes, again: bool) -> None:
     found = read(data)
     assert (found[0], found[2], found[3]) == (status, body, again)

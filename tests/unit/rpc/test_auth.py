@@ -144,28 +144,25 @@ def test_a_file_that_was_away_and_comes_back_damaged_lets_nobody_in(file: File) 
     tokens.principal(f"Bearer {token}")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[" * 100_000,
-        "",
-        "[]",
-        '{"tokens": 1}',
-        '{"tokens": [{}]}',
-        '{"tokens": [], "tokens": []}',
-        '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "scopes": ["admin"]}]}' % ("0" * 64),
-        '{"tokens": [{"id": "a", "sha256": "00", "scopes": ["read"]}]}',
-        '{"tokens": [{"id": "a", "sha256": "%s", "scopes": []}]}' % ("0" * 64),
-        '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["root"]}]}' % ("0" * 64),
-        '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "prefixes": [""]}]}' % ("0" * 64),
-        '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "expires": "soon"}]}' % ("0" * 64),
-        '{"tokens": [{"id": "a", "certificate": "etl", "scopes": ["read"]}]}',
-        '{"tokens": [{"id": "a", "certificate": ["DNS:etl"], "scopes": ["read"]}]}',
-        '{"tokens": [{"id": "a", "certificate": "DNS:etl", "sha256": "00", "scopes": ["read"]}]}',
-        '{"tokens": [{"id": "a", "certificate": "DNS:a", "scopes": ["read"]},'
-        ' {"id": "b", "certificate": "DNS:A", "scopes": ["read"]}]}',
-    ],
-)
+@pytest.mark.parametrize("content", [
+    "[" * 100_000,
+    "",
+    "[]",
+    '{"tokens": 1}',
+    '{"tokens": [{}]}',
+    '{"tokens": [], "tokens": []}',
+    '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "scopes": ["admin"]}]}' % ("0" * 64),
+    '{"tokens": [{"id": "a", "sha256": "00", "scopes": ["read"]}]}',
+    '{"tokens": [{"id": "a", "sha256": "%s", "scopes": []}]}' % ("0" * 64),
+    '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["root"]}]}' % ("0" * 64),
+    '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "prefixes": [""]}]}' % ("0" * 64),
+    '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "expires": "soon"}]}' % ("0" * 64),
+    '{"tokens": [{"id": "a", "certificate": "etl", "scopes": ["read"]}]}',
+    '{"tokens": [{"id": "a", "certificate": ["DNS:etl"], "scopes": ["read"]}]}',
+    '{"tokens": [{"id": "a", "certificate": "DNS:etl", "sha256": "00", "scopes": ["read"]}]}',
+    '{"tokens": [{"id": "a", "certificate": "DNS:a", "scopes": ["read"]},'
+    ' {"id": "b", "certificate": "DNS:A", "scopes": ["read"]}]}',
+])  # fmt: skip
 def test_a_file_that_cannot_be_read_stops_the_start(file: File, content: str) -> None:
     file.path.write_text(content)
     with pytest.raises(InvalidUsage, match=r"tokens\.json"):
@@ -286,16 +283,13 @@ def typed(*words: str) -> int:
     return int(arguments.run(arguments))
 
 
-@pytest.mark.parametrize(
-    ("scopes", "opened"),
-    [
-        (["read"], {"read"}),
-        (["write"], {"read", "write"}),
-        (["manage"], {"read", "write", "manage"}),
-        (["maintain"], {"read", "maintain"}),
-        (["write", "maintain"], {"read", "write", "maintain"}),
-        (["admin"], {"read", "write", "manage", "maintain", "admin"}),
-    ],
-)
+@pytest.mark.parametrize(("scopes", "opened"), [
+    (["read"], {"read"}),
+    (["write"], {"read", "write"}),
+    (["manage"], {"read", "write", "manage"}),
+    (["maintain"], {"read", "maintain"}),
+    (["write", "maintain"], {"read", "write", "maintain"}),
+    (["admin"], {"read", "write", "manage", "maintain", "admin"}),
+])  # fmt: skip
 def test_a_scope_opens_those_that_it_includes(file: File, scopes: list[str], opened: set[str]) -> None:
     assert file.open_for(*scopes).scopes == opened

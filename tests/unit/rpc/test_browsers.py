@@ -19,36 +19,23 @@ def of(headers: dict[str, str]) -> dict[bytes, bytes]:
     return {name.encode(): value.encode("latin-1") for name, value in headers.items()}
 
 
-@pytest.mark.parametrize(
-    ("host", "origin"),
-    [
-        (HOST, f"http://{HOST}"),
-        (HOST, "http://PERSIST.example:8787"),
-        ("persist.example.", "https://persist.example"),
-        ("persist.example", "https://persist.example:443"),
-        ("persist.example:80", "http://persist.example"),
-        ("[::1]:8787", "http://[::1]:8787"),
-    ],
-)
+@pytest.mark.parametrize(("host", "origin"), [
+    (HOST, f"http://{HOST}"),
+    (HOST, "http://PERSIST.example:8787"),
+    ("persist.example.", "https://persist.example"),
+    ("persist.example", "https://persist.example:443"),
+    ("persist.example:80", "http://persist.example"),
+    ("[::1]:8787", "http://[::1]:8787"),
+])  # fmt: skip
 def test_a_page_of_our_own_may_write(host: str, origin: str) -> None:
     csrf.check_site("POST", of({"host": host, "origin": origin, **CROSS}))
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "http://evil.example",
-        "http://persist.example:8788",
-        "https://persist.example",
-        "http://persist.example:8787.evil.example",
-        "http://persist.example:8787@evil.example",
-        "http://persist.example:8787/",
-        "http://persist.example:99999",
-        "ftp://persist.example:8787",
-        "null",
-        "",
-    ],
-)
+@pytest.mark.parametrize("origin", [
+    "http://evil.example", "http://persist.example:8788", "https://persist.example",
+    "http://persist.example:8787.evil.example", "http://persist.example:8787@evil.example",
+    "http://persist.example:8787/", "http://persist.example:99999", "ftp://persist.example:8787", "null", "",
+])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS"])
 def test_a_page_of_another_site_may_do_nothing(method: str, origin: str) -> None:
     with pytest.raises(Forbidden, match="a web page of"):
@@ -74,13 +61,9 @@ def test_what_the_page_itself_or_its_reader_asks_for_passes(site: str) -> None:
 
 
 FORMS = [
-    "application/x-www-form-urlencoded",
-    "multipart/form-data; boundary=x",
-    "text/plain",
-    "TEXT/Plain; charset=utf-8",
-    " text/plain ;x",
-    "nonsense",
-]
+    "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain",
+    "TEXT/Plain; charset=utf-8", " text/plain ;x", "nonsense",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -111,15 +94,12 @@ def test_a_request_of_http_1_1_names_its_host() -> None:
         csrf.check_host("1.1", of({"accept": "*/*"}))
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"content-encoding": "gzip"},
-        {"content-encoding": "deflate", "content-type": "application/json"},
-        {"content-type": "text/csv; charset=iso-8859-1"},
-        {"content-type": 'application/x-ndjson; header=present; Charset="UTF-16"'},
-    ],
-)
+@pytest.mark.parametrize("headers", [
+    {"content-encoding": "gzip"},
+    {"content-encoding": "deflate", "content-type": "application/json"},
+    {"content-type": "text/csv; charset=iso-8859-1"},
+    {"content-type": 'application/x-ndjson; header=present; Charset="UTF-16"'},
+])  # fmt: skip
 def test_a_body_that_is_compressed_or_no_utf_8_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(FormRefused) as error:
         csrf.check_encoding(of(headers))
@@ -146,23 +126,20 @@ def test_a_header_that_tells_pages_apart_comes_once(name: bytes) -> None:
 SEGMENT = st.text("abcXYZ019._-", min_size=1, max_size=12)
 
 
-@pytest.mark.parametrize(
-    ("path", "meant"),
-    [
-        ("/v1/shards/orders", ("orders", "")),
-        ("/v1/shards/orders/insert", ("orders", "insert")),
-        ("/v1/shards/eu/orders", ("eu/orders", "")),
-        ("/v1/shards/eu/orders/insert", ("eu/orders", "insert")),
-        ("/v1/shards/eu%2Forders/insert", ("eu/orders", "insert")),
-        ("/v1/shards/eu/listen", ("eu", "listen")),
-        ("/v1/shards/eu%2flisten", ("eu/listen", "")),
-        ("/v1/shards/eu/listen/listen", ("eu/listen", "listen")),
-        ("/v1/shards/listen", ("listen", "")),
-        ("/v1/shards", None),
-        ("/v1/shards/", None),
-        ("/v1/location", None),
-    ],
-)
+@pytest.mark.parametrize(("path", "meant"), [
+    ("/v1/shards/orders", ("orders", "")),
+    ("/v1/shards/orders/insert", ("orders", "insert")),
+    ("/v1/shards/eu/orders", ("eu/orders", "")),
+    ("/v1/shards/eu/orders/insert", ("eu/orders", "insert")),
+    ("/v1/shards/eu%2Forders/insert", ("eu/orders", "insert")),
+    ("/v1/shards/eu/listen", ("eu", "listen")),
+    ("/v1/shards/eu%2flisten", ("eu/listen", "")),
+    ("/v1/shards/eu/listen/listen", ("eu/listen", "listen")),
+    ("/v1/shards/listen", ("listen", "")),
+    ("/v1/shards", None),
+    ("/v1/shards/", None),
+    ("/v1/location", None),
+])  # fmt: skip
 def test_a_path_means_one_shard_and_one_verb(path: str, meant: tuple[str, str] | None) -> None:
     assert split(path) == meant
 

@@ -222,21 +222,18 @@ def ids(events: Iterator[ListenEvent]) -> list[str]:
     return [one for each in events for one in each.updates["id"].to_pylist()]
 
 
-@pytest.mark.parametrize(
-    ("says", "asked_from"),
-    [
-        ([chunked(FIRST, QUIET, SECOND, THIRD)], [0]),
-        ([chunked(FIRST[:5], FIRST[5:] + SECOND[:3], SECOND[3:] + THIRD)], [0]),
-        ([chunked(FIRST), chunked(SECOND), chunked(THIRD)], [0, 1, 2]),
-        ([chunked(FIRST, SECOND[:40], is_whole=False), chunked(SECOND, THIRD)], [0, 1]),
-        ([chunked(FIRST, SECOND[:40]), chunked(SECOND, THIRD)], [0, 1]),
-        ([CLOSE, chunked(FIRST, SECOND, THIRD)], [0, 0]),
-        ([chunked(QUIET, is_whole=False), chunked(FIRST, SECOND, THIRD)], [0, 0]),
-        ([chunked(FIRST) + b"more", chunked(FIRST, SECOND, THIRD)], [0, 0]),
-        ([chunked(FIRST, b"\x00\x00\x00\x02{]"), chunked(SECOND, THIRD)], [0, 1]),
-        ([chunked(FIRST, b"\xff\xff\xff\xff"), chunked(SECOND, THIRD)], [0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("says", "asked_from"), [
+    ([chunked(FIRST, QUIET, SECOND, THIRD)], [0]),
+    ([chunked(FIRST[:5], FIRST[5:] + SECOND[:3], SECOND[3:] + THIRD)], [0]),
+    ([chunked(FIRST), chunked(SECOND), chunked(THIRD)], [0, 1, 2]),
+    ([chunked(FIRST, SECOND[:40], is_whole=False), chunked(SECOND, THIRD)], [0, 1]),
+    ([chunked(FIRST, SECOND[:40]), chunked(SECOND, THIRD)], [0, 1]),
+    ([CLOSE, chunked(FIRST, SECOND, THIRD)], [0, 0]),
+    ([chunked(QUIET, is_whole=False), chunked(FIRST, SECOND, THIRD)], [0, 0]),
+    ([chunked(FIRST) + b"more", chunked(FIRST, SECOND, THIRD)], [0, 0]),
+    ([chunked(FIRST, b"\x00\x00\x00\x02{]"), chunked(SECOND, THIRD)], [0, 1]),
+    ([chunked(FIRST, b"\xff\xff\xff\xff"), chunked(SECOND, THIRD)], [0, 1]),
+])  # fmt: skip
 def test_every_update_comes_once_and_in_order(says: list[bytes], asked_from: list[int]) -> None:
     with Answering(*says) as server, following(server.url) as events:
         assert ids(events) == ["a", "b", "c"]
@@ -315,21 +312,11 @@ def header(**changed: object) -> bytes:
 
 
 BAD_FRAMES: Sequence[bytes] = [
-    (HEADER_BYTES_MAX + 1).to_bytes(4, "big"),
-    (2).to_bytes(4, "big") + b"{]",
-    (2).to_bytes(4, "big") + b"[]",
-    header(bytes=-1),
-    header(bytes=float("inf")),
-    (200_000).to_bytes(4, "big") + b"[" * 200_000,
-    header(bytes=10**18),
-    header(bytes="many"),
-    header(upper=7),
-    header(upper=[1, 2]),
-    header(id=7),
-    header(id="1.7.0\r\nx: y"),
-    header(id="x" * 201),
-    header(bytes=3) + b"xyz",
-]
+    (HEADER_BYTES_MAX + 1).to_bytes(4, "big"), (2).to_bytes(4, "big") + b"{]", (2).to_bytes(4, "big") + b"[]",
+    header(bytes=-1), header(bytes=float("inf")), (200_000).to_bytes(4, "big") + b"[" * 200_000,
+    header(bytes=10**18), header(bytes="many"), header(upper=7), header(upper=[1, 2]), header(id=7),
+    header(id="1.7.0\r\nx: y"), header(id="x" * 201), header(bytes=3) + b"xyz",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("data", BAD_FRAMES)
@@ -363,17 +350,10 @@ def test_names_that_are_none(body: bytes) -> None:
         HttpTransport(calls, HttpBlob(calls, "mem:"), Policy(), TestClock(), AscendingIds()).names("", "", 10)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("version", "x"),
-        ("version", None),
-        ("blob", ["x"]),
-        ("blob", {"url": "x"}),
-        ("policy", []),
-        ("policy", {"batches_max": 1e999}),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [
+    ("version", "x"), ("version", None), ("blob", ["x"]), ("blob", {"url": "x"}), ("policy", []),
+    ("policy", {"batches_max": 1e999}),
+])  # fmt: skip
 def test_a_location_that_is_none(key: str, value: object) -> None:
     good = {"version": PROTOCOL_VERSION, "blob": {"url": "mem:", "proof": ""}, "policy": {}}
     said = answer(200, json.dumps({**good, key: value}).encode())

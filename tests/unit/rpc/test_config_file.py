@@ -156,15 +156,12 @@ def test_a_misspelt_variable_is_told_with_the_nearest_name() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("variables", "said"),
-    [
-        ({"PERSIST_LEVER_LINGER": "1"}, r"PERSIST_LEVER_LINGER; did you mean PERSIST_LEVER_LINGER_MS\?; docs/"),
-        ({"PERSIST_LEVER_NONE": "1"}, "nothing reads the variable PERSIST_LEVER_NONE.*; docs/settings.md"),
-        ({"PERSIST_LEVER_LINGER_MS": "-1"}, r"PERSIST_LEVER_LINGER_MS is '-1' and must be .* in \[0, 1000\]"),
-        ({"PERSIST_LIMIT_SNAPSHOT_MAX": "1"}, r"did you mean PERSIST_LIMIT_SNAPSHOTS_MAX\?; docs/settings.md"),
-    ],
-)
+@pytest.mark.parametrize(("variables", "said"), [
+    ({"PERSIST_LEVER_LINGER": "1"}, r"PERSIST_LEVER_LINGER; did you mean PERSIST_LEVER_LINGER_MS\?; docs/"),
+    ({"PERSIST_LEVER_NONE": "1"}, "nothing reads the variable PERSIST_LEVER_NONE.*; docs/settings.md"),
+    ({"PERSIST_LEVER_LINGER_MS": "-1"}, r"PERSIST_LEVER_LINGER_MS is '-1' and must be .* in \[0, 1000\]"),
+    ({"PERSIST_LIMIT_SNAPSHOT_MAX": "1"}, r"did you mean PERSIST_LIMIT_SNAPSHOTS_MAX\?; docs/settings.md"),
+])  # fmt: skip
 def test_a_variable_of_a_lever_or_limit_that_cannot_be_read_is_named(variables: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidUsage, match=said):
         load({}, variables)
@@ -276,16 +273,13 @@ def test_no_more_limits_are_settings_than_an_operator_has_a_reason_to_change() -
 STORES = {"PERSIST_BLOB": "mem:a", "PERSIST_CONSENSUS": "mem:b"}
 
 
-@pytest.mark.parametrize(
-    ("options", "variables", "location"),
-    [
-        ({"directory": "d"}, STORES, ("d", None, None)),
-        ({"blob": "mem:c"}, STORES, (None, "mem:c", "mem:b")),
-        ({"consensus": "mem:c"}, {**STORES, "PERSIST_DIRECTORY": "d"}, (None, "mem:a", "mem:c")),
-        ({"blob": "mem:c", "consensus": "mem:c"}, {"PERSIST_DIRECTORY": "d"}, (None, "mem:c", "mem:c")),
-        ({}, {"PERSIST_DIRECTORY": "d"}, ("d", None, None)),
-    ],
-)
+@pytest.mark.parametrize(("options", "variables", "location"), [
+    ({"directory": "d"}, STORES, ("d", None, None)),
+    ({"blob": "mem:c"}, STORES, (None, "mem:c", "mem:b")),
+    ({"consensus": "mem:c"}, {**STORES, "PERSIST_DIRECTORY": "d"}, (None, "mem:a", "mem:c")),
+    ({"blob": "mem:c", "consensus": "mem:c"}, {"PERSIST_DIRECTORY": "d"}, (None, "mem:c", "mem:c")),
+    ({}, {"PERSIST_DIRECTORY": "d"}, ("d", None, None)),
+])  # fmt: skip
 def test_an_option_takes_the_place_of_the_location_of_the_environment(
     options: dict[str, Any], variables: dict[str, str], location: tuple[str | None, ...]
 ) -> None:
@@ -299,33 +293,27 @@ def test_a_limit_that_makes_no_sense_is_named(limits: Limits) -> None:
         ServerSettings(limits=limits).check()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ServerSettings(blob="mem:"),
-        ServerSettings(directory="d", blob="mem:", consensus="mem:"),
-        ServerSettings(port=70_000),
-        ServerSettings(tls_certificate="missing.pem", tls_key="missing.pem"),
-        ServerSettings(tls_certificate=__file__, tls_key=__file__),
-        ServerSettings(tls_key="key.pem"),
-        ServerSettings(host="0.0.0.0"),
-        ServerSettings(host="example.org"),
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    ServerSettings(blob="mem:"),
+    ServerSettings(directory="d", blob="mem:", consensus="mem:"),
+    ServerSettings(port=70_000),
+    ServerSettings(tls_certificate="missing.pem", tls_key="missing.pem"),
+    ServerSettings(tls_certificate=__file__, tls_key=__file__),
+    ServerSettings(tls_key="key.pem"),
+    ServerSettings(host="0.0.0.0"),
+    ServerSettings(host="example.org"),
+])  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(settings: ServerSettings) -> None:
     with pytest.raises(InvalidUsage):
         settings.check()
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_in_memory"),
-    [
-        (ServerSettings(blob="mem:x", consensus="mem:x"), True),
-        (ServerSettings(blob="MEM:", consensus="sqlite:///d.db"), True),
-        (ServerSettings(blob="file:///mem:", consensus="sqlite:///d.db"), False),
-        (ServerSettings(directory="mem:"), False),
-    ],
-)
+@pytest.mark.parametrize(("settings", "is_in_memory"), [
+    (ServerSettings(blob="mem:x", consensus="mem:x"), True),
+    (ServerSettings(blob="MEM:", consensus="sqlite:///d.db"), True),
+    (ServerSettings(blob="file:///mem:", consensus="sqlite:///d.db"), False),
+    (ServerSettings(directory="mem:"), False),
+])  # fmt: skip
 def test_maintenance_of_its_own_is_not_started_for_stores_in_memory(
     settings: ServerSettings, is_in_memory: bool
 ) -> None:

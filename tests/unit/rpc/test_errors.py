@@ -25,25 +25,12 @@ def test_errors_come_back_as_the_same_class_with_the_same_sentence(cls: type[e.P
     assert (type(back), back.message, back.details) == (cls, "one clear sentence", {"actual": [7]})
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (e.InvalidUsage("x"), 400),
-        (e.Unauthorized("x"), 401),
-        (e.Forbidden("x"), 403),
-        (e.UnknownShard("x"), 404),
-        (e.UpperMismatch("x"), 409),
-        (e.Expired("x"), 410),
-        (e.NotReadable("x"), 410),
-        (BodyTooLarge("x"), 413),
-        (e.Overloaded("x"), 429),
-        (e.Corruption("x"), 500),
-        (e.UpgradeNeeded("x"), 501),
-        (e.Unavailable("x"), 503),
-        (e.Indeterminate("x"), 504),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, e.PersistError) else "",
-)
+@pytest.mark.parametrize(("error", "status"), [
+    (e.InvalidUsage("x"), 400), (e.Unauthorized("x"), 401), (e.Forbidden("x"), 403), (e.UnknownShard("x"), 404),
+    (e.UpperMismatch("x"), 409), (e.Expired("x"), 410), (e.NotReadable("x"), 410), (BodyTooLarge("x"), 413),
+    (e.Overloaded("x"), 429), (e.Corruption("x"), 500), (e.UpgradeNeeded("x"), 501), (e.Unavailable("x"), 503),
+    (e.Indeterminate("x"), 504),
+], ids=lambda value: type(value).__name__ if isinstance(value, e.PersistError) else "")  # fmt: skip
 def test_the_statuses_that_clients_rely_on(error: e.PersistError, status: int) -> None:
     assert problem(error).status_code == status
 

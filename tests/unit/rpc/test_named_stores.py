@@ -29,32 +29,29 @@ def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     give_credentials(monkeypatch, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("named", "opened"),
-    [
-        ("s3://bucket/p", "s3://bucket/p"),
-        ("s3://bucket/p?connect_timeout=3000&region=eu&attempts=100&read_timeout=9", "s3://bucket/p?region=eu"),
-        ("S3://bucket/p?attempts=100&region=a&region=eu#x", "s3://bucket/p?region=eu"),
-        ("s3://bucket/p?profile=root&connections=9999&path_style=true&cache_mb=9999", "s3://bucket/p"),
-        ("s3://bucket/p?endpoint=http://h:1&region=eu", None),
-        ("s3://bucket/p?endpoint=", "s3://bucket/p"),
-        ("s3://bucket/p?endpoint=http://h:1&region=no/region", ValueError),
-        (
-            "s3://bucket/p?endpoint=https://s3.eu-west-1.amazonaws.com&region=eu-west-1",
-            "s3://bucket/p?endpoint=https://s3.eu-west-1.amazonaws.com&region=eu-west-1",
-        ),
-        ("file:///", "file:///"),
-        ("file:///nowhere/at/all", None),
-        ("gs://bucket/p?endpoint_override=h:1&scheme=http", "gs://bucket/p"),
-        ("hdfs://host:1/p?user=root", "hdfs://host:1/p"),
-        (f"abfs://c@{AZURE}/p?blob_storage_authority=h:1", f"abfs://c@{AZURE}/p"),
-        ("abfss://c@example.org/p", None),
-        (f"abfss://c@{AZURE}:1/p", None),
-        (f"abfss://c@{AZURE}.example.org/p", None),
-        ("mem:x", None),
-        ("http://h:1/p", None),
-    ],
-)
+@pytest.mark.parametrize(("named", "opened"), [
+    ("s3://bucket/p", "s3://bucket/p"),
+    ("s3://bucket/p?connect_timeout=3000&region=eu&attempts=100&read_timeout=9", "s3://bucket/p?region=eu"),
+    ("S3://bucket/p?attempts=100&region=a&region=eu#x", "s3://bucket/p?region=eu"),
+    ("s3://bucket/p?profile=root&connections=9999&path_style=true&cache_mb=9999", "s3://bucket/p"),
+    ("s3://bucket/p?endpoint=http://h:1&region=eu", None),
+    ("s3://bucket/p?endpoint=", "s3://bucket/p"),
+    ("s3://bucket/p?endpoint=http://h:1&region=no/region", ValueError),
+    (
+        "s3://bucket/p?endpoint=https://s3.eu-west-1.amazonaws.com&region=eu-west-1",
+        "s3://bucket/p?endpoint=https://s3.eu-west-1.amazonaws.com&region=eu-west-1",
+    ),
+    ("file:///", "file:///"),
+    ("file:///nowhere/at/all", None),
+    ("gs://bucket/p?endpoint_override=h:1&scheme=http", "gs://bucket/p"),
+    ("hdfs://host:1/p?user=root", "hdfs://host:1/p"),
+    (f"abfs://c@{AZURE}/p?blob_storage_authority=h:1", f"abfs://c@{AZURE}/p"),
+    ("abfss://c@example.org/p", None),
+    (f"abfss://c@{AZURE}:1/p", None),
+    (f"abfss://c@{AZURE}.example.org/p", None),
+    ("mem:x", None),
+    ("http://h:1/p", None),
+])  # fmt: skip
 def test_a_server_says_where_its_blobs_are_and_nothing_else(named: str, opened: str | type[Exception] | None) -> None:
     if not isinstance(opened, type):
         assert place_of(named) == opened

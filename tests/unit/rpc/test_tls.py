@@ -243,16 +243,13 @@ def test_a_key_of_another_certificate_is_told_as_that(place: Place) -> None:
         context_of(place.files())
 
 
-@pytest.mark.parametrize(
-    ("given", "of_certificate"),
-    [
-        ("IP:2001:db8::1", "2001:DB8:0:0:0:0:0:1"),
-        ("IP:2001:DB8:0:0:0:0:0:1", "2001:DB8:0:0:0:0:0:1"),
-        ("IP:10.0.0.7", "10.0.0.7"),
-        ("IP:::ffff:10.0.0.7", "0:0:0:0:0:FFFF:A00:7"),
-        ("IP:::1", "0:0:0:0:0:0:0:1\n"),
-        ("IP:<invalid>", "<invalid>"),
-    ],
-)
+@pytest.mark.parametrize(("given", "of_certificate"), [
+    ("IP:2001:db8::1", "2001:DB8:0:0:0:0:0:1"),
+    ("IP:2001:DB8:0:0:0:0:0:1", "2001:DB8:0:0:0:0:0:1"),
+    ("IP:10.0.0.7", "10.0.0.7"),
+    ("IP:::ffff:10.0.0.7", "0:0:0:0:0:FFFF:A00:7"),
+    ("IP:::1", "0:0:0:0:0:0:0:1\n"),
+    ("IP:<invalid>", "<invalid>"),
+])  # fmt: skip
 def test_an_address_in_a_certificate_had_another_spelling_than_in_the_file(given: str, of_certificate: str) -> None:
     assert names_of({"subjectAltName": (("IP Address", of_certificate),)}) == [checked_name(given)]

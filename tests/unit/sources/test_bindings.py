@@ -70,19 +70,11 @@ def test_time_goes_on_without_a_position(bindings: Bindings) -> None:
 
 
 WRONG_POSITIONS: list[tuple[Any, str]] = [
-    ({}, "at least one partition"),
-    ({"a": -1}, "must be in"),
-    (-1, "must be in"),
-    ({"a": POSITION_MAX + 1}, "must be in"),
-    ({"a": 1.5}, "must be an int"),
-    ({"a": "1"}, "must be an int"),
-    ({"a": None}, "must be an int"),
-    (True, "must be an int"),
-    ({1: 1}, "no text"),
-    ({"a" * 1_025: 1}, "no text"),
-    ({"\ud800": 1}, "not valid Unicode"),
-    ({str(n): 1 for n in range(PARTITIONS_MAX + 1)}, "at most 10000"),
-]
+    ({}, "at least one partition"), ({"a": -1}, "must be in"), (-1, "must be in"),
+    ({"a": POSITION_MAX + 1}, "must be in"), ({"a": 1.5}, "must be an int"), ({"a": "1"}, "must be an int"),
+    ({"a": None}, "must be an int"), (True, "must be an int"), ({1: 1}, "no text"), ({"a" * 1_025: 1}, "no text"),
+    ({"\ud800": 1}, "not valid Unicode"), ({str(n): 1 for n in range(PARTITIONS_MAX + 1)}, "at most 10000"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "said"), WRONG_POSITIONS)

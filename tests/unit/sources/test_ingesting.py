@@ -103,16 +103,13 @@ class Wrong:
         return [pa.table(self.rows)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ({"partition": ["a"], "position": [6], "word": ["x"]}, "those after -1 up to 5"),
-        ({"partition": ["a"], "position": [-1], "word": ["x"]}, "positions are in"),
-        ({"partition": ["a"], "position": [1.0], "word": ["x"]}, "must have integers"),
-        ({"partition": ["a"], "word": ["x"]}, "no column 'position'"),
-        ({"partition": ["a"], "position": [1], "other": ["x"]}, "other"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "said"), [
+    ({"partition": ["a"], "position": [6], "word": ["x"]}, "those after -1 up to 5"),
+    ({"partition": ["a"], "position": [-1], "word": ["x"]}, "positions are in"),
+    ({"partition": ["a"], "position": [1.0], "word": ["x"]}, "must have integers"),
+    ({"partition": ["a"], "word": ["x"]}, "no column 'position'"),
+    ({"partition": ["a"], "position": [1], "other": ["x"]}, "other"),
+])  # fmt: skip
 def test_a_source_that_gives_something_else_is_refused_and_nothing_is_written(
     client: Client, rows: dict[str, list[Any]], said: str
 ) -> None:
@@ -136,15 +133,12 @@ def moves(*steps: tuple[int, int]) -> Any:
     return {"a": (np.array([at for at, _ in steps]), np.array([time for _, time in steps]))}
 
 
-@pytest.mark.parametrize(
-    ("found", "most", "expected"),
-    [
-        ({}, 5, [99]),
-        (moves((4, 10)), 5, [99]),
-        (moves((4, 10), (9, 20), (14, 30)), 10, [21, 99]),
-        (moves((4, 10), (99, 20), (100, 30)), 10, [11, 21, 99]),
-        (moves((0, 10), (1, 20), (2, 30)), 1, [11, 21, 99]),
-    ],
-)
+@pytest.mark.parametrize(("found", "most", "expected"), [
+    ({}, 5, [99]),
+    (moves((4, 10)), 5, [99]),
+    (moves((4, 10), (9, 20), (14, 30)), 10, [21, 99]),
+    (moves((4, 10), (99, 20), (100, 30)), 10, [11, 21, 99]),
+    (moves((0, 10), (1, 20), (2, 30)), 1, [11, 21, 99]),
+])  # fmt: skip
 def test_a_batch_ends_where_a_binding_does(found: Any, most: int, expected: list[int]) -> None:
     assert ends_of_batches(found, {}, most, 99) == expected

@@ -448,19 +448,16 @@ def test_routes_that_are_not_there_are_told(client: Client) -> None:
     assert "routes" not in client.shards()
 
 
-@pytest.mark.parametrize(
-    ("shards", "by", "said"),
-    [
-        ([], ["key"], "0 names"),
-        (["s0", "s0"], ["key"], "different ones"),
-        (["s0", "other"], ["key"], "different schemas"),
-        ("s0", ["key"], "list of names"),
-        (["s0"], [], "by key columns"),
-        (["s0"], ["who"], "by key columns"),
-        (["s0"], "key", "list of names"),
-        (["other"], ["key"], "by which rows cannot be routed"),
-    ],
-)
+@pytest.mark.parametrize(("shards", "by", "said"), [
+    ([], ["key"], "0 names"),
+    (["s0", "s0"], ["key"], "different ones"),
+    (["s0", "other"], ["key"], "different schemas"),
+    ("s0", ["key"], "list of names"),
+    (["s0"], [], "by key columns"),
+    (["s0"], ["who"], "by key columns"),
+    (["s0"], "key", "list of names"),
+    (["other"], ["key"], "by which rows cannot be routed"),
+])  # fmt: skip
 def test_what_are_no_routes_is_refused(client: Client, shards: Any, by: Any, said: str) -> None:
     client.create_shard("other", pa.schema([("key", pa.float64())]), ["key"])
     with pytest.raises(InvalidUsage, match=said):

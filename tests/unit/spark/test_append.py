@@ -176,27 +176,24 @@ LOWER = {"appendLower": "0"}
 BOTH = {**LOWER, "appendUpper": "3"}
 
 
-@pytest.mark.parametrize(
-    ("options", "overwrite", "named"),
-    [
-        (LOWER, False, "appendUpper"),
-        ({"appendUpper": "3"}, False, "appendLower"),
-        (BOTH, True, "overwrite"),
-        *(
-            ({**BOTH, name: value}, False, name)
-            for name, value in {
-                "expectedUpper": "0",
-                "readTime": "0",
-                "envelope": "upsert",
-                "restoreTo": "0",
-                "rewrites": "true",
-                "newUpper": "3",
-            }.items()
-        ),
-        ({**BOTH, "txnAppId": "nightly", "txnVersion": "1"}, False, "txnAppId"),
-        ({"appendLower": "3", "appendUpper": "1"}, False, "backwards"),
-    ],
-)
+@pytest.mark.parametrize(("options", "overwrite", "named"), [
+    (LOWER, False, "appendUpper"),
+    ({"appendUpper": "3"}, False, "appendLower"),
+    (BOTH, True, "overwrite"),
+    *(
+        ({**BOTH, name: value}, False, name)
+        for name, value in {
+            "expectedUpper": "0",
+            "readTime": "0",
+            "envelope": "upsert",
+            "restoreTo": "0",
+            "rewrites": "true",
+            "newUpper": "3",
+        }.items()
+    ),
+    ({**BOTH, "txnAppId": "nightly", "txnVersion": "1"}, False, "txnAppId"),
+    ({"appendLower": "3", "appendUpper": "1"}, False, "backwards"),
+])  # fmt: skip
 def test_what_means_nothing_beside_it_is_refused(
     tmp_path: Path, options: dict[str, str], overwrite: bool, named: str
 ) -> None:

@@ -263,21 +263,17 @@ def test_an_offset_is_written_as_it_was_read(offset: Offset) -> None:
     assert Position.of(offset).offset == offset
 
 
-@pytest.mark.parametrize(
-    "offset",
-    [
-        {},
-        {"v": 3, "frontier": [7]},
-        {"v": 1, "frontier": [7], "snapshot": 4},
-        {"v": 1, "frontier": [7], "key": "AWEAAA=="},
-        {"v": 2, "frontier": [7]},
-        {"v": 2, "frontier": [7], "key": "not base64"},
-        {"v": 2, "frontier": [7], "key": ""},
-        {"v": 2, "frontier": [7], "key": 7},
-        {"v": 2, "frontier": [], "key": "AWEAAA=="},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("offset", [
+    {},
+    {"v": 3, "frontier": [7]},
+    {"v": 1, "frontier": [7], "snapshot": 4},
+    {"v": 1, "frontier": [7], "key": "AWEAAA=="},
+    {"v": 2, "frontier": [7]},
+    {"v": 2, "frontier": [7], "key": "not base64"},
+    {"v": 2, "frontier": [7], "key": ""},
+    {"v": 2, "frontier": [7], "key": 7},
+    {"v": 2, "frontier": [], "key": "AWEAAA=="},
+], ids=str)  # fmt: skip
 def test_an_offset_of_another_kind_is_refused(offset: Offset) -> None:
     with pytest.raises(InvalidUsage, match="does not know the offset"):
         Position.of(offset)
@@ -325,16 +321,13 @@ def test_what_lies_between_two_offsets(start: Position, end: Position, intervals
 # --- where a stream ends, and what it waits for
 
 
-@pytest.mark.parametrize(
-    ("options", "rows"),
-    [
-        ({"endingOffsets": "2"}, 2),
-        ({"endingOffsets": '{"time": 3}'}, 3),
-        ({"endingOffsets": "latest"}, 4),
-        ({"endingOffsets": "9"}, 5),
-        ({"endingOffsets": "2", "startingOffsets": "2"}, 0),
-    ],
-)
+@pytest.mark.parametrize(("options", "rows"), [
+    ({"endingOffsets": "2"}, 2),
+    ({"endingOffsets": '{"time": 3}'}, 3),
+    ({"endingOffsets": "latest"}, 4),
+    ({"endingOffsets": "9"}, 5),
+    ({"endingOffsets": "2", "startingOffsets": "2"}, 0),
+])  # fmt: skip
 def test_a_stream_ends_before_its_ending(
     world: World, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], rows: int
 ) -> None:

@@ -106,17 +106,14 @@ class Session:
         self.conf: dict[str, str] = {}
 
 
-@pytest.mark.parametrize(
-    ("master", "root", "is_given", "refused"),
-    [
-        ("local[2]", "file:///a", False, None),
-        ("local", "s3a://bucket/a", False, None),
-        ("yarn", "s3a://bucket/a", False, None),
-        ("yarn", "file:///a", True, None),
-        ("yarn", "file:///a", False, "is on this machine, and executors may be on others"),
-        ("local[2]", "file:///a*", True, "as a pattern"),
-    ],
-)
+@pytest.mark.parametrize(("master", "root", "is_given", "refused"), [
+    ("local[2]", "file:///a", False, None),
+    ("local", "s3a://bucket/a", False, None),
+    ("yarn", "s3a://bucket/a", False, None),
+    ("yarn", "file:///a", True, None),
+    ("yarn", "file:///a", False, "is on this machine, and executors may be on others"),
+    ("local[2]", "file:///a*", True, "as a pattern"),
+])  # fmt: skip
 def test_files_of_this_machine_are_not_for_executors_on_others(
     master: str, root: str, is_given: bool, refused: str | None
 ) -> None:

@@ -118,17 +118,14 @@ def test_the_history_tells_of_columns_that_changed_where_there_was_no_row(client
     assert shard.history(limit=1)[0].operation == "overwrite"
 
 
-@pytest.mark.parametrize(
-    ("frame", "options", "error"),
-    [
-        ({"n": [1]}, {}, r"lacks 'id', a key column of shard 'orders': overwriteSchema keeps the key"),
-        ({"id": ["a"]}, {}, r"key column 'id' of shard 'orders' is int64, not string: overwriteSchema keeps the key"),
-        ({"id": pa.array([1], pa.int32())}, {}, "key column 'id' of shard 'orders' is int64, not int32"),
-        ({"id": [1], "n": [1]}, {"key": "n"}, r"has the key \('id'\), not \('n'\)"),
-        ({"id": [1], "_change_type": ["x"]}, {}, "is reserved"),
-        ({"id": [1]}, {"mergeSchema": "true"}, "'overwriteSchema' and 'mergeSchema' are exclusive"),
-    ],
-)
+@pytest.mark.parametrize(("frame", "options", "error"), [
+    ({"n": [1]}, {}, r"lacks 'id', a key column of shard 'orders': overwriteSchema keeps the key"),
+    ({"id": ["a"]}, {}, r"key column 'id' of shard 'orders' is int64, not string: overwriteSchema keeps the key"),
+    ({"id": pa.array([1], pa.int32())}, {}, "key column 'id' of shard 'orders' is int64, not int32"),
+    ({"id": [1], "n": [1]}, {"key": "n"}, r"has the key \('id'\), not \('n'\)"),
+    ({"id": [1], "_change_type": ["x"]}, {}, "is reserved"),
+    ({"id": [1]}, {"mergeSchema": "true"}, "'overwriteSchema' and 'mergeSchema' are exclusive"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_and_changes_nothing(
     shard: Shard, url: str, frame: dict[str, Any], options: dict[str, str], error: str
 ) -> None:

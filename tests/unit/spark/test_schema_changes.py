@@ -63,18 +63,14 @@ def test_b9_a_frame_brings_its_columns_and_wider_types_by_merge_schema(client: C
     assert read(url, "orders") == [{"k": "a", "n": 1, "city": None}, {"k": "b", "n": 2**40, "city": "Bonn"}]
 
 
-@pytest.mark.parametrize(
-    ("frame", "options", "error"),
-    [
-        ({"k": ["a"], "ghost": [1]}, {"readTime": 0}, UpperMismatch),
-        ({"k": ["a"], "n": ["x"], "ghost": [1]}, {}, InvalidUsage),
-        ({"kk": ["a"], "ghost": [1]}, {}, InvalidUsage),
-        ({"k": ["a"], "ghost": [1]}, {"envelope": "upsert"}, InvalidUsage),
-        ({"k": ["a"], "ghost": [1]}, {"key": "n"}, InvalidUsage),
-        ({"k": ["a"], "ghost": [1]}, {"txnAppId": "job", "txnVersion": 5}, None),
-    ],
-    ids=["readTime", "type", "no key", "upsert lacks a column", "another key", "skipped"],
-)
+@pytest.mark.parametrize(("frame", "options", "error"), [
+    ({"k": ["a"], "ghost": [1]}, {"readTime": 0}, UpperMismatch),
+    ({"k": ["a"], "n": ["x"], "ghost": [1]}, {}, InvalidUsage),
+    ({"kk": ["a"], "ghost": [1]}, {}, InvalidUsage),
+    ({"k": ["a"], "ghost": [1]}, {"envelope": "upsert"}, InvalidUsage),
+    ({"k": ["a"], "ghost": [1]}, {"key": "n"}, InvalidUsage),
+    ({"k": ["a"], "ghost": [1]}, {"txnAppId": "job", "txnVersion": 5}, None),
+], ids=["readTime", "type", "no key", "upsert lacks a column", "another key", "skipped"])  # fmt: skip
 def test_d_merge_schema_changes_no_column_for_a_write_that_does_not_land(
     client: Client, url: str, frame: dict[str, Any], options: dict[str, Any], error: type[Exception] | None
 ) -> None:
@@ -167,15 +163,11 @@ def test_b13_a_shard_has_at_most_2000_columns_with_its_key(client: Client, url: 
         client.shard("wide").add_column("more", pa.int32())
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        t.StringType("UTF8_LCASE"),
-        t.ArrayType(t.StringType("UNICODE")),
-        t.StructType([t.StructField("x", t.MapType(t.StringType("UTF8_LCASE"), t.LongType()))]),
-    ],
-    ids=["text", "list", "nested"],
-)
+@pytest.mark.parametrize("kind", [
+    t.StringType("UTF8_LCASE"),
+    t.ArrayType(t.StringType("UNICODE")),
+    t.StructType([t.StructField("x", t.MapType(t.StringType("UTF8_LCASE"), t.LongType()))]),
+], ids=["text", "list", "nested"])  # fmt: skip
 def test_b15_collations_are_refused_where_they_would_be_lost(client: Client, url: str, kind: t.DataType) -> None:
     """A key of UTF8_LCASE was stored as plain text: 'A' and 'a' became two keys."""
     schema = t.StructType([t.StructField("k", t.StringType()), t.StructField("v", kind)])

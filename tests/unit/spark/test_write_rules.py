@@ -244,17 +244,13 @@ def test_a_refusal_after_a_try_that_was_not_answered_means_that_the_work_is_done
 NEW_SCHEMA = StructType([StructField("id", LongType(), False), StructField("s", StringType())])
 
 
-@pytest.mark.parametrize(
-    ("more", "overwrite"),
-    [
-        ({}, False),
-        ({}, True),
-        ({"txnAppId": "q", "txnVersion": "1"}, False),
-        ({"txnAppId": "q", "txnVersion": "1"}, True),
-        ({"envelope": "upsert"}, False),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("more", "overwrite"), [
+    ({}, False),
+    ({}, True),
+    ({"txnAppId": "q", "txnVersion": "1"}, False),
+    ({"txnAppId": "q", "txnVersion": "1"}, True),
+    ({"envelope": "upsert"}, False),
+], ids=str)  # fmt: skip
 def test_a_write_to_the_name_of_a_dropped_shard_makes_it_anew(
     tmp_path: Path, more: dict[str, str], overwrite: bool
 ) -> None:

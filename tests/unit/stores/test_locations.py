@@ -31,19 +31,10 @@ def test_a_file_url_names_the_directory_that_it_was_opened_with(tmp_path: Path) 
     assert blob.local_path("a/b") == f"{tmp_path}/with space/a/b"
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "ftp://host/dir",
-        "blobs",
-        "mem:a b",
-        "/var/blobs",
-        "S4://user:secret@b/x?k=secret",
-        "S4://user:p@ss-secret@b",
-        "S4://u:a?b=/secret@b",
-    ],
-)
+@pytest.mark.parametrize("url", [
+    "", "ftp://host/dir", "blobs", "mem:a b", "/var/blobs", "S4://user:secret@b/x?k=secret",
+    "S4://user:p@ss-secret@b", "S4://u:a?b=/secret@b",
+])  # fmt: skip
 def test_an_unknown_blob_location_is_refused_without_its_secrets(url: str) -> None:
     with pytest.raises(BlobMisconfigured) as refused:
         open_blob(url)
@@ -86,17 +77,14 @@ def test_an_unknown_consensus_location_is_refused_without_its_secrets(url: str) 
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "gs://",
-        "gs://bucket/x?no_such_option=1",
-        "abfs://container/x",
-        "abfss://account.dfs.core.windows.net/x",
-        "hdfs://",
-        "hdfs://user:secret@no-such-host.invalid:1/x",
-    ],
-)
+@pytest.mark.parametrize("url", [
+    "gs://",
+    "gs://bucket/x?no_such_option=1",
+    "abfs://container/x",
+    "abfss://account.dfs.core.windows.net/x",
+    "hdfs://",
+    "hdfs://user:secret@no-such-host.invalid:1/x",
+])  # fmt: skip
 def test_an_arrow_location_that_cannot_be_meant(url: str) -> None:
     with pytest.raises(BlobMisconfigured, match="blob location") as refused:
         open_blob(url)
@@ -152,24 +140,21 @@ def test_a_write_that_breaks_off_is_not_published(tmp_path: Path) -> None:
     assert list(blob.list("")) == []
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("s3://bucket/prefix", "s3://bucket/prefix"),
-        ("/var/blobs", "/var/blobs"),
-        ("ftp://user:hidden@host/x", "ftp://…@host/x"),
-        ("ftp://user:h@i-d@host/x", "ftp://…@host/x"),
-        ("ftp://user:h/i/d@host/x", "ftp://…@host/x"),
-        ("ftp://user:h?i@host/x", "ftp://…"),
-        ("ftp://user:h#i@host/x", "ftp://…"),
-        ("ftp://host/x?key=hidden", "ftp://host/x"),
-        ("ftp://host/x?key=hid@den", "ftp://…"),
-        ("ftp://user:hidden@host/x?key=hidden#hidden", "ftp://…@host/x"),
-        ("ftp:user:hidden@host", "ftp://…@host"),
-        ("hidden@host", "…@host"),
-        ("http://a:1,http://user:hidden@b:2", "http://…@b:2"),
-    ],
-)
+@pytest.mark.parametrize(("url", "shown"), [
+    ("s3://bucket/prefix", "s3://bucket/prefix"),
+    ("/var/blobs", "/var/blobs"),
+    ("ftp://user:hidden@host/x", "ftp://…@host/x"),
+    ("ftp://user:h@i-d@host/x", "ftp://…@host/x"),
+    ("ftp://user:h/i/d@host/x", "ftp://…@host/x"),
+    ("ftp://user:h?i@host/x", "ftp://…"),
+    ("ftp://user:h#i@host/x", "ftp://…"),
+    ("ftp://host/x?key=hidden", "ftp://host/x"),
+    ("ftp://host/x?key=hid@den", "ftp://…"),
+    ("ftp://user:hidden@host/x?key=hidden#hidden", "ftp://…@host/x"),
+    ("ftp:user:hidden@host", "ftp://…@host"),
+    ("hidden@host", "…@host"),
+    ("http://a:1,http://user:hidden@b:2", "http://…@b:2"),
+])  # fmt: skip
 def test_a_location_in_a_message_has_no_user_password_or_options(url: str, shown: str) -> None:
     assert without_secrets(url) == shown
 
