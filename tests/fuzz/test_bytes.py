@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import struct
 import zlib
 
@@ -15,15 +14,14 @@ from blob.memory_blobs import MemoryBlob
 from persist.core.batch import Part, Run
 from persist.core.commands import Insert
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded
-from persist.core.ids import PartId, SeqNo, Token, WriterId, shard_id_of
+from persist.core.ids import PartId, SeqNo, Token, WriterId
 from persist.core.record import replace
 from persist.core.state import initial_state
 from persist.core.state_diff import diff
 from persist.formats.http_messages import decode_command, decode_result, decode_view
 from persist.formats.records import encoded
 from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
-from persist.parts import PartReader, PartSink, ShardSchema, decode_inline, encode_inline, encode_parquet, stage
-from tests.conftest import SeededIds
+from persist.parts import PartReader, ShardSchema, decode_inline, encode_inline, encode_parquet
 from tests.support.examples import examples
 
 SCHEMA = ShardSchema(pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())]), ("k",))
@@ -159,10 +157,6 @@ INSERT = Insert(WriterId("w" + "0" * 32), Token("i" + "1" * 32), (Run((INLINE,))
 COMMAND = encoded(INSERT)
 
 
-def test_a_command_comes_back() -> None:
-    assert decode_command(COMMAND) == INSERT
-
-
 @examples(TIMES)
 @given(st.binary(max_size=200) | damaged(COMMAND) | values.map(msgpack.encode))
 @example(b"\x91" * 100_000)
@@ -184,23 +178,3 @@ def test_answers_from_the_wire(data: bytes) -> None:
             decode(data)
         except (Corruption, UpgradeNeeded):
             continue
-
-
-@given(st.lists(st.tuples(st.text(max_size=3), st.integers(-3, 3)), max_size=30))
-def test_staged_rows_come_back(rows: list[tuple[str, int]]) -> None:
-    blob, ids = MemoryBlob(), SeededIds()
-    table = pa.table({"k": [k for k, _ in rows], "v": [v for _, v in rows]}, schema=SCHEMA.arrow)
-    for inline in (0, 10_000):
-        runs = stage(
-            table,
-            PartSink(SCHEMA, 1, blob, shard_id_of("orders"), WriterId("w" + "0" * 32), ids),
-            default_time=0,
-            inline_bytes_max=inline,
-        )
-        pieces = PartReader(blob, {1: SCHEMA}, SCHEMA).read_range(runs, as_of=0)
-        counts = {
-            (row["k"], row["v"]): row["__diff"]
-            for piece in pieces
-            for row in piece.select(["k", "v", "__diff"]).to_pylist()
-        }
-        assert counts == {row: len(list(same)) for row, same in itertools.groupby(sorted(rows))}

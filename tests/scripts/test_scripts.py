@@ -81,29 +81,7 @@ def test_a_false_script_is_noticed_and_rewritten(tmp_path: Path) -> None:
     assert path.read_text() == SCRIPT
 
 
-def test_a_script_without_output_is_filled_in(tmp_path: Path) -> None:
-    path = tmp_path / "new.txt"
-    path.write_text("say a ; say b\n----")
-    harness.run(path, echo, rewrite=True)
-    assert path.read_text() == "say a ; say b\n----\nsay a\nsay b\n"
-
-
 @pytest.mark.parametrize("text", ["say a\n", "say a\n\n----\nsay a\n"])
 def test_a_block_without_separator_is_refused(text: str) -> None:
     with pytest.raises(ScriptError, match="line 1: the commands are not followed by ----"):
         harness.parse(text)
-
-
-@pytest.mark.parametrize(("line", "complaint"), [
-    ("leap w1", "there is no verb 'leap'"),
-    ("expire-writer", "expire-writer needs a writer"),
-    ("expire-writer r1", "r1 is no WriterId"),
-    ("expire-writer w1 w2 now=1", "does not know"),
-    ("insert w1 i1 p1", "p1 is no part"),
-    ("expire-critical c1", "needs expected="),
-])  # fmt: skip
-def test_a_wrong_line_is_refused(tmp_path: Path, line: str, complaint: str) -> None:
-    path = tmp_path / "wrong.txt"
-    path.write_text(f"\n{line}\n----\n")
-    with pytest.raises(ScriptError, match=f"line 2: {line}: .*{complaint}"):
-        harness.run(path, StepInterpreter())

@@ -134,13 +134,6 @@ class Scheduler:
 
     # --- from inside a task
 
-    def pause(self) -> None:
-        """Let others run: any number of steps may happen before this returns."""
-        task = self._me()
-        if task is not None:
-            self._ready.append(task)
-            self._yield()
-
     def sleep(self, seconds: float) -> None:
         task = self._me()
         if task is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,3 @@ def where(stored: Mapping[str, bytes], wanted: str) -> list[str]:
     """Where the marker, or its first half, lies."""
     needles = {wanted.encode(), wanted[: len(wanted) // 2].encode()}
     return sorted(place for place, data in stored.items() if any(needle in data for needle in needles))
-
-
-def ended(run: Callable[[], float | None], pass_s: Callable[[float], None], most: int = 200) -> Iterator[float]:
-    """Run maintenance until it wants to look no more, while time passes as it says."""
-    for _ in range(most):
-        wait = run()
-        if wait is None:
-            return
-        pass_s(wait)
-        yield wait
-    raise AssertionError("maintenance does not come to an end")

@@ -106,14 +106,6 @@ class TestDamage:
             decode(data + b"\0")
 
 
-@given(st.binary(max_size=64))
-def test_noise_is_neither(noise: bytes) -> None:
-    with pytest.raises(Corruption):
-        decode_diff(noise)
-    with pytest.raises(Corruption):
-        decode_state(noise)
-
-
 def test_one_is_not_taken_for_the_other() -> None:
     with pytest.raises(Corruption, match="no rollup"):
         decode_state(DIFF_BYTES)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rpc.http_protocol import ConnectionBounds, JoiningProtocol
@@ -85,10 +84,6 @@ def test_what_is_written_in_one_turn_of_the_loop_is_sent_at_once(pieces: int) ->
     transport = talk(JoiningProtocol, GET % b"%d" % pieces, ends=1)
     assert len(transport.sent) == 1
     assert transport.sent[0].count(BODY) == pieces
-
-
-def test_uvicorn_alone_sends_more_often() -> None:
-    assert len(talk(HttpToolsProtocol, GET % b"1", ends=1).sent) > 1, "else joining is not needed any more"
 
 
 def test_each_answer_of_a_connection_is_sent_by_itself() -> None:
