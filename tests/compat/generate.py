@@ -52,7 +52,7 @@ from rpc.cli.program import main as persist_command
 from tests.compat import history_story, sample
 from tests.compat.sample import HERE, LOCATION, STAGED, Write
 from tests.support.epochs import raise_epoch
-from tests.support.location import InlineBackground
+from tests.support.location import InlineBackground, client_of
 
 HOUR_MS = 3_600_000
 V1 = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
@@ -94,7 +94,7 @@ class Story:
             background=InlineBackground(),
         )
         with closing(location):
-            yield location, sample.client_of(location)
+            yield location, client_of(location)
 
     def write(self, client: Client, shard: str, verb: str, token: Token, **given: Any) -> Write:
         """Write under a token, and remember the answer."""
@@ -343,7 +343,7 @@ def read(target: Path, writes: list[Write]) -> dict[str, Any]:
     copy = target / "copy"
     try:
         with closing(sample.opened_copy(target, copy)) as location:
-            client = sample.client_of(location)
+            client = client_of(location)
             return {
                 "contents": sample.contents(client),
                 "attributes": sample.attributes(client),

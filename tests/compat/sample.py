@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compactor.on_demand import maintain
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, open_location
 from persist.commit.location_identity import LOG_KEY
 from persist.core.attribute import AttributeUpdate
@@ -95,10 +93,6 @@ def opened_copy(frozen: Path, directory: Path) -> Location:
     """A copy of the sample, since a sample itself is never written."""
     shutil.copytree(frozen / LOCATION, directory)
     return open_location(f"persist://{directory}")
-
-
-def client_of(location: Location) -> Client:
-    return Client(EmbeddedTransport(location, maintain))
 
 
 def contents(client: Client) -> Contents:

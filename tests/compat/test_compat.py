@@ -34,7 +34,8 @@ from persist.formats.spill_frames import LAYOUTS, decode_run, encode_run
 from persist.formats.state_frames import THIS_BUILD
 from rpc.cli.program import main
 from tests.compat import fields, generate, sample
-from tests.compat.sample import EXPECTED, HERE, STAGED, Write, client_of, expected, frames, opened_copy
+from tests.compat.sample import EXPECTED, HERE, STAGED, Write, expected, frames, opened_copy
+from tests.support.location import client_of
 
 SAMPLES = sorted(path.parent for path in HERE.glob(f"*/{EXPECTED}"))
 WRITTEN = {pa.string(): "written on", pa.int64(): 1}  # into columns of these types; others may be null

@@ -18,10 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from blob import open_blob
-from compactor.on_demand import maintain
 from consensus import open_consensus
 from persist.client.client import Client, connect
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.write import WriteHandle
 from persist.commit.location import Location
@@ -41,6 +39,7 @@ from persist.core.ids import Token, mint
 from tests.crash.clocks import set_clock
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
 from tests.crash.small import HANDLES, LOCATION, TIMEOUT_S
+from tests.support.location import client_of
 
 SHARD = "crash"
 SCHEMA = pa.schema([pa.field("who", pa.string()), pa.field("n", pa.int64()), pa.field("size", pa.int64())])
@@ -75,7 +74,7 @@ def connected(connection: Sequence[str], fuse: Fuse) -> Client:
                 return connect(connection[0], handles=HANDLES, timeout_s=TIMEOUT_S)
             blob, consensus = FusedBlob(open_blob(connection[0]), fuse), open_consensus(connection[1])
             location = Location(blob, FusedConsensus(consensus, fuse), settings=LOCATION)
-            return Client(EmbeddedTransport(location, maintain), HANDLES)
+            return client_of(location, HANDLES)
         except WEATHER:
             time.sleep(PAUSE_S)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from blob import Blob, BlobStat, open_blob
 from blob.metrics import ForwardingBlob
-from compactor.on_demand import maintain
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from consensus import open_consensus
@@ -26,7 +25,7 @@ from tests.crash.clocks import WRONG_MS_MAX
 from tests.crash.journal import Account
 from tests.crash.small import GC, POLICY, WORKER
 from tests.simulation.oracle import expect
-from tests.support.location import InlineBackground
+from tests.support.location import InlineBackground, client_of
 
 HOUR_MS = 3_600_000
 LEASE_MS = 60_000  # of claims where nobody is killed
@@ -98,7 +97,7 @@ def run_rounds(directory: Path, blob: str, consensus: str, rounds: int, seed: in
 def settle(blob: str, consensus: str) -> None:
     """Maintenance of a shard whose users are all dead: it comes to rest, small, and without orphans."""
     clock = LaterClock()
-    with Client(EmbeddedTransport(location := _location(blob, consensus, clock), maintain)):
+    with client_of(location := _location(blob, consensus, clock)):
         location.machine(SHARD).refresh()
         clock.pass_ms(LAPSED_MS)
         worker, collector = Worker(location, replace(WORKER, lease_ms=LEASE_MS)), Collector(location, GC)
@@ -117,7 +116,7 @@ def settle(blob: str, consensus: str) -> None:
         expect(len(state.rollups) <= SETTLED_ROLLUPS_MAX, "bounded", f"{len(state.rollups)} rollups at rest")
         expect(batches <= SETTLED_BATCHES_MAX, "bounded", f"{batches} batches at rest")
     clock.pass_ms(SWEPT_MS)
-    with Client(EmbeddedTransport(location := _location(blob, consensus, clock), maintain)):
+    with client_of(location := _location(blob, consensus, clock)):
         Sweeper(location).sweep(SHARD)
         state = location.machine(SHARD).refresh()
         named = set(state.blob_keys())

@@ -7,15 +7,13 @@ from contextlib import suppress
 
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Conflict, Expired, PersistError, Unavailable
 from tests.simulation import cloning
 from tests.simulation.breaking import Broken
 from tests.support.clones import AGE_MS, Shards
 from tests.support.crashing import Fuse
 from tests.support.examples import size, thinned
+from tests.support.location import client_of
 
 STRIDE = size(2, 1)  # steps from one at which something else comes between to the next
 
@@ -47,7 +45,7 @@ def _merged_between() -> None:
             shards.collect("a")
 
         fuse = Interrupted(step, other)
-        Client(EmbeddedTransport(shards.process(fuse), maintain)).clone("a", "b")
+        client_of(shards.process(fuse)).clone("a", "b")
         shards.rows["b"] = shards.contents("b")
         shards.settle()
         shards.check_at_rest()
@@ -71,7 +69,7 @@ def _slept_between() -> None:
 
         fuse = Interrupted(step, other)
         with suppress(Conflict, Expired, Unavailable):
-            Client(EmbeddedTransport(shards.process(fuse), maintain)).clone("a", "b")
+            client_of(shards.process(fuse)).clone("a", "b")
         shards.drop("a")
         shards.settle()
         if not shards.state("b").is_closed:
@@ -87,7 +85,7 @@ def _read_while_merged() -> None:
     shards.create("a", 2)
     shards.clone("a", "b")
     shards.write("b")
-    with Client(EmbeddedTransport(shards.process(), maintain)).shard("b").snapshot() as held:
+    with client_of(shards.process()).shard("b").snapshot() as held:
         shards.merge("b")
         shards.collect()
         shards.drop("a")

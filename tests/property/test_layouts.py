@@ -19,9 +19,7 @@ from starlette.testclient import TestClient
 
 import persist
 import persist.aio
-from compactor.on_demand import maintain
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.codecs.rows import PARQUET
 from persist.commit.location import Location
@@ -35,7 +33,7 @@ from rpc.app import create_app
 from tests.support import layouts
 from tests.support.asking import typed
 from tests.support.examples import examples
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 from tests.support.server import url_of
 
 FEW = examples(0.4, of_a_proof=500)
@@ -51,7 +49,7 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture(scope="module")
 def client(location: Location) -> Client:
-    return Client(EmbeddedTransport(location, maintain))
+    return client_of(location)
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,8 @@ import pytest
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.location_identity import ID_KEY, LOOK_EVERY_S, Identity
 from persist.commit.state_loader import Versions
@@ -39,7 +36,7 @@ from persist.regions.switchover import Switch, demote
 from tests.property.test_region_walks import Walk
 from tests.support.clones import ClockedIds
 from tests.support.examples import seeds, thinned
-from tests.support.location import AscendingIds, memory_location
+from tests.support.location import AscendingIds, client_of, memory_location
 from tests.support.regions import HOME, POLICY, Row
 
 STEPS = 30
@@ -113,7 +110,7 @@ class Ending(Walk):
 
     def _check_promoted(self, promotion: Promotion) -> None:
         location = self.new_home()
-        client = Client(EmbeddedTransport(location, maintain))
+        client = client_of(location)
         for name in location.all_names(with_dropped=False):
             kept, state = promotion.shards[name], location.machine(name).refresh()
             assert state.upper == kept.resumes
@@ -146,7 +143,7 @@ class Ending(Walk):
 
     def _new_home_goes_on(self, promotion: Promotion) -> None:
         location = self.new_home()
-        client = Client(EmbeddedTransport(location, maintain))
+        client = client_of(location)
         for name, kept in promotion.shards.items():
             if name not in self.new_rows:
                 continue
@@ -229,7 +226,7 @@ class Ending(Walk):
         self.regions.home.clock.advance_ms(120_000)
         region = self._region_of(blob)
         for name, rows in self.new_rows.items():
-            table = Client(EmbeddedTransport(region, maintain)).shard(name).snapshot().to_arrow()
+            table = client_of(region).shard(name).snapshot().to_arrow()
             shown = set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
             assert shown == rows or not rows - shown, f"a region of the new home shows another {name}"
 
@@ -261,7 +258,7 @@ class Ending(Walk):
         switch.run(sleep=lambda seconds: home.clock.advance_ms(int(seconds * 1000)))
         rivals.on = False
         location = self.new_home()
-        client = Client(EmbeddedTransport(location, maintain))
+        client = client_of(location)
         assert sorted(home.rows) == list(location.all_names(with_dropped=False))
         for name, rows in home.rows.items():
             table = client.shard(name).snapshot().to_arrow()

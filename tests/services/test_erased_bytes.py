@@ -12,18 +12,15 @@ import pyarrow as pa
 import pytest
 
 from blob import open_blob
-from compactor.on_demand import maintain
 from compactor.tasks import Eraser
 from compactor.worker import Worker
 from consensus import open_consensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.maintenance.collector import Collector
 from tests.services.etcd import EtcdCluster, start_etcd
 from tests.services.postgres import Postgres
 from tests.services.process import ServerMissing
-from tests.support.location import InlineBackground
+from tests.support.location import InlineBackground, client_of
 from tests.support.markers import in_files, marker, uncompressed, where
 
 NAME = "orders"
@@ -40,9 +37,7 @@ def erased(directory: Path, url: str, secret: str) -> str:
     blobs = open_blob(f"file:{directory}/blobs")
     location = Location(blobs, open_consensus(url), background=InlineBackground())
     try:
-        shard = Client(EmbeddedTransport(location, maintain)).create_shard(
-            NAME, pa.schema([("id", pa.string())]), ["id"]
-        )
+        shard = client_of(location).create_shard(NAME, pa.schema([("id", pa.string())]), ["id"])
         shard.insert([{"id": secret}, {"id": "b"}])
         told = shard.erase(keys=[secret])
         collector = Collector(location)

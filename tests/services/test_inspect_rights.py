@@ -10,10 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
 from consensus import ConsensusUnavailable, open_consensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import open_stores
 from persist.inspect.queries import ANSWERS, Query, answer
 from persist.inspect.readonly_location import open_readonly_stores
@@ -21,6 +18,7 @@ from rpc.cli.program import main
 from tests.services.postgres import Postgres
 from tests.services.process import free_ports
 from tests.support.inspected import everything
+from tests.support.location import client_of
 
 pytestmark = pytest.mark.services
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -30,7 +28,7 @@ OF_ONE = sorted(ANSWERS.keys() - {"usage", "part"})
 def filled(blob: str, consensus: str) -> None:
     """A location with a shard and some commits."""
     location = open_stores(blob, consensus)
-    with Client(EmbeddedTransport(location, maintain)) as client:
+    with client_of(location) as client:
         shard = client.create_shard("orders", SCHEMA, ["id"])
         for number in range(3):
             shard.insert([{"id": number}])

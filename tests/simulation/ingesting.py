@@ -15,12 +15,10 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from compactor.on_demand import maintain
 from compactor.tasks import Eraser
 from compactor.worker import Worker
 from persist.bindings import Bindings, Ingester, Minter
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.write import WriteHandle
 from persist.core.errors import Expired, NotReadable, UpperMismatch
@@ -32,6 +30,7 @@ from tests.simulation.breaking import Broken
 from tests.simulation.host import HANDLES, Host, Run, weathered
 from tests.simulation.maintenance import GC, WORKER
 from tests.simulation.oracle import expect
+from tests.support.location import client_of
 
 INGESTED = range(30_000, 40_000)  # the seeds of these runs, so that all others mean what they meant
 FED, TIMES = "fed", "times"
@@ -59,7 +58,7 @@ def ops_of(seed: int) -> int:
 
 
 def opened(host: Host) -> tuple[Client, Shard]:
-    client = Client(EmbeddedTransport(host.location, maintain), HANDLES)
+    client = client_of(host.location, HANDLES)
     return client, client.create_shard(FED, COLUMNS, ["position"], history="forever")
 
 

@@ -13,11 +13,9 @@ from unittest.mock import patch
 
 from blob.errors import BlobError
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from compactor.tasks import names_dropped
 from consensus.memory_logs import MemoryConsensus
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.commit.log_writer import LogWriter
 from persist.copies import blob_store_scan
@@ -32,6 +30,7 @@ from tests.simulation.maintenance import maintaining, some_shard
 from tests.simulation.oracle import Contents, Oracle, ShardTruth, expect
 from tests.simulation.readers import gather
 from tests.simulation.world import SimBackground
+from tests.support.location import client_of
 
 PUBLISHED_SHARE = 0.5  # of the runs that may have publications
 SETTINGS = PublishSettings(every_s=1.0, beat_s=6.0, keep_s=4.0)
@@ -137,7 +136,7 @@ def check_recovered(host: Host) -> None:
     lacking = [name for name in plan(again).lacking if name in oracle.shards]  # else blobs of what was never begun
     expect(not lacking, "recovered", f"{lacking} would not come back")
     run_recovery(again, RecoveryRequest(gap=GAP, accept_loss=True))
-    client = Client(EmbeddedTransport(again, maintain))
+    client = client_of(again)
     for _, truth in sorted(oracle.shards.items()):
         if not truth.state.is_closed:
             _check_rows(client, truth)

@@ -11,7 +11,6 @@ import pytest
 
 import persist
 from blob import Blob
-from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
@@ -25,6 +24,7 @@ from persist.core.frontier import Antichain
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.core.state import Policy
 from tests.support.clocks import HOUR_MS, World
+from tests.support.location import client_of
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
@@ -70,7 +70,7 @@ class OvertakenTransport(EmbeddedTransport):
         found = super().view(name, request)
         if not self.overtaken:
             self.overtaken = True
-            other = Client(EmbeddedTransport(self.location, maintain)).shard(name)
+            other = client_of(self.location).shard(name)
             other.insert([row("b")])
             other.downgrade_since(1)
         return found
@@ -79,7 +79,7 @@ class OvertakenTransport(EmbeddedTransport):
 def test_the_latest_snapshot_is_never_too_early() -> None:
     """Since could pass the latest time between looking it up and taking a hold on it."""
     location = open_stores("mem:overtaken", "mem:overtaken")
-    with Client(EmbeddedTransport(location, maintain)) as client:
+    with client_of(location) as client:
         client.create_shard("orders", SCHEMA, ["k"]).insert([row("a")])
         transport = OvertakenTransport(location)
         transport.overtaken = True
@@ -95,7 +95,7 @@ class AsleepTransport(EmbeddedTransport):
 
     @property
     def blob(self) -> Blob:
-        shard = Client(EmbeddedTransport(self.location, maintain)).shard("orders")
+        shard = client_of(self.location).shard("orders")
         time.sleep(2 * SHORT_LEASE_S)
         shard.downgrade_since(1)
         self.location.blob.delete([stat.key for stat in self.location.blob.list("") if stat.key.endswith(".parquet")])
@@ -109,7 +109,7 @@ class AsleepTransport(EmbeddedTransport):
 def test_a_lease_that_lapsed_while_splits_were_planned_is_called_expired() -> None:
     """A blob that was collected meanwhile was told as corruption."""
     location = open_stores("mem:", "mem:", settings=LocationSettings(policy=NO_INLINE))
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["k"])
+    shard = client_of(location).create_shard("orders", SCHEMA, ["k"])
     for _ in range(3):
         shard.insert([row("a"), row("b")])
     settings = HandleSettings(read=ReadSettings(lease_ms=int(SHORT_LEASE_S * 1000), retry_s=1.0))

@@ -15,13 +15,10 @@ from unittest.mock import patch
 import pyarrow as pa
 
 import persist
-from compactor.on_demand import maintain
 from persist.check import maintenance_checks
 from persist.check.check_runner import Report, run_check
 from persist.check.findings import CheckThresholds
 from persist.check.location_checks import ExternalState, list_backups, server_facts
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit import background_duties
 from persist.commit.clocks_and_ids import SystemClock
@@ -41,7 +38,7 @@ from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.clocks import DAY_MS, HOUR_MS, Clock, Ids, Machine, World
 from tests.support.damaged import Damaged, healthy
 from tests.support.inspected import PART, copied, everything, spoil_entry
-from tests.support.location import InlineBackground
+from tests.support.location import InlineBackground, client_of
 from tests.support.shard import first_write
 
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
@@ -343,7 +340,7 @@ def writers(place: Path) -> Told:
 def crowded() -> tuple[Location, World]:
     world = World()
     location = bare(world)
-    Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
+    client_of(location).create_shard(NAME, SCHEMA, key=["id"])
     return location, world
 
 
@@ -472,7 +469,7 @@ def no_writer_comes(place: Path) -> Told:
 def never_merged(place: Path) -> Told:
     world = World()
     location = bare(world, Policy(inline_part_bytes_max=0))
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
+    shard = client_of(location).create_shard(NAME, SCHEMA, key=["id"])
     for number in range(140):
         shard.insert([{"id": number, "note": "x"}])
     world.pass_ms(2 * DAY_MS)
@@ -495,7 +492,7 @@ def worker_killed(place: Path) -> Told:
 def no_rollups(place: Path) -> Told:
     world = World()
     location = bare(world, Policy(rollup_every=100_000))
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
+    shard = client_of(location).create_shard(NAME, SCHEMA, key=["id"])
     with patch.object(background_duties, "ROLLUP_BYTES", 1 << 40):
         for upper in range(1, FEW + 4):
             shard.advance_upper(upper)
@@ -507,7 +504,7 @@ def no_rollups(place: Path) -> Told:
 def never_collected(place: Path) -> Told:
     world = World()
     location = bare(world, Policy(rollup_every=FEW // 4))
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, key=["id"])
+    shard = client_of(location).create_shard(NAME, SCHEMA, key=["id"])
     for upper in range(1, 2 * FEW):
         shard.advance_upper(upper)
     with patch.object(maintenance_checks, "LOG_ENTRIES_LONG", FEW):
@@ -636,7 +633,7 @@ def store_away(place: Path) -> Told:
         ids=Ids(clock, 7),
         background=InlineBackground(),
     )
-    client = Client(EmbeddedTransport(location, maintain))
+    client = client_of(location)
     for number in range(30):
         with suppress(persist.Unavailable):
             client.shard(NAME).insert([{"id": number, "note": "x"}])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.bindings import Bindings
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
-from tests.support.location import AscendingIds, memory_location
+from tests.support.location import AscendingIds, client_of, memory_location
 
 PARTITIONS = ["a", "b", "c"]
 
@@ -29,4 +27,4 @@ class Processes:
     def client(self) -> Client:
         self.opened += 1
         ids = AscendingIds(self.opened)
-        return Client(EmbeddedTransport(memory_location(blob=self.blob, consensus=self.consensus, ids=ids), maintain))
+        return client_of(memory_location(blob=self.blob, consensus=self.consensus, ids=ids))

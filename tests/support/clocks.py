@@ -5,16 +5,13 @@ from __future__ import annotations
 import random
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
-from tests.support.location import EAGER, InlineBackground
+from tests.support.location import EAGER, InlineBackground, client_of
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -93,7 +90,7 @@ class Machine:
             ids=Ids(self.clock, world.machines),
             background=InlineBackground(),
         )
-        self.client = Client(EmbeddedTransport(self.location, maintain))
+        self.client = client_of(self.location)
 
     def shard(self, name: str) -> Shard:
         return self.client.shard(name)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
 from persist.commit.location import Location
 from persist.core.blob_keys import is_bundle_key, is_rollup_key, shard_of
@@ -19,7 +16,7 @@ from persist.core.state import Policy, State
 from persist.maintenance.clones_and_loans import LoanLists
 from persist.maintenance.collector import Collector, GcSettings
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
-from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.location import AscendingIds, TestClock, client_of, memory_location
 from tests.support.maintained import WORKER
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -49,7 +46,7 @@ class Shards:
         self.rows: dict[str, set[tuple[str, int]]] = {}
         self._processes = 0
         self.here = self.process()
-        self.client = Client(EmbeddedTransport(self.here, maintain))
+        self.client = client_of(self.here)
 
     def process(self, fuse: Fuse | None = None) -> Location:
         """A process of its own over the same stores; it ends when its fuse says so."""
@@ -77,7 +74,7 @@ class Shards:
         self.rows[name] = self.rows[name] | fresh
 
     def clone(self, source: str, name: str, location: Location | None = None) -> None:
-        client = self.client if location is None else Client(EmbeddedTransport(location, maintain))
+        client = self.client if location is None else client_of(location)
         client.clone(source, name)
         self.rows[name] = set(self.rows[source])
 
@@ -131,7 +128,7 @@ class Shards:
         return self.here.machine(name).refresh()
 
     def contents(self, name: str) -> set[tuple[str, int]]:
-        table = Client(EmbeddedTransport(self.process(), maintain)).shard(name).snapshot().to_arrow()
+        table = client_of(self.process()).shard(name).snapshot().to_arrow()
         return set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
 
     def blobs(self) -> set[str]:

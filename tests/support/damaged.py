@@ -13,11 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from compactor.engine import EngineSettings
-from compactor.on_demand import maintain
 from compactor.worker import Worker, WorkerSettings
 from persist.attributes.node_codec import Leaf, decode
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.core.attribute import KEY_BYTES, AttributeUpdate
 from persist.core.batch import HollowBatch, Part, Run, trace_of
@@ -28,7 +25,7 @@ from persist.core.state import Policy, State
 from persist.core.state_diff import diff
 from persist.formats.state_frames import decode_state, encode_diff, encode_state
 from persist.parts import DIFF, ShardSchema, encode_parquet, valid_schemas
-from tests.support.location import AscendingIds, InlineBackground, TestClock
+from tests.support.location import AscendingIds, InlineBackground, TestClock, client_of
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SMALL = {"rollup_every": 8, "overlay_flush_at": 8}
@@ -56,7 +53,7 @@ def opened(root: Path, policy: Policy = PLAIN, origin: int = 0) -> Location:
 def healthy(root: Path, origin: int = 0) -> Path:
     """Shards of all kinds: merged into a run of several parts, bundled, inline, with attributes, cloned."""
     with closing(opened(root, origin=origin + 1)) as location:
-        client, pick = Client(EmbeddedTransport(location, maintain)), random.Random(1)
+        client, pick = client_of(location), random.Random(1)
         for name in ("orders", "other"):
             shard = client.create_shard(name, SCHEMA, ["id"])
             for first in range(0, 1_200, 200):
@@ -68,13 +65,13 @@ def healthy(root: Path, origin: int = 0) -> Path:
                 shard.insert([{"id": 5_000 + n, "v": word} for n in range(3)], token=token_of_key(word))
         client.clone("orders", "copy")
     with closing(opened(root, BUNDLING, origin=origin + 2)) as location:
-        shard = Client(EmbeddedTransport(location, maintain)).create_shard("bundled", SCHEMA, ["id"])
+        shard = client_of(location).create_shard("bundled", SCHEMA, ["id"])
         writer = shard.open_writer()
         staged = [writer.stage([{"id": n, "v": "x"}], None) for n in range(6)]
         writer.commit_insert(tuple(run for runs in staged for run in runs))
         shard.insert([{"id": 9, "v": "last"}])
     with closing(opened(root, INLINE, origin=origin + 3)) as location:
-        shard = Client(EmbeddedTransport(location, maintain)).create_shard("inline", SCHEMA, ["id"])
+        shard = client_of(location).create_shard("inline", SCHEMA, ["id"])
         for number in range(5):
             shard.insert([{"id": number, "v": "x"}])
     return root

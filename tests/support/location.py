@@ -7,9 +7,13 @@ from collections.abc import Callable
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
+from compactor.on_demand import maintain
 from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
+from persist.client.client import Client
+from persist.client.embedded import EmbeddedTransport
 from persist.client.lease_pool import LeasePool
+from persist.client.shard import HandleSettings
 from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
 from persist.core.state import Policy
@@ -106,3 +110,8 @@ def memory_location(
         ids=ids or AscendingIds(),
         background=InlineBackground(),
     )
+
+
+def client_of(location: Location, handles: HandleSettings | None = None) -> Client:
+    """A client in the process of the location, which can ask for maintenance."""
+    return Client(EmbeddedTransport(location, maintain), handles or HandleSettings())

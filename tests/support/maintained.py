@@ -10,12 +10,9 @@ import pyarrow as pa
 
 from blob.memory_blobs import MemoryBlob
 from compactor.engine import EngineSettings
-from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.blob_tasks import keys_in
 from persist.commit.location import Location
@@ -26,7 +23,7 @@ from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy, State
 from persist.maintenance.collector import Collector, GcSettings
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
-from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.location import AscendingIds, TestClock, client_of, memory_location
 
 NAME = "orders"
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -61,7 +58,7 @@ class World:
     def reopen(self) -> None:
         """The user's process ends and starts anew."""
         self.user = self.process()
-        self.client = Client(EmbeddedTransport(self.user, maintain))
+        self.client = client_of(self.user)
         self.shard: Shard = self.client.create_shard(NAME, SCHEMA, ["k"])
 
     def process(self, fuse: Fuse | None = None) -> Location:
@@ -135,7 +132,7 @@ class World:
         return Counter({row: count for row, count in total.items() if count})
 
     def contents(self, as_of: int, location: Location | None = None, splits: int = 2) -> Counter[tuple[str, int]]:
-        client = Client(EmbeddedTransport(location or self.process(), maintain))
+        client = client_of(location or self.process())
         table = client.shard(NAME).snapshot(as_of, num_splits=splits).to_arrow()
         total: Counter[tuple[str, int]] = Counter()
         for key, value, diff in zip(*(table.column(n).to_pylist() for n in ("k", "v", "__diff")), strict=True):

@@ -8,9 +8,6 @@ from random import Random
 
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import keys_in
 from persist.commit.location import Location
 from persist.copies.shard_facts import needed_blobs
@@ -22,7 +19,7 @@ from persist.maintenance.journal_writer import Publisher, PublishSettings
 from persist.regions.replica import Home, ReplicaLocation
 from persist.regions.replica_follower import RECHECK_S
 from tests.support.clones import Shards
-from tests.support.location import AscendingIds
+from tests.support.location import AscendingIds, client_of
 
 PUBLISH = PublishSettings(every_s=5.0)
 POLICY = Policy(inline_part_bytes_max=0, rollup_every=6, plain_parts_max=0)
@@ -156,7 +153,7 @@ class Regions:
 
     def check(self, name: str) -> None:
         """A read in the region shows what home showed as of that time, or is refused. What is shown never goes back."""
-        client = Client(EmbeddedTransport(self.region, maintain))
+        client = client_of(self.region)
         try:
             state = self.region.machine(name).refresh()
             before = self.shown.get(name)
@@ -211,5 +208,5 @@ class Regions:
         for name, rows in self.home.rows.items():
             state = self.region.machine(name).refresh()
             assert state.seqno == self.home.state(name).seqno, f"{name} stays behind"
-            table = Client(EmbeddedTransport(self.region, maintain)).shard(name).snapshot().to_arrow()
+            table = client_of(self.region).shard(name).snapshot().to_arrow()
             assert set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True)) == rows

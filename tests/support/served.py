@@ -9,14 +9,12 @@ from typing import Any, Self, cast
 
 import uvicorn
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from rpc.app import bind, create_app
 from rpc.app_state import Service
 from rpc.http_protocol import JoiningProtocol
 from rpc.settings import ServerSettings
+from tests.support.location import client_of
 from tests.support.waiting import WAIT_S, wait_until
 
 
@@ -37,7 +35,7 @@ class Served:
 
     def __init__(self, location: Location, settings: ServerSettings | None = None) -> None:
         self.location = location
-        self.client = Client(EmbeddedTransport(location, maintain))
+        self.client = client_of(location)
         app = create_app(location, settings)
         service: Service = app.state.service
         protocol = cast(Any, partial(JoiningProtocol, bounds=service.bounds))

@@ -15,7 +15,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.cli.long_running import (
     ALL_LINES_MAX,
@@ -26,7 +25,6 @@ from persist.cli.long_running import (
     FloodFilter,
     JsonFormatter,
 )
-from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.idempotency import RetriedCall, call_with_retries
 from persist.commit.clocks_and_ids import SystemClock
@@ -41,7 +39,7 @@ from tests.support.answering import Answering, answer
 from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan
 from tests.support.consensus_faults import FaultyConsensus
-from tests.support.location import TestClock, memory_location
+from tests.support.location import TestClock, client_of, memory_location
 
 SCHEMA = pa.schema([("id", pa.int64())])
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}]}
@@ -151,7 +149,7 @@ def test_a_committer_that_keeps_losing_races_logs_one_line(caplog: pytest.LogCap
 
     consensus = Losing("mem:")
     with closing(memory_location(consensus=consensus)) as location:
-        shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+        shard = client_of(location).create_shard("orders", SCHEMA, ["id"])
         consensus.losing = True
         with pytest.raises(Unavailable, match="lost the race"):
             location.machine("orders").apply(c.AdvanceUpper(Antichain(5)))
@@ -177,7 +175,7 @@ def test_upkeep_that_meets_something_damaged_says_so(caplog: pytest.LogCaptureFi
 
     blob = Damaged("mem:")
     with closing(memory_location(blob=blob)) as location:
-        shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+        shard = client_of(location).create_shard("orders", SCHEMA, ["id"])
         blob.damaged = True
         for number in range(40):  # until a rollup is due
             shard.insert([{"id": number}])

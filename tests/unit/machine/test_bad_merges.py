@@ -9,9 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.blob_tasks import write_bundles
 from persist.commit.location import Location
@@ -24,7 +21,7 @@ from persist.core.ids import PartId, SeqNo, Token, WriterId, mint
 from persist.core.record import replace
 from persist.core.state import Policy
 from persist.parts.codec import encode_inline
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 ROWS = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"]})
 TWICE = ROWS.append_column("__diff", pa.array([2, 2, 2]))
@@ -44,7 +41,7 @@ class Place:
     @classmethod
     def made(cls) -> Place:
         location = memory_location(policy=POLICY, small_merges=False)
-        shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", SCHEMA, key=["id"])
+        shard = client_of(location).create_shard("s", SCHEMA, key=["id"])
         place = cls(location, shard)
         shard.insert(ROWS)
         shard.downgrade_since(0)

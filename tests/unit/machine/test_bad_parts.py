@@ -7,9 +7,6 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.blob_tasks import merged
 from persist.commit.location import Location
@@ -24,7 +21,7 @@ from persist.core.state import Policy
 from persist.core.transitions import part_admission
 from persist.core.transitions.part_admission import DIFF_MAX, departed
 from persist.parts.codec import encode_inline, encode_parquet
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 ROWS = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"], "__diff": [1, 2, -1]})
 SCHEMA = pa.schema([("id", pa.int64()), pa.field("v", pa.string(), nullable=False)])
@@ -33,7 +30,7 @@ BLOB, INLINE = Policy(inline_part_bytes_max=0), Policy()
 
 def shard_of(policy: Policy) -> tuple[Location, Shard]:
     location = memory_location(policy=policy, small_merges=False)
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", SCHEMA, key=["id"])
+    shard = client_of(location).create_shard("s", SCHEMA, key=["id"])
     return location, shard
 
 
@@ -65,12 +62,12 @@ def refused(location: Location, command: c.Command, message: str) -> None:
         lead()
     assert isinstance(outcomes[0], InvalidUsage)
     assert isinstance(outcomes[1], c.Appended)
-    client = Client(EmbeddedTransport(location, maintain))
+    client = client_of(location)
     assert {"id": 9, "v": "z"}.items() <= client.shard("s").snapshot().to_arrow().to_pylist()[-1].items()
 
 
 def encoded(location: Location) -> Part:
-    schema = Client(EmbeddedTransport(location, maintain)).shard("s").schema
+    schema = client_of(location).shard("s").schema
     rows = schema.conform(pa.table({"id": [9], "v": ["z"]}), 0)
     return encode_inline(rows, schema, 1, mint(PartId, location.ids))
 

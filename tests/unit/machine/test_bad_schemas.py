@@ -5,8 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.command_queue import Pending
@@ -21,7 +19,7 @@ from persist.core.ids import Token, WriterId, mint, shard_id_of
 from persist.core.state import SchemaRecord
 from persist.core.transitions.context import SOUND
 from persist.parts import ShardSchema, valid_schemas
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 ID = pa.field("id", pa.int64(), nullable=False)
 SCHEMA = pa.schema([ID, ("v", pa.string())])
@@ -68,7 +66,7 @@ def location() -> Location:
 
 
 def made(location: Location) -> Shard:
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", SCHEMA, ["id"])
+    shard = client_of(location).create_shard("s", SCHEMA, ["id"])
     shard.insert([{"id": 1, "v": "a"}])
     return shard
 
@@ -129,7 +127,7 @@ def test_a_shard_with_a_bad_schema_of_old_is_read_written_and_mended(location: L
     """It was Corruption for everybody, for ever."""
     made(location)
     as_of_old(location, {**NO_SCHEMA, **NO_FIT}[what])
-    client = Client(EmbeddedTransport(location, maintain))
+    client = client_of(location)
     shard = client.shard("s")
     assert shard.schema.arrow == SCHEMA
     shard.insert([{"id": 2, "v": "b"}])
@@ -175,7 +173,7 @@ def test_what_was_looked_at_for_one_life_of_a_name_is_not_committed_to_the_next_
     made(location)
     late = memory_location(blob=location.blob, consensus=location.consensus, clock=location.clock)
     late.machine("s").refresh()
-    client = Client(EmbeddedTransport(location, maintain))
+    client = client_of(location)
     client.shard("s").drop()
     client.create_shard("s", pa.schema([("id", pa.string()), ("q", pa.int8())]), ["id"])
     forged = ShardSchema(SCHEMA, ("id",))
@@ -197,7 +195,7 @@ def test_a_verdict_on_another_life_is_refused(location: Location) -> None:
     verdict = Inspector(location.blob, location.versions.receipts, 1, location.versions.bound).verdict(
         c.EvolveSchema(1, ShardSchema(WIDER, ("id",)).to_record()), location.machine("s").state()
     )
-    Client(EmbeddedTransport(location, maintain)).shard("s").drop()
+    client_of(location).shard("s").drop()
     made(location)
     told: list[object] = []
     evolve = c.EvolveSchema(1, ShardSchema(WIDER, ("id",)).to_record())

@@ -8,16 +8,13 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.commit_plan import BatchMerge
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Corruption
 from tests.support.flushing import flushed
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
 
@@ -32,7 +29,7 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture
 def shard(location: Location) -> Shard:
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    shard = client_of(location).create_shard("orders", SCHEMA, ["id"])
     for n in range(20):
         shard.insert([{"id": f"k{n % 5}", "amount": n}])
     shard.insert([{"id": "k0", "amount": 0, "__diff": -1}])
@@ -55,7 +52,7 @@ def test_every_read_answers_as_before(location: Location, shard: Shard) -> None:
 
 def test_what_another_process_has_merged_and_deleted_is_no_damage(location: Location) -> None:
     """A process that was stopped told of a corrupt shard, as the blobs that it wanted to merge were gone."""
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("big", SCHEMA, ["id"])
+    shard = client_of(location).create_shard("big", SCHEMA, ["id"])
     random = Random(0)
     for _ in range(2):
         shard.insert([{"id": random.randbytes(100).hex(), "amount": 1} for _ in range(2_000)])

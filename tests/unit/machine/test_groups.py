@@ -10,11 +10,8 @@ import pytest
 
 from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_tasks import merged, write_bundles
 from persist.commit.commit_plan import Outcome
 from persist.commit.committer import Machine
@@ -32,7 +29,7 @@ from persist.core.state import Policy, State, initial_state
 from persist.core.transitions import writers
 from persist.core.transitions.context import Context
 from persist.parts import ShardSchema
-from tests.support.location import TestClock, memory_location
+from tests.support.location import TestClock, client_of, memory_location
 from tests.support.shard import NAME, SCHEMA, first_write
 
 NEXT_SCHEMA = ShardSchema(pa.schema([("k", pa.string())]), ("k",)).to_record()
@@ -166,7 +163,7 @@ ROWS = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"]})
 
 def test_a_part_that_leaves_by_a_merge_is_not_named_again_beside_it() -> None:
     location = memory_location(policy=Policy(inline_part_bytes_max=0), small_merges=False)
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", ROWS.schema, key=["id"])
+    shard = client_of(location).create_shard("s", ROWS.schema, key=["id"])
     machine = location.machine("s")
     runs = tuple(shard.open_writer().stage(ROWS, None))
 
@@ -188,7 +185,7 @@ def test_a_part_that_leaves_by_a_merge_is_not_named_again_beside_it() -> None:
 def test_a_part_that_moves_to_a_bundle_is_not_named_again_beside_it() -> None:
     plain = Policy(inline_part_bytes_max=0, plain_parts_max=1_000)
     location = memory_location(policy=plain, small_merges=False)
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("s", ROWS.schema, key=["id"])
+    shard = client_of(location).create_shard("s", ROWS.schema, key=["id"])
     machine, writer = location.machine("s"), shard.open_writer()
     runs = tuple(run for number in range(3) for run in writer.stage(ROWS.slice(number, 1), None))
     writer.commit_insert(runs)

@@ -9,9 +9,7 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import Listen
 from persist.client.shard import Shard
@@ -26,7 +24,7 @@ from persist.core.shard_view import SeenVersion
 from persist.core.state import initial_state
 from persist.core.state_diff import apply, diff
 from persist.formats.state_frames import THIS_BUILD, Build
-from tests.support.location import AscendingIds, memory_location
+from tests.support.location import AscendingIds, client_of, memory_location
 from tests.support.shard import NAME as STEPPED
 from tests.support.shard import SCHEMA as RECORD
 
@@ -53,7 +51,7 @@ class Stores:
         return memory_location(blob=self.blob, consensus=self.log, ids=AscendingIds(self.opened), build=self.build)
 
     def shard(self, name: str = NAME) -> Shard:
-        return Client(EmbeddedTransport(self.open(), maintain)).create_shard(name, SCHEMA, ["id"])
+        return client_of(self.open()).create_shard(name, SCHEMA, ["id"])
 
 
 def insert(shard: Shard, *ids: int) -> None:
@@ -124,7 +122,7 @@ def test_a_commit_on_a_log_that_has_grown_to_the_same_length_is_not_taken(stores
 
 def test_no_other_shard_is_harmed(stores: Stores) -> None:
     location = stores.open()
-    client = Client(EmbeddedTransport(location, maintain))
+    client = client_of(location)
     lost, sound = (client.create_shard(name, SCHEMA, ["id"]) for name in (NAME, OTHER))
     for shard in (lost, sound):
         insert(shard, *range(5))
@@ -189,7 +187,7 @@ def test_a_listener_comes_to_another_process_and_goes_on_where_nothing_is_lost(s
     ours = stores.shard()
     insert(ours, *range(3))
     others = stores.open()
-    theirs = Client(EmbeddedTransport(others, maintain)).shard(NAME)
+    theirs = client_of(others).shard(NAME)
     with ours.listen(None) as listen:
         list(listen.next_events(0))
         insert(ours, *range(3, 50))
@@ -204,7 +202,7 @@ def test_a_listener_comes_to_another_process_and_goes_on_where_nothing_is_lost(s
 
 def test_what_a_listener_has_read_here_costs_no_further_call(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     location = stores.open()
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["id"])
+    shard = client_of(location).create_shard(NAME, SCHEMA, ["id"])
     machine = location.machine(NAME)
     insert(shard, 1)
     before = machine.state()
@@ -226,7 +224,7 @@ def test_what_the_log_does_not_tell_any_more_cannot_be_compared(stores: Stores) 
 
 def test_who_waits_is_woken_and_told(stores: Stores) -> None:
     location = stores.open()
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["id"])
+    shard = client_of(location).create_shard(NAME, SCHEMA, ["id"])
     insert(shard, *range(5))
     machine = location.machine(NAME)
     told: list[object] = []
@@ -251,7 +249,7 @@ def test_a_state_diff_names_its_parent() -> None:
 
 def test_a_machine_that_has_lost_its_history_creates_nothing(stores: Stores) -> None:
     location = stores.open()
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["id"])
+    shard = client_of(location).create_shard(NAME, SCHEMA, ["id"])
     insert(shard, *range(5))
     machine: Machine = location.machine(NAME)
     stores.log.lose(NAME, 2)
@@ -305,7 +303,7 @@ def test_a_process_that_read_a_shard_creates_no_other_where_the_whole_log_is_los
     stores: Stores, is_told: bool
 ) -> None:
     """It was refused only after its entry was in the log: so it wrote to the shard that it had lost."""
-    client = Client(EmbeddedTransport(stores.open(), maintain))
+    client = client_of(stores.open())
     shard = client.create_shard(NAME, SCHEMA, ["id"])
     stores.log.lose(NAME, stores.log._heads[NAME])
     del stores.log._heads[NAME]

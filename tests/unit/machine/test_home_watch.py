@@ -13,13 +13,10 @@ import pytest
 from blob.errors import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
-from compactor.on_demand import maintain
 from consensus import Consensus, ConsensusUnavailable
 from consensus import Entry as LogEntry
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit import location_identity as module
 from persist.commit.clocks_and_ids import moment
@@ -33,7 +30,7 @@ from persist.formats.state_frames import encode_binding
 from persist.regions.failover import HomeWatch, check_fence
 from persist.regions.region_index import IndexFile, RegionEntry, RegionIndex, write_index
 from tests.support.clocks import Clock, Machine, World
-from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.location import AscendingIds, TestClock, client_of, memory_location
 
 SCHEMA = pa.schema([("id", pa.int64())])
 SELF_FENCE_S = 30.0
@@ -79,7 +76,7 @@ class Home:
         self.say(0)
         self.location = self.open()
         self.watch = HomeWatch(self.location.identity, "eu", IndexFile(str(self.index)), fence_s)
-        self.shard = Client(EmbeddedTransport(self.location, maintain)).create_shard("eu/orders", SCHEMA, ["id"])
+        self.shard = client_of(self.location).create_shard("eu/orders", SCHEMA, ["id"])
 
     def open(self) -> Location:
         return memory_location(blob=self.blob, consensus=self.consensus, clock=self.clock)
@@ -153,7 +150,7 @@ def test_a_later_epoch_counts_though_the_next_one_never_came_here(tmp_path: Path
     with pytest.raises(ReadOnly, match=r"read-only|only reads"):
         home.insert()
     with pytest.raises(ReadOnly, match=r"read-only|only reads"):
-        Client(EmbeddedTransport(home.open(), maintain)).shard("eu/orders").insert([{"id": 2}])
+        client_of(home.open()).shard("eu/orders").insert([{"id": 2}])
 
 
 @pytest.mark.parametrize("how", ["suspended", "paused"])
@@ -367,7 +364,7 @@ def test_who_begins_looks_first(tmp_path: Path) -> None:
     fresh = home.open()
     HomeWatch(fresh.identity, "eu", home.watch._index, SELF_FENCE_S)
     with pytest.raises(Unavailable, match="could not check"):
-        Client(EmbeddedTransport(fresh, maintain)).shard("eu/orders").insert([{"id": 2}])
+        client_of(fresh).shard("eu/orders").insert([{"id": 2}])
 
 
 def test_a_shard_that_is_made_meanwhile_is_not_acknowledged(tmp_path: Path) -> None:
@@ -381,7 +378,7 @@ def test_a_shard_that_is_made_meanwhile_is_not_acknowledged(tmp_path: Path) -> N
 
     slow = memory_location(blob=home.blob, consensus=Slow(home.consensus), clock=home.clock)
     with pytest.raises(ReadOnly, match=r"read-only|only reads"):
-        Client(EmbeddedTransport(slow, maintain)).create_shard("eu/late", SCHEMA, ["id"])
+        client_of(slow).create_shard("eu/late", SCHEMA, ["id"])
 
 
 @pytest.mark.parametrize("fence_s", [-1.0, 1.0, 19.9, 86_401.0, float("nan")])

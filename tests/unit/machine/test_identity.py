@@ -11,7 +11,6 @@ import pytest
 from blob import Blob
 from blob.memory_blobs import MemoryBlob
 from blob.metrics import ForwardingBlob
-from compactor.on_demand import maintain
 from compactor.orphans import Sweeper, SweepSettings
 from consensus import ConsensusIndeterminate
 from consensus.memory_logs import MemoryConsensus
@@ -28,7 +27,7 @@ from persist.core.state import Policy
 from persist.formats.state_frames import decode_binding
 from persist.maintenance.collector import Collector
 from tests.support.epochs import raise_epoch
-from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.location import AscendingIds, TestClock, client_of, memory_location
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -52,7 +51,7 @@ class Stores:
         )
 
     def client(self) -> Client:
-        return Client(EmbeddedTransport(self.open(), maintain))
+        return client_of(self.open())
 
     def filled(self, name: str = "orders", inserts: int = 10) -> Stores:
         shard = self.client().create_shard(name, SCHEMA, ["id"])
@@ -223,7 +222,7 @@ def test_stores_are_compared_again_before_anything_is_deleted(maintenance: Calla
     exchanged = Exchanged(MemoryBlob("mem:"))
     ours = Stores(exchanged).filled()
     location = ours.open()
-    shard = Client(EmbeddedTransport(location, maintain)).shard("orders")
+    shard = client_of(location).shard("orders")
     shard.drop()
     for stat in list(exchanged.list("s")):
         other.blob.put(stat.key, exchanged.get(stat.key))

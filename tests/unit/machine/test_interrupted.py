@@ -15,15 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit import command_queue, committer
 from persist.commit.committer import Machine
 from persist.core import commands as c
 from persist.core.errors import Indeterminate
 from persist.core.frontier import Antichain
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -83,7 +80,7 @@ class Caller(threading.Thread):
 @pytest.fixture
 def shard() -> Machine:
     location = memory_location()
-    Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    client_of(location).create_shard("orders", SCHEMA, ["id"])
     return location.machine("orders")
 
 

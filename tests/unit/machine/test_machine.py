@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus import ConsensusIndeterminate, Entry
 from consensus.advisory_locks import Turn
 from consensus.memory_logs import MemoryConsensus
@@ -30,7 +29,7 @@ from persist.core.state import Policy
 from rpc.concurrency_limits import Work
 from rpc.settings import Limits
 from tests.support.clocks import World
-from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.location import AscendingIds, TestClock, client_of, memory_location
 from tests.support.shard import first_write
 from tests.support.waiting import WAIT_S
 
@@ -85,7 +84,7 @@ def location(consensus: Meddling) -> Location:
 
 @pytest.fixture
 def shard(location: Location) -> Shard:
-    return Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    return client_of(location).create_shard("orders", SCHEMA, ["id"])
 
 
 def test_a_refusal_is_never_told_from_a_stale_state(consensus: Meddling, location: Location, shard: Shard) -> None:
@@ -103,7 +102,7 @@ def test_a_refusal_is_never_told_from_a_stale_state(consensus: Meddling, locatio
 
 def test_sixteen_threads_on_two_servers_lose_no_row(consensus: Meddling, location: Location) -> None:
     other = memory_location(consensus=consensus, blob=location.blob, ids=AscendingIds(1))
-    clients = [Client(EmbeddedTransport(place, maintain)) for place in (location, other)]
+    clients = [client_of(place) for place in (location, other)]
     clients[0].create_shard("orders", SCHEMA, ["id"])
 
     def work(number: int) -> None:
@@ -122,7 +121,7 @@ def test_sixteen_threads_on_two_servers_lose_no_row(consensus: Meddling, locatio
 
 def test_rollups_follow_the_log_and_opening_reads_only_what_came_after(consensus: Meddling) -> None:
     location = memory_location(consensus=consensus, policy=Policy(rollup_every=8))
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    shard = client_of(location).create_shard("orders", SCHEMA, ["id"])
     for number in range(100):
         shard.insert(rows(number))
     state = location.machine("orders").refresh()
@@ -136,7 +135,7 @@ def test_rollups_follow_the_log_and_opening_reads_only_what_came_after(consensus
 def test_a_writer_that_was_idle_beyond_its_lease_registers_anew(consensus: Meddling) -> None:
     clock = TestClock()
     location = memory_location(consensus=consensus, clock=clock)
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    shard = client_of(location).create_shard("orders", SCHEMA, ["id"])
     idle, busy = shard.open_writer(), shard.open_writer()
     idle.insert(rows(1))
     for number in range(8):
@@ -150,7 +149,7 @@ def test_a_writer_that_was_idle_beyond_its_lease_registers_anew(consensus: Meddl
 
 def test_two_creators_of_one_shard_end_with_one_shard(consensus: Meddling, location: Location) -> None:
     consensus.script = [happens_but_unknown]
-    first = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    first = client_of(location).create_shard("orders", SCHEMA, ["id"])
     other = Client(EmbeddedTransport(memory_location(consensus=consensus, blob=location.blob, ids=AscendingIds(1))))
     second = other.create_shard("orders", SCHEMA, ["id"])
     first.insert(rows(1))
@@ -187,7 +186,7 @@ def test_a_value_of_a_wrong_type_is_refused_before_it_is_in_the_log(
     with pytest.raises(InvalidUsage, match="not valid"):
         location.machine("orders").apply(first_write(mint(WriterId, location.ids), lease_ms))
     shard.insert(rows(1))
-    assert contents(Client(EmbeddedTransport(location, maintain)).shard("orders")) == [1]
+    assert contents(client_of(location).shard("orders")) == [1]
 
 
 def test_a_race_whose_loser_is_refused_is_counted() -> None:
@@ -218,7 +217,7 @@ def test_a_thousand_moves_of_a_frontier_write_the_state_at_most_once() -> None:
 
     blob = Counting("mem:")
     with closing(memory_location(blob=blob, policy=Policy())) as location:
-        shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+        shard = client_of(location).create_shard("orders", SCHEMA, ["id"])
         blob.puts = 0
         for upper in range(1, 1_001):
             shard.advance_upper(upper)
@@ -228,7 +227,7 @@ def test_a_thousand_moves_of_a_frontier_write_the_state_at_most_once() -> None:
 def test_what_comes_in_one_turn_of_the_event_loop_is_committed_together() -> None:
     """A commit began with the first command, and found one or two."""
     with closing(memory_location()) as location, closing(Work(Limits())) as work:
-        Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+        client_of(location).create_shard("orders", SCHEMA, ["id"])
         machine = location.machine("orders")
         before = machine.metrics.commits
 
@@ -252,8 +251,8 @@ def test_who_waited_for_its_turn_plans_on_what_others_have_committed() -> None:
     """Each process planned on what it knew, and lost. 16 of them got 130 commits a second, one of them two."""
     blob, log = MemoryBlob("mem:"), Queued("mem:")
     with closing(Location(blob, log)) as one, closing(Location(blob, log)) as other:
-        first = Client(EmbeddedTransport(one, maintain)).create_shard("orders", SCHEMA, ["id"])
-        second = Client(EmbeddedTransport(other, maintain)).shard("orders")
+        first = client_of(one).create_shard("orders", SCHEMA, ["id"])
+        second = client_of(other).shard("orders")
         for number in range(20):
             first.insert([{"id": number}])
             second.insert([{"id": number}])

@@ -10,9 +10,6 @@ import pytest
 
 from blob import BlobUnavailable
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit import background_duties
 from persist.commit.location import Location
@@ -21,7 +18,7 @@ from persist.core.errors import Overloaded
 from persist.core.ids import Token, mint, writer_of
 from persist.core.record import replace
 from persist.core.state import Policy, State
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
 NAME = "orders"
@@ -67,7 +64,7 @@ def location() -> Iterator[Location]:
 
 
 def shard_of(location: Location) -> Shard:
-    return Client(EmbeddedTransport(location, maintain)).create_shard(NAME, SCHEMA, ["id"])
+    return client_of(location).create_shard(NAME, SCHEMA, ["id"])
 
 
 def batches_of(state: State) -> int:

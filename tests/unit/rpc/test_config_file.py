@@ -15,9 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage
 from persist.core.ids import WriterId
 from persist.core.state import Policy
@@ -27,7 +24,7 @@ from rpc.concurrency_limits import Work
 from rpc.config_file import ENVIRONMENT, FILE, OPTION, LoadedConfig, effective_settings, load, misspelt, read_file
 from rpc.settings import SETTINGS, Limits, ServerSettings, Setting, server_settings
 from tests.support import settings_page
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 from tests.support.shard import first_write, numbered
 
 GOOD = """
@@ -229,9 +226,7 @@ def test_settings_of_a_program_have_the_ranges_of_a_file() -> None:
 
 def test_a_server_that_lingers_commits_together_what_comes_meanwhile() -> None:
     with closing(memory_location()) as location, closing(Work(Limits(), linger_s=0.05)) as work:
-        Client(EmbeddedTransport(location, maintain)).create_shard(
-            "orders", pa.schema([("id", pa.int64())]), key=["id"]
-        )
+        client_of(location).create_shard("orders", pa.schema([("id", pa.int64())]), key=["id"])
         machine = location.machine("orders")
 
         async def both() -> None:

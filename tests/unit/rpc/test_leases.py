@@ -8,11 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
 from consensus import ConsensusUnavailable
 from consensus.memory_logs import MemoryConsensus
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Expired, NotReadable, UnknownShard
@@ -22,7 +19,7 @@ from rpc import change_streams as module
 from rpc.change_streams import StreamHold, StreamLeases
 from rpc.concurrency_limits import Work
 from rpc.settings import Limits
-from tests.support.location import TestClock, memory_location
+from tests.support.location import TestClock, client_of, memory_location
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.string())])
@@ -71,7 +68,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[Scene
     monkeypatch.setattr(module, "LEASE_MS", LEASE_MS)
     clock, consensus = TestClock(), Flaky("mem:")
     location = memory_location(clock=clock, consensus=consensus, retry_s=0.0)
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    shard = client_of(location).create_shard("orders", SCHEMA, ["id"])
     shard.compare_and_append([{"id": "a"}], 0, UPPER)
 
     def play(act: Callable[[Scene], Awaitable[None]]) -> None:

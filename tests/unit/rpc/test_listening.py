@@ -14,10 +14,8 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist import AttributeUpdate, named_key
-from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
@@ -62,7 +60,7 @@ def wide(seed: int) -> str:
 
 
 def shard_of(location: Location, name: str = "orders") -> Shard:
-    return Client(EmbeddedTransport(location, maintain)).create_shard(name, SCHEMA, ["id"])
+    return client_of(location).create_shard(name, SCHEMA, ["id"])
 
 
 async def events(listening: Listeners, until: Antichain, name: str = "orders") -> AsyncGenerator[Event]:
@@ -178,7 +176,7 @@ def test_a_step_of_wide_rows_comes_in_bounded_events(step_bytes_max: int, monkey
 def test_a_batch_of_more_bytes_than_an_event_takes_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "ROW_GROUP_BYTES", WIDE)
     location = memory_location()
-    client = Client(EmbeddedTransport(location, maintain), HandleSettings(read=ReadSettings(memory_bytes=3 * WIDE)))
+    client = client_of(location, HandleSettings(read=ReadSettings(memory_bytes=3 * WIDE)))
     shard = client.create_shard("orders", SCHEMA, ["id"])
     shard.compare_and_append([{"id": f"{number:02}{wide(number)}"} for number in range(20)], 0, 1)
     shard.compare_and_append([{"id": "small"}], 1, 2)

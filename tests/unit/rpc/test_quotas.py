@@ -13,9 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.core import commands as c
 from persist.core.batch import Run
@@ -40,7 +37,7 @@ from rpc.quotas import (
     RateBucket,
     read_rules,
 )
-from tests.support.location import TestClock, memory_location
+from tests.support.location import TestClock, client_of, memory_location
 from tests.support.pages import page
 from tests.support.shard import make_part
 
@@ -57,7 +54,7 @@ class House:
         self.clock = TestClock()
         self.location = memory_location()
         self.tally = PrefixUsage(self.location, threaded=False)
-        self.client = Client(EmbeddedTransport(self.location, maintain), HandleSettings())
+        self.client = client_of(self.location, HandleSettings())
         self.path = directory / "quotas.json"
         self.path.write_text(json.dumps(rules))
         self.quotas = Quotas(QuotaFile(str(self.path), self.clock.monotonic), self.clock, self.tally)

@@ -9,9 +9,6 @@ from collections.abc import Awaitable, Callable
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
-from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
 from persist.core.errors import Overloaded
 from persist.core.frontier import Antichain
@@ -20,14 +17,14 @@ from rpc import concurrency_limits as work_module
 from rpc.concurrency_limits import CALLER, CommandTurns, Slots, Work, _Answers
 from rpc.settings import Limits
 from rpc.shard_watcher import ShardWatcher
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 SCHEMA = pa.schema([("id", pa.string())])
 
 
 def test_a_cancelled_caller_takes_nobody_with_it() -> None:
     location = memory_location()
-    Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    client_of(location).create_shard("orders", SCHEMA, ["id"])
     machine = location.machine("orders")
 
     async def scene() -> list[object]:
@@ -64,7 +61,7 @@ def test_work_beyond_the_limit_is_refused_at_once(monkeypatch: pytest.MonkeyPatc
 
 def test_a_thousand_waits_need_no_thread_each_and_all_end_with_the_commit() -> None:
     location = memory_location()
-    shard = Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    shard = client_of(location).create_shard("orders", SCHEMA, ["id"])
 
     async def scene() -> set[int | None]:
         work = Work(Limits(io_threads=2))
@@ -86,7 +83,7 @@ def test_a_thousand_waits_need_no_thread_each_and_all_end_with_the_commit() -> N
 
 def test_stopping_ends_waits_with_what_there_is() -> None:
     location = memory_location()
-    Client(EmbeddedTransport(location, maintain)).create_shard("orders", SCHEMA, ["id"])
+    client_of(location).create_shard("orders", SCHEMA, ["id"])
 
     async def scene() -> None:
         work = Work(Limits())

@@ -8,21 +8,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
 from persist.bindings import Binding, Bindings, Minter
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Corruption, InvalidUsage, ShardExists, Unavailable
 from persist.sources import internal_shards, reclock
 from persist.sources.reclock import PARTITIONS_MAX, POSITION_MAX
 from tests.support.bound import SmallBindings
 from tests.support.clocks import HOUR_MS, YEAR_MS, World
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
+    with client_of(memory_location()) as client:
         yield client
 
 

@@ -11,11 +11,9 @@ import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
-from compactor.on_demand import maintain
 from consensus.memory_logs import MemoryConsensus
 from persist.bindings import Bindings, Ingester, IngestSettings, Minter
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.copies.recovery import RecoveryRequest, run_recovery
@@ -26,7 +24,7 @@ from persist.regions.failover import OldHome, promote
 from persist.sources.internal_shards import FeedFollower
 from persist.sources.wal import FrontEnd, Replica
 from tests.support.examples import seeds, thinned
-from tests.support.location import AscendingIds, memory_location
+from tests.support.location import AscendingIds, client_of, memory_location
 
 ROWS = pa.schema([("id", pa.int64())])
 STEPS = 40
@@ -87,7 +85,7 @@ class Fed:
 
 @pytest.fixture(params=["bindings", "log"])
 def fed(request: pytest.FixtureRequest) -> Iterator[Fed]:
-    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
+    with client_of(memory_location()) as client:
         found = Fed(client, request.param, Numbers())
         for _ in range(3):
             found.add()
@@ -160,7 +158,7 @@ def test_times_that_others_have_written_are_a_conflict_until_it_is_to_go_on(
 
 
 def test_a_shard_that_has_rows_of_before_gets_all_of_its_feed() -> None:
-    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
+    with client_of(memory_location()) as client:
         client.create_shard("fed", ROWS, ["id"]).insert([{"id": 100}])
         found = Fed(client, "bindings", Numbers())
         found.add()
@@ -211,7 +209,7 @@ class Story:
         return memory_location(blob=self.blob, consensus=self.consensus, ids=AscendingIds(self.opened))
 
     def client(self) -> Client:
-        return Client(EmbeddedTransport(self.location(), maintain))
+        return client_of(self.location())
 
     def process(self) -> Fed:
         return Fed(self.client(), self.kind, self.source, self.chosen.choice([1, 3, 100]))

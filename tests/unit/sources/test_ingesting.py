@@ -9,13 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
 from persist.bindings import Bindings, Ingester, IngestSettings, Minter
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import Conflict, InvalidUsage
 from persist.sources.ingest import ends_of_batches
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 RECORDS = pa.schema([("partition", pa.string()), ("position", pa.int64()), ("word", pa.string())])
 
@@ -52,7 +50,7 @@ class Lines:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
+    with client_of(memory_location()) as client:
         yield client
 
 

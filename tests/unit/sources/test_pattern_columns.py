@@ -7,16 +7,14 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
 from persist.bindings import Binding, Bindings, Ingester, IngestSettings
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage, ShardExists
 from persist.parts.schema_changes import AddColumn, Change, DropColumn, RenameColumn
 from persist.sources.partition_map import Routes
 from persist.sources.routed import RoutedWriter
 from tests.support.bound import SmallBindings
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 COLUMNS = pa.schema([("id", pa.int64()), ("a", pa.int64()), ("b", pa.int64())])
 
@@ -31,7 +29,7 @@ REFUSED = "column 'position' of shard 'bindings' of bindings is now named 'time'
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
+    with client_of(memory_location()) as client:
         yield client
 
 

@@ -16,9 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.on_demand import maintain
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.errors import (
     AttributeMismatch,
@@ -35,7 +33,7 @@ from persist.sources.routed import RoutedPosition, RoutedReader, RoutedWriter, _
 from persist.sources.sequenced_writer import SequencedWriter
 from tests.support.bound import Processes
 from tests.support.examples import seeds
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 ROWS = pa.schema([("key", pa.string()), ("who", pa.string()), ("number", pa.int64())])
 SHARDS = ["s0", "s1", "s2", "s3"]
@@ -191,7 +189,7 @@ def test_each_append_is_there_once_in_order_by_key_in_many_stories() -> None:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
+    with client_of(memory_location()) as client:
         for name in SHARDS:
             client.create_shard(name, ROWS, ["key"])
         yield client

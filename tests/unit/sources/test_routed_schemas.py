@@ -8,14 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage
 from persist.parts.schema_changes import AddColumn, RenameColumn
 from persist.sources.partition_map import Routes
 from persist.sources.routed import RoutedReader, RoutedWriter, read_routed
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 NAMES = ["v0", "v1", "v2"]
 COLUMNS = pa.schema([("user", pa.string()), ("page", pa.int64())])
@@ -24,7 +22,7 @@ USERS = [f"u{number}" for number in range(12)]
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
+    with client_of(memory_location()) as client:
         for name in NAMES:
             client.create_shard(name, COLUMNS, ["user"], history="forever")
         yield client

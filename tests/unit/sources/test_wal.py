@@ -10,15 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, InvalidUsage, Unavailable
 from persist.sources import wal
 from persist.sources.wal import FrontEnd, Replica
 from tests.support.bound import Processes
 from tests.support.examples import seeds
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 ROWS = pa.schema([("id", pa.int64()), ("word", pa.string())])
 STEPS = 50
@@ -137,7 +135,7 @@ def test_the_table_has_at_each_time_what_the_log_has_in_many_stories() -> None:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
+    with client_of(memory_location()) as client:
         client.create_shard("log", ROWS, ["id"])
         yield client
 

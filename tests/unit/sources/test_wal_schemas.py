@@ -10,9 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from compactor.on_demand import maintain
 from persist.client.client import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.schema_lineage import has_same_columns
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, Unavailable
@@ -28,7 +26,7 @@ from persist.parts.schema_changes import (
 from persist.sources.wal import FrontEnd, Replica
 from tests.support.bound import Processes
 from tests.support.examples import seeds
-from tests.support.location import memory_location
+from tests.support.location import client_of, memory_location
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("a", pa.int32()), ("b", pa.int32())])
 STEPS = 30
@@ -38,7 +36,7 @@ PROOF_SEEDS = seeds(20)
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with Client(EmbeddedTransport(memory_location(), maintain)) as client:
+    with client_of(memory_location()) as client:
         client.create_shard("log", COLUMNS, ["id"])
         yield client
 
