@@ -5,7 +5,7 @@ Each seed is one walk, always the same. Builds that are broken on purpose are ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -14,13 +14,12 @@ import pytest
 
 from persist.core.errors import Conflict, Expired, Unavailable, UnknownShard
 from persist.regions.replica_follower import BlobPresence, Follower
-from tests.support.examples import seeds, thinned
+from tests.support.examples import thinned, walks
 from tests.support.regions import Regions
 
 NAMES = "abcd"
 STEPS = 60
 SEEDS_MAX = 60
-PROOF_SEEDS = seeds(40)
 
 
 class Walk:
@@ -72,23 +71,18 @@ class Walk:
         self.regions.shown.clear()
 
 
-@pytest.mark.parametrize("seed", thinned(range(6), 3))
-def test_what_a_region_shows_is_what_home_has_shown(seed: int) -> None:
-    Walk(seed).run()
-
-
-@pytest.mark.proof
-def test_many_more_walks() -> None:
-    for seed in PROOF_SEEDS:
+@pytest.mark.parametrize("seeds", walks(range(6), 40, every=3))
+def test_what_a_region_shows_is_what_home_has_shown(seeds: Iterable[int]) -> None:
+    for seed in seeds:
         Walk(seed).run()
 
 
 @pytest.mark.proof
 def test_most_walks_read_something() -> None:
-    walks = [Walk(seed) for seed in range(3)]
-    for walk in walks:
+    some = [Walk(seed) for seed in range(3)]
+    for walk in some:
         walk.run()
-    assert sum(walk.regions.read for walk in walks) > 30
+    assert sum(walk.regions.read for walk in some) > 30
 
 
 # --- builds that are broken on purpose

@@ -192,9 +192,8 @@ def test_duckdb_answers_as_over_a_plain_table(
         expected = answer(connection, story.at[as_of], columns, where)
         assert answer(connection, scan.duckdb if by_itself else scan, columns, where) == expected
         story.go_on(int(story.rng.random() < 0.1))
-        assert (
-            answer(connection, scan.duckdb if by_itself else scan, columns, where) == expected
-        )  # the same, however often
+        again = answer(connection, scan.duckdb if by_itself else scan, columns, where)
+        assert again == expected, "the same, however often"
 
 
 def polars_leaf() -> st.SearchStrategy[Any]:

@@ -42,6 +42,11 @@ def thinned(values: Iterable[Any], every: int) -> list[Any]:
     return [one if at % every == 0 else pytest.param(one, marks=pytest.mark.proof) for at, one in enumerate(values)]
 
 
+def walks(few: Iterable[int], proof: int, every: int = 1) -> list[Any]:
+    """The seeds of each run of a walk: the few one by one, thinned by `every`, and as a proof so many in one run."""
+    return [*thinned([[seed] for seed in few], every), pytest.param(seeds(proof), marks=pytest.mark.proof, id="many")]
+
+
 def examples(times: float, *, of_a_proof: int | None = None, **more: Any) -> settings:
     """Settings of a law that is tried `times` as often as others; of a proof `of_a_proof` times, where that is given.
 

@@ -49,12 +49,8 @@ def test_rows_travel_both_ways(form: str) -> None:
     data = b"".join(rows.write(iter([TABLE.slice(0, 1), TABLE.slice(1)]), TABLE.slice(0, 0), form))
     back = rows.read(data, form, SCHEMA, rows_max=10)
     assert back.select(TABLE.schema.names).to_pylist() == TABLE.to_pylist()
-
-
-@pytest.mark.parametrize("form", list(rows.MEDIA_TYPES))
-def test_no_rows_travel_too(form: str) -> None:
-    data = b"".join(rows.write(iter([]), TABLE.slice(0, 0), form))
-    assert rows.read(data, form, SCHEMA, rows_max=10).num_rows == 0
+    nothing = b"".join(rows.write(iter([]), TABLE.slice(0, 0), form))
+    assert rows.read(nothing, form, SCHEMA, rows_max=10).num_rows == 0
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet"])

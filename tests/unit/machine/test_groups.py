@@ -219,29 +219,20 @@ def neighbours() -> list[c.Command]:
     return [c.AdvanceUpper(Antichain(5)), c.RegisterReader(READER, None, 60_000), adds(token_of_key("new"), 1, OTHER)]
 
 
-def test_a_file_of_outcomes_that_is_gone_fails_only_who_needs_it() -> None:
-    location = opened()
-    machine = location.machine(NAME)
-    machine.apply(adds(TOKENS["minted"]))
-    machine.apply(flushed(location, machine))
-    location.blob.delete([file.key for file in machine.state().files_of(OUTCOMES)])
-    again, *others = together(restarted(location), adds(TOKENS["minted"]), *neighbours())
-    assert isinstance(again, Corruption)
-    assert "has lost a blob of its metadata" in again.message
-    assert [type(other) for other in others] == [c.Appended, c.ReaderRegistered, c.Done]
-
-
-def test_a_damaged_file_of_outcomes_fails_only_who_needs_it() -> None:
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "damaged"])
+def test_a_file_of_outcomes_that_cannot_be_read_fails_only_who_needs_it(is_gone: bool) -> None:
     location = opened()
     machine = location.machine(NAME)
     machine.apply(adds(TOKENS["minted"]))
     machine.apply(flushed(location, machine))
     [file] = machine.state().files_of(OUTCOMES)
-    data = location.blob.get(file.key)
+    size = len(location.blob.get(file.key))
     location.blob.delete([file.key])
-    location.blob.put(file.key, bytes(len(data)))
+    if not is_gone:
+        location.blob.put(file.key, bytes(size))
     again, *others = together(restarted(location), adds(TOKENS["minted"]), *neighbours())
     assert isinstance(again, Corruption)
+    assert ("has lost a blob of its metadata" in again.message) == is_gone
     assert [type(other) for other in others] == [c.Appended, c.ReaderRegistered, c.Done]
 
 

@@ -119,11 +119,8 @@ def test_parts_are_left_out_by_the_bounds_of_their_keys_without_being_opened() -
         found = prune_runs([Run((part,)) for part in parts], schema, ExpressionPruner(expression, schema.arrow))
         return [parts.index(part) for run in found for part in run.parts]
 
-    assert kept(pc.field("s") == "b") == [
-        0,
-        1,
-        2,
-    ]  # long keys have no bound above that can be read, and null none below
+    # Long keys have no bound above that can be read, and null none below.
+    assert kept(pc.field("s") == "b") == [0, 1, 2]
     assert kept(pc.field("s") == "y") == [1, 2]
     assert kept(pc.field("v") == 7) == [0, 1, 2]
 

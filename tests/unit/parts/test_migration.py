@@ -20,7 +20,6 @@ from persist.parts import DIFF, TIME, PartReader, PartSink, PartWriter, ShardSch
 from persist.parts import codec as codec_module
 from persist.parts import part_files as files_module
 from persist.parts import run_merge as merge_module
-from persist.parts import run_merge as resort_module
 from persist.parts.consolidate import Times, consolidate, merge
 from persist.parts.filter_eval import Filter
 from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RenameColumn, WidenColumn, apply_changes
@@ -63,8 +62,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec_module, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(files_module, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(merge_module, "BATCH_ROWS_MIN", 1)
-    monkeypatch.setattr(resort_module, "BATCH_ROWS_MIN", 1)
-    monkeypatch.setattr(resort_module, "SORTED_PIECE_BYTES", 1)
+    monkeypatch.setattr(merge_module, "SORTED_PIECE_BYTES", 1)
 
 
 def table_of(rows: Sequence[tuple[Any, ...]], schema: ShardSchema = FIRST) -> pa.Table:
@@ -167,8 +165,8 @@ def test_a_key_with_more_rows_than_memory_holds_is_sorted_in_pieces(monkeypatch:
     rows = table_of([(1, number % 100, f"{number * 7919 % 1000:04}", 0.0, number % 3, 1) for number in range(2000)])
     stored, later = Stored(rows, rows, table_of([])), LATER["dropped first"]
     pieces = []
-    piece = resort_module._SpillFile
-    monkeypatch.setattr(resort_module, "_SpillFile", lambda rows: pieces.append(piece(rows)) or pieces[-1])
+    piece = merge_module._SpillFile
+    monkeypatch.setattr(merge_module, "_SpillFile", lambda rows: pieces.append(piece(rows)) or pieces[-1])
     tables = list(stored.reader(later, 200_000).read_merged(stored.runs, 1))
     assert joined(tables, later.updates_schema).equals(stored.expected(later, 1))
     assert len(pieces) > 2

@@ -104,9 +104,7 @@ def test_batch_by_batch_the_rows_are_the_same(
 def test_a_part_that_is_read_batch_by_batch_gives_small_tables_and_is_fetched_once() -> None:
     schema = ShardSchema(pa.schema([("k", pa.int64())]), ("k",))
     shard = Shard(schema)
-    part = shard.part(pa.table({"k": np.arange(100)})).at(
-        7
-    )  # its time was chosen at commit, so its footer is looked at
+    part = shard.part(pa.table({"k": np.arange(100)})).at(7)  # chosen at commit, so its footer is looked at
     blob = Counting(shard.blob)
     reader = PartReader(blob, {1: schema}, schema)
     pieces = list(reader.read_range([Run((part,))], as_of=7, batch_rows=16))

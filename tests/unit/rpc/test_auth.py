@@ -97,16 +97,18 @@ def test_a_token_ends_when_it_says(file: File) -> None:
         tokens.principal(f"Bearer {token}")
 
 
-def test_tokens_rotate_without_a_restart(file: File) -> None:
-    old = file.add("old", "read")
-    tokens = file.open()
+def test_tokens_and_certificates_rotate_without_a_restart(file: File) -> None:
+    old = file.add("old", "read", certificate="DNS:etl.test")
+    tokens, peer = file.open(), Peer(frozenset({"DNS:etl.test"}), 2e6)
     new = file.add("new", "read")
     tokens.principal(f"Bearer {new}")
-    tokens.principal(f"Bearer {old}")
+    for header, shown in ((f"Bearer {old}", None), (None, peer)):
+        tokens.principal(header, shown)
     file.entries = [entry for entry in file.entries if entry["id"] == "new"]
     file.write()
-    with pytest.raises(Unauthorized):
-        tokens.principal(f"Bearer {old}")
+    for header, shown in ((f"Bearer {old}", None), (None, peer)):
+        with pytest.raises(Unauthorized):
+            tokens.principal(header, shown)
 
 
 def test_a_file_that_cannot_be_opened_for_now_is_read_again(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,16 +253,6 @@ def test_an_entry_without_a_hash_is_no_token(file: File) -> None:
     file.write()
     with pytest.raises(Unauthorized):
         file.open().principal("Bearer pt_etl_" + "x" * 43)
-
-
-def test_a_certificate_that_is_taken_out_lets_nobody_in(file: File) -> None:
-    file.add("etl", "read", certificate="DNS:etl.test")
-    tokens, peer = file.open(), Peer(frozenset({"DNS:etl.test"}), 2e6)
-    tokens.principal(None, peer)
-    file.entries = []
-    file.write()
-    with pytest.raises(Unauthorized):
-        tokens.principal(None, peer)
 
 
 def test_a_certificate_is_written_into_the_file(file: File, capsys: pytest.CaptureFixture[str]) -> None:

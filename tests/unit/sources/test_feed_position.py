@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 import pyarrow as pa
@@ -23,13 +23,11 @@ from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.failover import OldHome, promote
 from persist.sources.internal_shards import FeedFollower
 from persist.sources.wal import FrontEnd, Replica
-from tests.support.examples import seeds, thinned
+from tests.support.examples import walks
 from tests.support.location import AscendingIds, client_of, memory_location
 
 ROWS = pa.schema([("id", pa.int64())])
 STEPS = 40
-SEEDS = thinned(range(6), 2)
-PROOF_SEEDS = seeds(54)
 
 
 class Numbers:
@@ -304,13 +302,7 @@ def check(seed: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bindings", "log"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_there_is_the_source_less_what_was_erased(seed: int, kind: str) -> None:
-    check(seed, kind)
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("kind", ["bindings", "log"])
-def test_what_is_there_is_the_source_less_what_was_erased_in_many_stories(kind: str) -> None:
-    for seed in PROOF_SEEDS:
+@pytest.mark.parametrize("seeds", walks(range(6), 54, every=2))
+def test_what_is_there_is_the_source_less_what_was_erased(seeds: Iterable[int], kind: str) -> None:
+    for seed in seeds:
         check(seed, kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import groupby
@@ -32,14 +32,12 @@ from persist.sources.partition_map import BASE, MODULUS, Routes, hashes_of
 from persist.sources.routed import RoutedPosition, RoutedReader, RoutedWriter, _Lane, read_routed
 from persist.sources.sequenced_writer import SequencedWriter
 from tests.support.bound import Processes
-from tests.support.examples import seeds
+from tests.support.examples import walks
 from tests.support.location import client_of, memory_location
 
 ROWS = pa.schema([("key", pa.string()), ("who", pa.string()), ("number", pa.int64())])
 SHARDS = ["s0", "s1", "s2", "s3"]
 STEPS = 30
-SEEDS = range(4)
-PROOF_SEEDS = seeds(14)
 
 
 class Lossy:
@@ -173,14 +171,9 @@ def check(seed: int) -> None:
     story.check()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_each_append_is_there_once_in_order_by_key(seed: int) -> None:
-    check(seed)
-
-
-@pytest.mark.proof
-def test_each_append_is_there_once_in_order_by_key_in_many_stories() -> None:
-    for seed in PROOF_SEEDS:
+@pytest.mark.parametrize("seeds", walks(range(4), 14))
+def test_each_append_is_there_once_in_order_by_key(seeds: Iterable[int]) -> None:
+    for seed in seeds:
         check(seed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -15,13 +15,11 @@ from persist.core.errors import AttributeMismatch, Conflict, Indeterminate, Inva
 from persist.sources import wal
 from persist.sources.wal import FrontEnd, Replica
 from tests.support.bound import Processes
-from tests.support.examples import seeds
+from tests.support.examples import walks
 from tests.support.location import client_of, memory_location
 
 ROWS = pa.schema([("id", pa.int64()), ("word", pa.string())])
 STEPS = 50
-SEEDS = range(4)
-PROOF_SEEDS = seeds(26)
 
 
 class Lossy:
@@ -119,14 +117,9 @@ def check(seed: int) -> None:
     story.check()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_table_has_at_each_time_what_the_log_has(seed: int) -> None:
-    check(seed)
-
-
-@pytest.mark.proof
-def test_the_table_has_at_each_time_what_the_log_has_in_many_stories() -> None:
-    for seed in PROOF_SEEDS:
+@pytest.mark.parametrize("seeds", walks(range(4), 26))
+def test_the_table_has_at_each_time_what_the_log_has(seeds: Iterable[int]) -> None:
+    for seed in seeds:
         check(seed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -25,13 +25,11 @@ from persist.parts.schema_changes import (
 )
 from persist.sources.wal import FrontEnd, Replica
 from tests.support.bound import Processes
-from tests.support.examples import seeds
+from tests.support.examples import walks
 from tests.support.location import client_of, memory_location
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), ("a", pa.int32()), ("b", pa.int32())])
 STEPS = 30
-SEEDS = range(4)
-PROOF_SEEDS = seeds(20)
 
 
 @pytest.fixture
@@ -272,12 +270,7 @@ def check(seed: int) -> None:
     check_equal(client.shard("log"), client.shard("table"))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_table_follows_its_log_through_every_change(seed: int) -> None:
-    check(seed)
-
-
-@pytest.mark.proof
-def test_the_table_follows_its_log_through_every_change_in_many_stories() -> None:
-    for seed in PROOF_SEEDS:
+@pytest.mark.parametrize("seeds", walks(range(4), 20))
+def test_the_table_follows_its_log_through_every_change(seeds: Iterable[int]) -> None:
+    for seed in seeds:
         check(seed)

@@ -147,18 +147,6 @@ def test_a_key_with_too_many_changes_is_refused_with_what_helps(
         read(url, "orders", **IMAGES)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"changeImages": "true"}, "option 'changeImages' does not apply to a snapshot; it applies to readChangeFeed"),
-        ({**IMAGES, "changeImages": "yes"}, "option 'changeImages' is 'yes'; it must be true or false"),
-    ],
-)
-def test_change_images_that_mean_nothing_are_refused(shard: Any, url: str, options: Any, sentence: str) -> None:
-    with pytest.raises(InvalidUsage, match=sentence):
-        read(url, "orders", **options)
-
-
 def test_a_schema_without_the_column_that_tells_is_refused(shard: Any, url: str) -> None:
     options = Options({"url": url, "path": "orders", **IMAGES})
     whole = changes_schema(executors.view_of(Target.of(options)), ReadOptions.of(options))

@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import persist
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import LocationSettings
-from persist.core.errors import InvalidUsage, PersistError, UnknownShard
+from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.state import Policy
 from persist.spark import executors
 from persist.spark.options import METADATA, Options, Target
@@ -150,29 +150,6 @@ def test_a_schema_of_ones_own_names_some_of_the_columns(shard: Any, url: str) ->
     assert all(set(row) == {"updates", "format"} for row in read(url, "orders", schema, metadata="parts"))
     with pytest.raises(InvalidUsage, match="metadata=parts has no column 'updates' of type string; it has"):
         source(url, "orders", metadata="parts").reader(StructType([StructField("updates", StringType())]))
-
-
-BAD = [
-    (
-        {"metadata": "files"},
-        InvalidUsage,
-        "option 'metadata' is 'files'; it must be one of history, parts, readers, cursors, schemas",
-    ),
-    ({"metadata": ""}, InvalidUsage, "option 'metadata' is ''; it must be one of"),
-    ({"metadata": "parts", "asOf": "1"}, InvalidUsage, "option 'asOf' does not apply to metadata=parts"),
-    ({"metadata": "parts", "where": "n = 1"}, InvalidUsage, "option 'where' does not apply to metadata=parts"),
-    ({"metadata": "parts", "historyLimit": "1"}, InvalidUsage, "option 'historyLimit' does not apply to"),
-    ({"metadata": "parts", "readDiff": "true", "start": "1"}, InvalidUsage, "'readDiff' does not apply to"),
-    ({"metadata": "detail", "readChangeFeed": "true"}, InvalidUsage, "option 'readChangeFeed' does not apply to"),
-]
-
-
-@pytest.mark.parametrize(("options", "kind", "sentence"), BAD, ids=[str(options) for options, _, _ in BAD])
-def test_a_read_of_metadata_that_is_refused(
-    shard: Any, url: str, options: dict[str, str], kind: type[PersistError], sentence: str
-) -> None:
-    with pytest.raises(kind, match=sentence):
-        read(url, "orders", **options)
 
 
 @pytest.mark.parametrize("kind", METADATA)
