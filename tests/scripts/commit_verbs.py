@@ -140,17 +140,11 @@ class CommitInterpreter:
     def __call__(self, group: list[Arguments]) -> list[str]:
         [args] = group
         directives: dict[str, Callable[[Arguments], list[str]]] = {
-            "machine": self._begin,
-            "submit": self._submit,
-            "commit": lambda _: self._commit(),
-            "another": self._another,
-            "fill": self._fill,
-            "upkeep": self._upkeep,
-            "store:": self._store,
-            "blobs:": self._blobs,
-            "batches": lambda _: show_batches(self.machine.state().trace.batches),
+            "machine": self._begin, "submit": self._submit, "commit": lambda _: self._commit(),
+            "another": self._another, "fill": self._fill, "upkeep": self._upkeep, "store:": self._store,
+            "blobs:": self._blobs, "batches": lambda _: show_batches(self.machine.state().trace.batches),
             "metrics": self._metrics,
-        }
+        }  # fmt: skip
         if args.verb in directives:
             printed = directives[args.verb](args)
             args.finish()

@@ -573,18 +573,9 @@ def token_ends(place: Path) -> Told:
     persist.connect(f"persist://{place}", collect=False).close()
     file = place.parent / "tokens.json"
     made = [
-        "token",
-        "create",
-        "etl",
-        "--file",
-        str(file),
-        "--expires",
-        "2099-01-31",
-        "--scope",
-        "write",
-        "--prefix",
+        "token", "create", "etl", "--file", str(file), "--expires", "2099-01-31", "--scope", "write", "--prefix",
         "eu/",
-    ]
+    ]  # fmt: skip
     assert main(made) == 0
     file.write_text(file.read_text().replace("2099", "2020"))  # years go by
     ending = tokens_for_check(read_tokens(str(file)))

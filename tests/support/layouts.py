@@ -23,17 +23,11 @@ from hypothesis import strategies as st
 TAGS, DEEP = pa.list_(pa.string()), pa.struct([("a", pa.int64()), ("b", pa.list_(pa.struct([("x", pa.string())])))])
 COLUMNS = pa.schema(
     [
-        pa.field("id", pa.int64(), nullable=False),
-        pa.field("name", pa.string()),
-        pa.field("amount", pa.float64()),
-        pa.field("day", pa.date32()),
-        pa.field("at", pa.timestamp("us")),
-        pa.field("flag", pa.bool_()),
-        pa.field("data", pa.binary()),
-        pa.field("tags", TAGS),
-        pa.field("deep", DEEP),
+        pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), pa.field("amount", pa.float64()),
+        pa.field("day", pa.date32()), pa.field("at", pa.timestamp("us")), pa.field("flag", pa.bool_()),
+        pa.field("data", pa.binary()), pa.field("tags", TAGS), pa.field("deep", DEEP),
     ]
-)
+)  # fmt: skip
 KEY = ("id",)
 TEXTS = ["", "a", "é", "a text that is longer than a view holds in itself"]
 _DEEP = [

@@ -64,14 +64,9 @@ def test_a_storm_is_one_line_with_its_shard_kind_reason_and_request(caplog: pyte
     (line,) = lines(caplog, "retry storm")
     told = {name: line[name] for name in ("who", "shard", "kind", "reason", "request_id", "tries", "left_out")}
     assert told == {
-        "who": "client",
-        "shard": "orders",
-        "kind": "unavailable",
-        "reason": "the store is away",
-        "request_id": "r-1",
-        "tries": STORM_TRIES + 1,
-        "left_out": 0,
-    }
+        "who": "client", "shard": "orders", "kind": "unavailable", "reason": "the store is away",
+        "request_id": "r-1", "tries": STORM_TRIES + 1, "left_out": 0,
+    }  # fmt: skip
     assert (storms.storms, storms.retries) == (1, {"client": STORM_TRIES + 4})
 
 

@@ -200,22 +200,11 @@ def successors(draw: st.DrawFn, old: State) -> State:
     kept = {
         name: getattr(old, name)
         for name in (
-            "since",
-            "schemas",
-            "writers",
-            "leased_readers",
-            "critical_readers",
-            "rollups",
-            "claims",
-            "attributes",
-            "left",
-            "seal",
-            "marks",
-            "settings",
-            "history_hold",
+            "since", "schemas", "writers", "leased_readers", "critical_readers", "rollups", "claims", "attributes",
+            "left", "seal", "marks", "settings", "history_hold",
         )
         if draw(st.booleans())
-    }
+    }  # fmt: skip
     mixed = draw(st.sampled_from(["kept", "other", "prefix", "suffix", "middle"]))
     before, after = old.trace.batches, other.trace.batches
     middle = len(before) // 2
