@@ -139,6 +139,12 @@ def refused(url: str, kind: type[PersistError], interval: Interval, tables: list
     return caught.value
 
 
+def test_a_gap_is_refused(url: str) -> None:
+    append(url, (0, 2))
+    error = refused(url, UpperMismatch, (3, 5), tables((3, 5), 1))
+    assert error.details == {"expected": [3], "actual": [2]}
+
+
 def test_a_shard_that_is_not_there_begins_at_0(url: str) -> None:
     with pytest.raises(UpperMismatch) as caught:
         append(url, (3, 5))
