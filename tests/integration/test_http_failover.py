@@ -14,7 +14,6 @@ import persist
 from persist.core.frontier import Antichain
 from persist.http_client.http_calls import rendezvous
 from tests.services.fault_proxy import FaultProxy
-from tests.support.followed import follow_with
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
 

@@ -30,7 +30,7 @@ from rpc.listen_frames import EVENTS, FRAMES
 from rpc.settings import Limits
 from rpc.shard_watcher import ShardWatcher
 from tests.support.followed import frames
-from tests.support.location import InlineBackground, memory_location
+from tests.support.location import InlineBackground, client_of, memory_location
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.string())])
