@@ -47,6 +47,7 @@ from tests.support.location import InlineBackground, TestClock
 from tests.support.monitored import series
 from tests.support.pages import ROOT
 from tests.support.promtool import ALERTS, firing, promtool
+from tests.support.waiting import wait_until
 
 DASHBOARD = ROOT / "docs" / "monitoring" / "dashboard.json"
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -246,6 +247,8 @@ def test_upkeep_that_cannot_write(tmp_path: Path) -> None:
         blob.is_full = True
         for number in range(Policy().inline_batches + 8):
             server.insert(number)
+        failed = "persist_upkeep_failed_total"
+        wait_until(lambda: server.scrape()[failed] > before[failed], "the upkeep, beside the inserts, has failed")
         after = server.scrape()
     firing(tmp_path, ["PersistUpkeepFailing"], before, after)
 

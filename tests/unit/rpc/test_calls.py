@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -33,13 +34,13 @@ from persist.core.shard_view import SeenVersion
 from persist.core.state import Policy
 from persist.formats.http_messages import PROBLEM_JSON, PROTOCOL_VERSION, error_to_json
 from persist.http_client.http_calls import Call, HttpCalls, Servers, rendezvous
+from persist.http_client.http_connection import Broken, ConnectionPool, Reply
 from rpc.client.http_stores import HttpBlob
 from rpc.client.http_transport import HttpTransport
 from rpc.listen_frames import FRAMES, FrameSource, frame, heartbeat
 from tests.support.answering import CLOSE, Answering, answer, chunked
 from tests.support.followed import HEADER_BYTES_MAX, follow, frames
 from tests.support.location import AscendingIds, TestClock
-from tests.support.waiting import WAIT_S
 
 TIMEOUT_S = 5.0
 GOOD = answer(200, b"{}")
@@ -137,16 +138,20 @@ def test_an_answer_that_drips_has_the_time_of_one_call(is_safe: bool) -> None:
         calls.call(Call("POST", "/x", shard="s", safe=is_safe))
 
 
-def test_all_servers_together_have_the_time_of_one_call() -> None:
+def test_all_servers_together_have_the_time_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each server had the whole timeout."""
-    with (
-        Answering(GOOD, drip_s=WAIT_S) as one,
-        Answering(GOOD, drip_s=WAIT_S) as two,
-        hurried_calls_to(one.url, two.url) as calls,
-    ):
-        with pytest.raises(Unavailable, match="in time"):
-            calls.call(Call("GET", "/x", shard="s"))
-        assert len(one.requests) + len(two.requests) <= 1  # none: it has not come to read it yet
+    clock, given = TestClock(), []
+
+    def hang(_pool: ConnectionPool, *request: Any) -> Reply:
+        given.append(request[4])
+        clock.sleep(min(given[-1], 0.75 * TIMEOUT_S))
+        raise Broken("nothing came in time")
+
+    monkeypatch.setattr(ConnectionPool, "request", hang)
+    calls = HttpCalls(Servers((nobody(), nobody()), clock), clock, token=None, timeout_s=TIMEOUT_S)
+    with closing(calls), pytest.raises(Unavailable, match="in time"):
+        calls.call(Call("GET", "/x", shard="s"))
+    assert given == [TIMEOUT_S, TIMEOUT_S / 4]
 
 
 def test_an_error_of_the_server_is_raised_with_its_details_and_not_repeated() -> None:
