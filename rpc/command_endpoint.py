@@ -190,8 +190,8 @@ async def _insert_at_once(service: Service, posted: Posted, data: bytes) -> c.Ap
     prepared = await service.posts.prepared(posted.name, names, data, rows_bytes) if joined else None
     if joined and prepared is None:
         return None
+    handle, command = writers.take(posted.name, names, posted.caller), None
     try:
-        handle, command = writers.take(posted.name, names, posted.caller), None
         try:
             command = _command(service, posted, data, handle, prepared)
         finally:
@@ -208,7 +208,11 @@ async def _insert_at_once(service: Service, posted: Posted, data: bytes) -> c.Ap
             if prepared is not None:
                 prepared.ended.set()  # a retry may take long and must not delay other posts
             result = await service.work.run(handle.resumed, command, posted.caller, error)
-    except (Expired, InvalidUsage, SchemaMismatch):
+    except (InvalidUsage, SchemaMismatch):  # nothing was written, so the writer can be reused
+        if command is not None:
+            writers.give_back(handle)
+        return None
+    except Expired:
         return None
     finally:
         if prepared is not None:
@@ -254,7 +258,7 @@ def _insert_blocking(service: Service, posted: Posted, data: bytes) -> c.Appende
 
 def _check_landed(service: Service, posted: Posted, names: Names, refused: PersistError) -> None:
     """Raise TokenReused if a body is refused although a write with its token has landed."""
-    if not isinstance(refused, InvalidUsage) or isinstance(refused, BodyTooLarge):
+    if posted.token is None or not isinstance(refused, InvalidUsage) or isinstance(refused, BodyTooLarge):
         return
     with service.writers.writer(posted.name, names, posted.caller) as handle, unless_landed(handle, posted.token):
         raise refused

@@ -22,7 +22,7 @@ from persist.codecs import rows
 from persist.codecs.decode_limits import Allowance
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Run
-from persist.core.errors import ConstraintViolated, SchemaMismatch
+from persist.core.errors import InvalidUsage, SchemaMismatch
 from persist.core.ids import ShardId
 from persist.core.state import State
 from persist.parts import current_schema
@@ -86,7 +86,7 @@ class ThinWriters:
         handle = self.take(name, names, caller)
         try:
             yield handle
-        except (ConstraintViolated, SchemaMismatch):  # nothing was written, so the writer can be reused
+        except (InvalidUsage, SchemaMismatch):  # nothing was written, so the writer can be reused
             self.give_back(handle)
             raise
         self.give_back(handle)

@@ -102,14 +102,10 @@ class AsyncListen(AsyncHandle[Listen], below=Listen):
         return self._steps is not None and self._steps.step is not None
 
     async def close(self) -> None:
-        """Release the hold, after the wait that is under way, if there is one. Repeating it is safe."""
-        if not self._is_open:
-            return
-        step, listen = None if self._steps is None else self._steps.step, await self._ready()
-        if step is not None and not step.done():
-            step.add_done_callback(lambda _: listen.close())
-            return
-        await self._threads.run(listen.close)
+        """Release the hold, also while a wait is under way, whose event is dropped. Repeating it is safe."""
+        if self._is_open:
+            listen = await self._ready()
+            await self._threads.run(listen.close)
 
     async def _end(self, kind: type[BaseException] | None) -> None:
         await self.close()

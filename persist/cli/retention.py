@@ -187,7 +187,7 @@ def _keys(path: str) -> list[object]:
                 keys = json.load(file, **EXACT_NUMBERS)
     except OSError as error:
         raise InvalidUsage(f"--keys cannot be read: {error.strerror}") from error
-    except ValueError as error:  # whose text may show keys
+    except (ValueError, RecursionError) as error:  # whose text may show keys
         raise InvalidUsage(f"--keys cannot be read as a JSON list: {type(error).__name__}") from error
     if not isinstance(keys, list):
         raise InvalidUsage('--keys must hold a JSON list of keys, such as [["ann"], ["bob"]]')

@@ -51,7 +51,8 @@ def add_cat(parser: argparse.ArgumentParser) -> None:
 
 def run_cat(arguments: argparse.Namespace) -> int:
     output, selection = Output.of(arguments), _snapshot_arguments(arguments)
-    if arguments.count and not (arguments.limit is None and arguments.columns is None and arguments.format is None):
+    others = (arguments.limit, arguments.columns, arguments.format)
+    if arguments.count and (arguments.schema != NOW or any(other is not None for other in others)):
         raise InvalidUsage("--count can only be combined with --as-of and --where")
     with shard_of(arguments) as shard:
         if arguments.count:
@@ -138,9 +139,13 @@ def _start_time(shard: Shard, times: int) -> int:
     """The time after which the last `times` complete times are, or the oldest readable one."""
     view = shard.view()
     oldest = view.since.element or -1
-    if view.upper.element is None or view.since.element is None:
+    if view.since.element is None:
         return oldest
-    return max(view.upper.element - 1 - times, oldest)
+    last = view.upper.element
+    if last is None:  # it is closed to writes
+        written = (part.time_max for batch in view.batches for part in batch.parts())
+        last = 1 + max((*written, *(drop.at for drop in view.drops)), default=-1)
+    return max(last - 1 - times, oldest)
 
 
 # `persist diff NAME T1 [T2]`: print the difference of a shard, or of two shards, between two times.

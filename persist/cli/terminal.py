@@ -234,9 +234,9 @@ class Output:
         counted, escape = CountedRows(snapshot), _FORMS.get(self.form, plain)
         if self.form != TABLE:
             for data in rows.write(iter(counted), counted.empty, self.form):
-                if self.screen.is_terminal:  # control characters other than newlines and tabs are escaped
-                    text = data.decode()
-                    sys.stdout.write(_CONTROL.sub(lambda c: c[0] if c[0] in "\n\r\t" else escape(c[0]), text))
+                if self.screen.is_terminal:  # control characters other than ends of lines and tabs are escaped
+                    text = data.decode().replace("\r\n", "\n")
+                    sys.stdout.write(_CONTROL.sub(lambda c: c[0] if c[0] in "\n\t" else escape(c[0]), text))
                 else:
                     sys.stdout.buffer.write(data)
         else:
@@ -281,7 +281,7 @@ def show_changes(table: pa.Table, screen: Screen) -> None:
 def _signed(table: pa.Table, screen: Screen) -> Iterator[str]:
     """Format each row as a line: its time, + or -, and how often it occurs."""
     extra = [name for name in (TIME, DIFF) if name in table.column_names]
-    lines = ndjson(table.drop_columns(extra)).decode().splitlines()
+    lines = ndjson(table.drop_columns(extra)).decode().split("\n")[:-1]  # a text may have other ends of lines
     times = table.column(TIME).to_pylist() if TIME in extra else [None] * len(table)
     for line, time, diff in zip(lines, times, table.column(DIFF).to_pylist(), strict=True):
         at = "" if time is None else screen.paint(_DIM, f"{time:>6} ")

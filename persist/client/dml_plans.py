@@ -524,9 +524,9 @@ def _upserted(
     is_left = np.ones(len(rows), np.bool_)  # the rows whose key was not met yet
     met = keyed.updates_schema.empty_table()
     for old in row_set.rows(contents):
-        if not is_whole:
-            met = _check_one_row(old, met, keyed)
         indexes = match_keys(old, rows, keyed)
+        if not is_whole:  # keys that are only deleted may have any number of rows
+            met = _check_one_row(old.filter(pa.array(indexes != key_encoding.ABSENT)), met, keyed)
         fresh = indexes[key_encoding.first_of_key(old, keyed) & (indexes != key_encoding.ABSENT)]
         fresh = fresh[is_left[fresh]]
         is_left[fresh] = False

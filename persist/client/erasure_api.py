@@ -364,6 +364,7 @@ class ErasureMethods(ShardBase):
         if erasure is None:
             checked("before", before, int)
             return self._transport.erased_before(self.name, before or 0)
+        checked("erasure", erasure, str)
         return status_of(self._transport, self.name, erasure, self._settings.read.retry_s)
 
     def erasures(self) -> dict[str, ErasureStatus]:

@@ -37,6 +37,7 @@ LAPSING = (
     c.ResolveTime,
     c.TimesShown,
     c.ReadRetention,
+    c.ReadErasures,
 )
 # These say nothing about whether the command happened, so they are raised whatever came before.
 CLAIM_NOTHING = (errors.Corruption, PersistError)

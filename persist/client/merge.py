@@ -24,7 +24,7 @@ from persist.parts import DIFF, ShardSchema, negated
 from persist.parts.column_types import check_nesting, conform_column, to_plain, wide_type, without_empty_chunks
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import ABSENT, distinct_keys, key_groups, key_schema, match_keys
-from persist.parts.predicate import CompareColumns, columns_of, leaves, parse
+from persist.parts.predicate import Compare, CompareColumns, In, columns_of, leaves, parse
 from persist.parts.python_values import column_of
 from persist.parts.row_stats import digest_of_rows
 from persist.parts.schema_changes import Value, compute_column, evaluate_condition, value_digest, with_diffs
@@ -33,6 +33,16 @@ from persist.parts.value_order import Mask
 SIDES = "source", "target"
 SOURCE, TARGET = (f"{side}." for side in SIDES)
 _REFERENCE = re.compile(r"(source|target)\.(\w+)")
+TYPES: Mapping[str, pa.DataType] = {
+    "integer": pa.int64(),
+    "decimal": pa.decimal128(38, 10),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "instant": pa.timestamp("us", "UTC"),
+    "local": pa.timestamp("us"),
+}
+"""By the kind of a literal: the type of a column of nulls that is compared with it."""
 ROW = "row number"  # the column that numbers the rows of a join
 CLAUSES_MAX = 100
 
@@ -245,8 +255,15 @@ def _plain(table: pa.Table) -> pa.Table:
 
 def _column(name: str, values: list[Any], schema: ShardSchema) -> pa.Array:
     """Values of a column, in the shard's type if it has the column, else in their own type."""
-    if name in schema.arrow.names:
-        return column_of(name, values, schema.arrow.field(name).type)
+    return (
+        column_of(name, values, schema.arrow.field(name).type)
+        if name in schema.arrow.names
+        else own_values(name, values)
+    )
+
+
+def own_values(name: str, values: list[Any]) -> pa.Array:
+    """Values of a column that the shard does not have, in their own type. Raises InvalidUsage."""
     try:
         return pa.array(values)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
@@ -355,7 +372,7 @@ def _beside(left: pa.Table, right: pa.Table) -> pa.Table:
 def _condition_columns(condition: str, both: pa.Table) -> pa.Table:
     """The number of each row, and the columns that the condition names.
 
-    A column without any known value has the type of the column that it is compared with, or is text.
+    A column without any known value has the type of the column or literal that it is compared with, or is text.
     """
     parsed = parse(condition, SIDES)
     if unknown := sorted(set(columns_of(parsed)) - set(both.schema.names)):
@@ -363,11 +380,13 @@ def _condition_columns(condition: str, both: pa.Table) -> pa.Table:
     kinds = {name: both.schema.field(name).type for name in columns_of(parsed) if name in both.schema.names}
     pairs = [(leaf.column, leaf.other) for leaf in leaves(parsed) if isinstance(leaf, CompareColumns)]
     partners = dict([*pairs, *((right, left) for left, right in pairs)])
+    literals = {leaf.column: leaf.value.kind for leaf in leaves(parsed) if isinstance(leaf, Compare)}
+    literals |= {leaf.column: leaf.values[0].kind for leaf in leaves(parsed) if isinstance(leaf, In)}
     numbered = pa.table({ROW: pa.array(np.arange(len(both)))})
     for name, kind in kinds.items():
         column = both.column(name)
         if pa.types.is_null(kind):
             like = kinds.get(partners.get(name, name), kind)
-            column = column.cast(pa.string() if pa.types.is_null(like) else like)
+            column = column.cast(TYPES.get(literals.get(name, ""), pa.string()) if pa.types.is_null(like) else like)
         numbered = numbered.append_column(name, column)
     return numbered

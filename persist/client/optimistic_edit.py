@@ -172,7 +172,7 @@ class EditOperation(RewriteOperation):
         return {**parts, "attributes": self.attributes}
 
     def _outcome(self, done: c.Appended, view: ShardView, count: Count, replans: int) -> Edited:
-        if done.lower != done.upper and done.lower < view.upper:  # another try of the token
+        if done.lower != done.upper and done.lower != view.upper:  # another try of the token
             return self._landed_outcome(done)
         added, removed = (count.added, count.removed) if done.lower != done.upper else (0, 0)
         as_of = (done.lower.element or 0) - 1

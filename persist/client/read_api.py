@@ -264,7 +264,13 @@ class ReadMethods(ShardBase):
                 table = snapshot.to_arrow()
         if table.schema.names == [DIFF] and first_negative(table) is None:  # Arrow tables without columns have no rows
             return [{} for _ in range(sum(multiplicities(table)))]
-        rows: list[dict[str, Any]] = pa.concat_tables(expand_rows(table)).to_pylist()
+        try:
+            rows: list[dict[str, Any]] = pa.concat_tables(expand_rows(table)).to_pylist()
+        except (OverflowError, ValueError) as error:
+            raise InvalidUsage(
+                f"Python has no value for one in these rows of shard {self.name!r} ({error}); take a snapshot, whose "
+                "`to_arrow` has all values"
+            ) from error
         return rows
 
     @contextmanager

@@ -18,7 +18,7 @@ from persist.client.write import WriteSettings
 from persist.commit.clocks_and_ids import OwnProcess
 from persist.core import commands as c
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable
-from persist.core.frontier import Antichain
+from persist.core.frontier import Antichain, frontier
 from persist.core.ids import ReaderId, SeqNo, mint
 from persist.parts.part_files import DecodeLimit
 
@@ -147,7 +147,7 @@ class ReadLease(Timeable):
         """
         if (shared := self._transport.leases) is not None:  # unused readers must not hold since back
             shared.let_go(self._name)
-        self.move(since, seqno, moves_since=True)
+        self.move(frontier(since), seqno, moves_since=True)
 
     def move(self, since: Antichain, seqno: SeqNo, *, moves_since: bool) -> None:
         """As `downgrade` to `since` and `seqno`; unless it `moves_since`, the shard's since stays. Raises Expired."""

@@ -15,12 +15,13 @@ import pyarrow as pa
 from persist.client.embedded import EmbeddedTransport
 from persist.client.idempotency import send
 from persist.client.transport import OneShard
-from persist.client.unique_insert import CheckedWriter
+from persist.client.unique_insert import SCHEMAS_MAX, CheckedWriter
 from persist.client.write import Updates, WriteSettings, by_token
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Run
-from persist.core.errors import PersistError
+from persist.core.errors import PersistError, UpperMismatch
+from persist.core.frontier import Antichain
 from persist.core.ids import ShardId, Token, WriterId, mint
 from persist.core.record import replace
 from persist.parts import ShardSchema, stage_inline, stage_inserts
@@ -73,14 +74,23 @@ class ThinWriter(CheckedWriter):
 
         Raises SchemaMismatch if the shard has other columns than the `names`.
         """
-        if self.names.schema.details.unique:
-            sample = command(self.writer_id, mint(Token, self._transport.ids), ())
-            if isinstance(sample, c.Insert):
-                return self._inserted(rows, sample.attributes, token, b"", unique=True)
-            lower = sample.lower if isinstance(sample, c.Append) else sample.expected_upper
-            self._look_up(rows, lower, sample.upper if isinstance(sample, c.Append) else lower)
-        runs = self._parts(rows, default_time, self._inline_bytes_max, digests=token is not None)
-        return self._appended(lambda w, t: command(w, t, runs), token)
+        is_unique = self.names.schema.details.unique
+        sample = command(self.writer_id, mint(Token, self._transport.ids), ())
+        if is_unique and isinstance(sample, c.Insert):
+            return self._inserted(rows, sample.attributes, token, b"", unique=True)
+
+        def append() -> c.Appended:
+            cut = self._look_up(rows, *_interval(sample)) if is_unique else 0
+            runs = self._parts(rows, default_time, self._inline_bytes_max, digests=token is not None)
+            return self._appended(lambda w, t: _with_cut(command(w, t, runs), cut), token)
+
+        for _ in range(SCHEMAS_MAX - 1):
+            try:
+                return append()
+            except UpperMismatch as error:
+                if "withdrawn" not in error.details:  # a pending truncation, which the look-up took into account
+                    raise
+        return append()
 
     def _later(self, updates: Updates) -> Updates | None:
         """None: the server reads the posted bytes anew."""
@@ -118,3 +128,13 @@ class ThinWriter(CheckedWriter):
     def resumed(self, command: c.Command, caller: Caller, before: PersistError) -> c.Result:
         """Retry a command whose first try failed with `before`. Raises what `settled` raises."""
         return send(self._transport, self._name, command, self._settings.retry_s, caller, before)
+
+
+def _interval(append: Append) -> tuple[Antichain, Antichain]:
+    """The uppers at which it may land, both inclusive, as `WriteHandle` looks keys up for it."""
+    assert not isinstance(append, c.Insert)
+    return (append.lower, append.upper) if isinstance(append, c.Append) else (append.expected_upper,) * 2
+
+
+def _with_cut(append: Append, cut: int) -> Append:
+    return append if isinstance(append, c.Insert) else replace(append, cut=cut)

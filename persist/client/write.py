@@ -638,7 +638,7 @@ def _from_frame(frame: Any) -> pa.Table:
 
 def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
     names = {name for row in rows for name in row}
-    unknown = sorted(names - set(schema.updates_schema.names))
+    unknown = sorted(names - set(schema.updates_schema.names), key=str)
     if unknown:
         raise schema.no_column(unknown[0])
     for name in schema.required:

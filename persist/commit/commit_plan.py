@@ -233,7 +233,8 @@ def _stepped(
                 # An erasure also removes the callers' texts of earlier entries, in this commit too.
                 entries.clear()
             entries.append(entry)
-        if isinstance(command, c.Insert) and following is not state and isinstance(result, c.Appended):
+        # One without rows takes no time, so that what is at the time before the next one may not be an insert's.
+        if isinstance(command, c.Insert) and isinstance(result, c.Appended) and result.lower < result.upper:
             context = replace(context, inserted_at=result.lower.element)
         state = following
     return state, outcomes, entries

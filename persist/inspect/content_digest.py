@@ -71,7 +71,9 @@ def _time(state: State, name: str, as_of: int | None) -> int:
     upper = state.upper.element
     if as_of is None:
         if upper is None:
-            return max((part.time_max for part in state.trace.parts()), default=-1)
+            return max(
+                (*(part.time_max for part in state.trace.parts()), *(drop.at for drop in state.drops)), default=-1
+            )
         return upper - 1
     if as_of < 0:
         raise InvalidUsage(f"as-of is {as_of}; times begin at 0")

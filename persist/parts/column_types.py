@@ -263,8 +263,39 @@ def empty_column(column: Any, field: pa.Field) -> pa.Array:
 
 def as_type(column: Any, kind: Any) -> Any:
     """The column in a type, including the names of list items, which Arrow's equality of types ignores."""
-    is_same = column.type == kind and (not pa.types.is_nested(kind) or str(column.type) == str(kind))
-    return column if is_same else column.cast(kind)
+    if column.type == kind and (not pa.types.is_nested(kind) or str(column.type) == str(kind)):
+        return column
+    if not has_required_children(kind):
+        return column.cast(kind)
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_fill_hidden(_rebuilt(chunk, kind)) for chunk in column.chunks], kind)
+    return _fill_hidden(_rebuilt(column, kind))
+
+
+def _rebuilt(column: pa.Array, kind: Any) -> pa.Array:
+    """The column in a type with the same nesting. Arrow's cast refuses nulls of required children below a null."""
+    types, own = pa.types, column.type
+    if not types.is_nested(kind):
+        return column.cast(kind)
+    if types.is_struct(kind):
+        children = dict(zip((field.name for field in _children(own)), column.flatten(), strict=True))
+        columns = [
+            _rebuilt(children[field.name], field.type) if field.name in children else pa.nulls(len(column), field.type)
+            for field in _children(kind)
+        ]
+        return pa.StructArray.from_arrays(columns, fields=list(_children(kind)), mask=column.is_null())
+    if types.is_fixed_size_list(kind):
+        present = pa.FixedSizeListArray.from_arrays(_rebuilt(column.flatten(), kind.value_type), type=kind)
+        counted = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int64())), 1)
+        return present.take(pc.if_else(column.is_valid(), counted, pa.scalar(None, pa.int64())))
+    lists = map_pairs(column) if types.is_map(kind) else column
+    values, offsets = lists.flatten(), _list_offsets(lists)
+    if types.is_map(kind):
+        keys, items = values.flatten()
+        parts = [_rebuilt(keys, kind.key_type), _rebuilt(items, kind.item_type)]
+    else:
+        parts = [_rebuilt(values, kind.value_type)]
+    return build_lists(kind, offsets, parts, column.is_null())
 
 
 def conform_column(column: Any, field: pa.Field) -> Any:

@@ -149,7 +149,10 @@ class Filter:
         if bounds is None or of_column is None or not of_column.has_min_max:
             return True
         low, high = bounds
-        least, most = of_column.min, of_column.max
+        try:
+            least, most = of_column.min, of_column.max
+        except (ValueError, OverflowError):  # Python has no date of that year
+            return True
         if low is not None and most < (low.text if isinstance(low, _Prefix) else low):
             return False
         if isinstance(high, _Prefix):

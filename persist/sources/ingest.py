@@ -182,6 +182,8 @@ class Ingester(FeedFollower):
         name = self._settings.position
         if name not in records.schema.names:
             raise InvalidUsage(f"records of partition {partition!r:.100} have no column {name!r} of positions")
+        if ROW_TIME in records.schema.names:
+            raise InvalidUsage(f"records of partition {partition!r:.100} have a column {ROW_TIME!r}: rename it")
         positions = checked_column(records.column(name))
         if len(positions) and not between[0] < positions.min() <= positions.max() <= between[1]:
             raise InvalidUsage(

@@ -149,12 +149,11 @@ class RoutedWriter(Closeable):
         """
         with self._lock:
             rows = self._to_table(rereadable(updates))
-            if self._incomplete is not None and not self._incomplete.equals(rows):
-                raise InvalidUsage(
-                    f"append {self.acknowledged + 1} of routed writer {self.name!r} is not complete; append its rows "
-                    "again first"
-                )
             number, whole = self.acknowledged + 1, Fingerprint.of(rows, self._columns)
+            if self._incomplete is not None and Fingerprint.of(self._incomplete, self._columns) != whole:
+                raise InvalidUsage(
+                    f"append {number} of routed writer {self.name!r} is not complete; append its rows again first"
+                )
             if self._started is not None and not self._started.can_be(whole):
                 raise InvalidUsage(
                     f"append {number} of routed writer {self.name!r} has landed with other rows, perhaps in part, "
@@ -389,6 +388,11 @@ class RoutedReader(Closeable):
             self.close()
             raise
 
+    @property
+    def knows_all_epochs(self) -> bool:
+        """Whether no epoch was opened since the last step, which would have ended it early."""
+        return len(self.routes.opened()) == self._epochs
+
     def close(self) -> None:
         """Close the listeners. Raises nothing."""
         for listen in self._listens.values():
@@ -425,7 +429,7 @@ class RoutedReader(Closeable):
         listen = self._listens[name]
         for number, (updates, frontier) in enumerate(whole_events(listen, wait_s)):
             # If the next epoch was opened meanwhile, the updates may belong to it, and other shards are read first.
-            if number == 0 and len(self.routes.opened()) != self._epochs:
+            if number == 0 and not self.knows_all_epochs:
                 self.close()
                 return
             yield from self._event(epoch, name, updates, frontier, listen)
@@ -475,17 +479,18 @@ def read_routed(routes: Routes, *, rows_max: int = ROWS_MAX, **selected: Any) ->
     schemas: dict[str, ShardSchema] = {}
     rows = 0
     with RoutedReader(routes, **selected) as reader:
-        for event in reader.next_events():
-            schemas.setdefault(event.shard, event.schema)
-            check_alike(f"routes {routes.shard.name!r} are not read", {**schemas, event.shard: event.schema})
-            rows += len(event.updates)
-            if rows > rows_max:
-                raise InvalidUsage(
-                    f"routes {routes.shard.name!r} have more than {rows_max} updates; read ranges of keys, or use "
-                    "RoutedReader"
-                )
-            epochs = pa.repeat(pa.scalar(event.epoch, pa.int64()), len(event.updates))
-            tables.append(event.updates.append_column(EPOCH_COLUMN, epochs))
+        while not reader.knows_all_epochs:  # one that is opened meanwhile ends a step early
+            for event in reader.next_events():
+                schemas.setdefault(event.shard, event.schema)
+                check_alike(f"routes {routes.shard.name!r} are not read", {**schemas, event.shard: event.schema})
+                rows += len(event.updates)
+                if rows > rows_max:
+                    raise InvalidUsage(
+                        f"routes {routes.shard.name!r} have more than {rows_max} updates; read ranges of keys, or use "
+                        "RoutedReader"
+                    )
+                epochs = pa.repeat(pa.scalar(event.epoch, pa.int64()), len(event.updates))
+                tables.append(event.updates.append_column(EPOCH_COLUMN, epochs))
     if not tables:
         empty = routes.of(routes.current().shards[0]).refresh_schema().updates_schema.empty_table()
         return empty.append_column(EPOCH_COLUMN, pa.array([], pa.int64()))

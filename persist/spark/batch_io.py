@@ -28,7 +28,7 @@ from persist.client.row_reader import expand_rows, first_negative
 from persist.client.shared_lease_reads import hold_shared
 from persist.client.snapshot import ReadLease, SnapshotSplit, Tagged, check_held, hold_time, wait_for_upper
 from persist.client.timestamps import BEFORE_ALL, as_of_at, schema_id_at
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.frontier import TIME_MAX, frontier
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.parts import DIFF, TIME, ShardSchema, current_schema, valid_schemas
@@ -206,6 +206,12 @@ class ChangesReader(SplitReader):
         view = executors.view_of(target)
         lower = (view.since.element or 0) if starting is None else starting
         upper = view.upper if ending is None else frontier(ending + 1)
+        if starting is None and ending is not None and ending < lower:
+            raise NotReadable(
+                f"nothing is left to read up to {ending}: shard {target.shard!r} is readable from {view.since} on",
+                as_of=[ending],
+                since=view.since.to_json(),
+            )
         if upper <= frontier(lower):
             return []
         interval = Interval(lower, upper, starting is None)

@@ -382,7 +382,10 @@ def _with_change_columns(
         times = table.column(TIME)
         timestamps = pa.nulls(len(table), TIMESTAMP)
         if time_unit is not None:
-            timestamps = pc.multiply_checked(times, _MICROSECONDS[time_unit]).cast(TIMESTAMP)
+            try:
+                timestamps = pc.multiply_checked(times, _MICROSECONDS[time_unit]).cast(TIMESTAMP)
+            except pa.ArrowInvalid as error:
+                raise InvalidUsage(f"option 'timeUnit' is {time_unit!r}: a time in it is no instant") from error
         elif transport is not None:
             if dates is None:
                 end = split.interval.upper.element

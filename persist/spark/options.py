@@ -147,7 +147,7 @@ class Options:
             return None
         digits = value.strip().lower().rstrip("bkmg")
         unit = value.strip().lower()[len(digits) :].removesuffix("b") if digits else "?"
-        if not digits.isdigit() or unit not in _UNITS or int(digits) == 0:
+        if not digits.isdecimal() or unit not in _UNITS or int(digits) == 0:
             raise InvalidUsage(f"option {name!r} is {value!r}; it must be a size such as 1000, 64k, 64m or 1g")
         return int(digits) * _UNITS[unit]
 

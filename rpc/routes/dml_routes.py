@@ -12,9 +12,11 @@ from fastapi import Query, Request
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from persist.client.merge import Merge, source, target
+from persist.client.dml_plans import check_alike
+from persist.client.merge import Merge, own_values, source, target
 from persist.client.optimistic_edit import Edited, unless_landed
 from persist.client.shard import Shard
+from persist.client.write import Updates
 from persist.codecs import rows
 from persist.codecs.decode_limits import Allowance
 from persist.codecs.json_rows import Spend, decode_body, rows_of_json
@@ -186,7 +188,7 @@ async def merge(request: Request, read_time: ReadTime = None, token: Idempotency
 
     def write(shard: Shard, body: _Merge, options: dict[str, Any], allowed: Allowance) -> Edited:
         service.quotas.count_rows(principal, len(body.rows))
-        builder = shard.merge(_source(body.rows, shard.schema, allowed), body.on)
+        builder = shard.merge(_source(body, shard.schema, allowed), body.on)
         for clause in body.clauses:
             builder = _with_clause(builder, clause, shard.schema)
         return builder.execute(**options)
@@ -208,8 +210,10 @@ async def _with_rows(
         with service.allowance() as allowed, unless_landed(shard.open_writer(), options["token"]):
             schema = shard.schema if schema_of is None else schema_of(shard.schema, data, format_name, allowed)
             table = rows.read(data, format_name, schema, service.limits.rows_max, allowed)
-            if DIFF in table.schema.names and pc.all(pc.equal(table.column(DIFF), 1)).as_py() is not False:
-                table = table.drop_columns([DIFF])
+            if DIFF in table.schema.names:
+                is_one = pc.equal(table.column(DIFF), 1)
+                if not len(table) or pc.all(is_one, skip_nulls=False).as_py() is True:
+                    table = table.drop_columns([DIFF])
             service.quotas.count_rows(principal, table.num_rows)
             return work(shard, table, options)
 
@@ -248,17 +252,27 @@ def _values(sets: dict[str, Any], schema: ShardSchema) -> dict[str, Any]:
     return {name: table.column(name)[0] for name in fields.names}
 
 
-def _source(source_rows: list[Any], schema: ShardSchema, allowed: Allowance) -> list[dict[str, Any]]:
-    """The source rows of a merge, with the shard's columns converted to their types. Raises InvalidUsage."""
-    if not all(isinstance(row, dict) for row in source_rows):
+def _source(body: _Merge, schema: ShardSchema, allowed: Allowance) -> Updates:
+    """The source rows of a merge, with the shard's columns converted to their types. Raises InvalidUsage.
+
+    They stay Arrow's: Python's types have no nanoseconds, and fewer years.
+    """
+    if not all(isinstance(row, dict) for row in body.rows):
         raise InvalidUsage('rows must be a list of rows, such as [{"id": 7, "amount": 5}]')
-    names = dict.fromkeys(name for row in source_rows for name in row)
-    known = [name for name in names if name in schema.arrow.names]
-    fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in known])
-    known_values = [{name: row[name] for name in known if name in row} for row in source_rows]
-    read = _read("a row is invalid", known_values, fields, allowed.spend).to_pylist() if known else known_values
-    pairs = zip(source_rows, read, strict=True)
-    return [{name: converted[name] if name in known else row[name] for name in row} for row, converted in pairs]
+    if not body.rows:
+        return body.rows
+    if any(clause.then == "update" and clause.when != "not matched" and clause.set is None for clause in body.clauses):
+        check_alike(body.rows, "a merge that updates rows without `set`")
+    names = dict.fromkeys(name for row in body.rows for name in row)
+    fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in names if name in schema.arrow.names])
+    known_values = [{name: row[name] for name in fields.names if name in row} for row in body.rows]
+    columns: dict[str, Any] = {}
+    if fields.names:
+        known = _read("a row is invalid", known_values, fields, allowed.spend)
+        columns |= dict(zip(fields.names, known.columns, strict=False))
+    others = [name for name in names if name not in columns]
+    columns |= {name: own_values(name, [row.get(name) for row in body.rows]) for name in others}
+    return pa.table(columns)
 
 
 def _read(problem: str, json_rows: list[Any], fields: pa.Schema, spend: Spend | None = None) -> pa.Table:

@@ -101,7 +101,7 @@ class Shard:
                 results.append(error)
                 continue
             results.append(result)
-            if isinstance(command, Insert) and isinstance(result, Appended) and following is not state:
+            if isinstance(command, Insert) and isinstance(result, Appended) and result.lower < result.upper:
                 inserted_at = result.lower.element
             state = following
         self._commit(state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from persist.core import commands as c
 from persist.core.erasure_progress import erased_from
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, Overloaded
-from persist.core.frontier import MINIMUM, Antichain
+from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.persistent_map import with_changes
 from persist.core.readable_times import is_kept
@@ -207,14 +207,21 @@ def _check_opaque(state: State, reader: CriticalReaderId, known: CriticalReader,
 
 def _check_movable(state: State, held: Antichain, since: Antichain, force: bool) -> None:
     """Refuse to move a hold that never expires to a harmful `since`."""
+    _check_is_time(since)
     if not force:
         _check_reached(state, held, since)
     if since > held and since.is_empty and state.upper.is_empty:
         raise InvalidUsage(only_drop(state.name))
 
 
+def _check_is_time(since: Antichain) -> None:
+    if since.element is not None and since.element > TIME_MAX:
+        raise InvalidUsage(f"since {since} is beyond the last time, {TIME_MAX}")
+
+
 def _check_reached(state: State, held: Antichain, since: Antichain) -> None:
     """Refuse a since beyond the upper: it is a time of a wrong unit, or a typo, and irreversible."""
+    _check_is_time(since)
     if since > held and state.upper < since and not since.is_empty:
         raise InvalidUsage(
             f"since {since} is beyond the upper {state.upper} of shard {state.name!r}: nothing could be read until a "

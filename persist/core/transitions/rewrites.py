@@ -26,7 +26,7 @@ from persist.core.transitions.row_drops import (
     without_undue,
 )
 from persist.core.transitions.time_checks import at_time, check_no_times, check_upper, no_time_left, with_times
-from persist.core.transitions.writers import check_inline, let_go, push, stored, with_answer
+from persist.core.transitions.writers import check_inline, fed_by_append, let_go, push, stored, with_answer
 from persist.core.truncations_and_drops import (
     TRUNCATIONS_MAX,
     RowDrop,
@@ -75,6 +75,8 @@ def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
         following = replace(following, truncations=kept, restored_at=time)
     result = c.Appended(state.upper, Antichain(time + 1) if takes_time else state.upper)
     if takes_time:
+        if command.operation == c.INSERT:  # into a shard with unique keys
+            following = fed_by_append(following, False, context)
         following = replace(following, service_times=with_times(following.service_times, time, time + 1))
         following, result = push(following, command, result, runs, context)
     elif effects.is_remembered or is_alone(command):  # so that a late retry changes nothing

@@ -51,21 +51,21 @@ def drops_rows(state: State, cut: int) -> bool:
     return any(begins(part) < cut and part.time_max >= floor for part in state.trace.parts())
 
 
-def without_pending(state: State) -> State:
-    """The State without its pending drop, which no read shows yet."""
-    waiting = pending_drop(state.drops, state.upper)
+def without_pending(state: State, upper: Antichain | None = None) -> State:
+    """The State without its pending drop, which no read shows yet. `upper`: that of the State that is committed."""
+    waiting = pending_drop(state.drops, upper or state.upper)
     if waiting is None:
         return state
     truncations = tuple(one for one in state.truncations if one.at != waiting.at or one.before != waiting.cut)
     return replace(state, drops=state.drops[:-1], truncations=truncations)
 
 
-def without_undue(state: State, runs: Iterable[Run]) -> State:
-    """The State for rows at the next time: if they contain retractions, a pending drop is withdrawn.
+def without_undue(state: State, runs: Iterable[Run], upper: Antichain | None = None) -> State:
+    """The State for rows at `upper` (None: at the next time): if they have retractions, a pending drop is withdrawn.
 
     The retracted rows may be from before its cut, and would get a negative multiplicity.
     """
-    return without_pending(state) if any(part.diff_min < 0 for part in parts_of(runs)) else state
+    return without_pending(state, upper) if any(part.diff_min < 0 for part in parts_of(runs)) else state
 
 
 def check_not_withdrawn(state: State, cut: int) -> None:

@@ -91,6 +91,8 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
     check_not_taken(state, lower, upper)
     result = c.Appended(lower, upper)  # even if the shard had the beginning, so that a retry gets the same answer
     if upper <= state.upper:  # another replica has written all of it
+        if command.attributes:  # it is an empty interval
+            return with_answer(with_updates(state, command.attributes, context), command, result, context), result
         return (with_answer(state, command, result, context) if is_alone(command) else state), result
     if state.upper < lower:
         raise UpperMismatch(
@@ -101,7 +103,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
         )
     check_not_withdrawn(state, command.cut)
     check_near(state, upper)
-    state = _fed_by_append(with_updates(state, command.attributes, context), True, context)
+    state = fed_by_append(with_updates(state, command.attributes, context), True, context)
     runs = command.runs if state.upper == lower else clipped(command.runs, state.upper.element or 0)
     return push(without_undue(state, runs), command, result, runs, context)
 
@@ -115,19 +117,20 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
         return state, c.Appended(state.upper, state.upper)
     state = with_updates(state, command.attributes, context)  # first: a failed condition shows a retry that it landed
     check_staged(state, command.runs, context)
-    state = without_undue(state, command.runs)
     if not command.runs:
         result = c.Appended(state.upper, state.upper)
         return with_answer(state, command, result, context), result
     is_same = state.schema_times.get(state.schema_id, 0) < time  # rows of a newer schema have a later time
     if context.inserted_at is not None and time == context.inserted_at + 1 and is_same:
+        state = without_undue(state, command.runs, Antichain(context.inserted_at))
         return _join_insert(state, command, context, context.inserted_at)
+    state = without_undue(state, command.runs)
     result = c.Appended(state.upper, Antichain(time + 1))
     state = replace(state, service_times=with_times(state.service_times, time, time + 1))
-    return push(_fed_by_append(state, False, context), command, result, at_time(command.runs, time), context)
+    return push(fed_by_append(state, False, context), command, result, at_time(command.runs, time), context)
 
 
-def _fed_by_append(state: State, by_append: bool, context: Context) -> State:
+def fed_by_append(state: State, by_append: bool, context: Context) -> State:
     """Record whether the shard is fed by `append`: then a row policy must not take a time from its writers."""
     if state.retention.appended == by_append:
         return state

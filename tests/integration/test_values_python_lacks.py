@@ -1,0 +1,81 @@
+"""Values that Arrow stores and Python has no object for: they are read, compared, merged and named without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+from persist import ConstraintViolated, InvalidUsage
+from rpc.app import create_app
+from tests.support.asking import typed
+from tests.support.location import client_of, memory_location
+
+NOON_NS = 43_200_123_456_789
+
+
+def test_a_merge_over_http_keeps_nanoseconds() -> None:
+    location = memory_location()
+    client, http = client_of(location), typed(TestClient(create_app(location), base_url="http://127.0.0.1"))
+    shard = client.create_shard("t", pa.schema([("at", pa.time64("ns")), ("n", pa.int64())]), ["at"])
+    shard.insert(pa.table({"at": pa.array([NOON_NS // 1000 * 1000, NOON_NS], pa.time64("ns")), "n": [1, 2]}))
+    clauses = [{"when": "matched", "then": "update"}, {"when": "not matched", "then": "insert"}]
+    body = {"rows": [{"at": "12:00:00.123456789", "n": 99}], "clauses": clauses}
+    with http:
+        assert http.post("/v1/shards/t/merge", json=body).status_code == 200
+    table = shard.snapshot().to_arrow()
+    assert (table["at"].cast(pa.int64()).to_pylist(), table["n"].to_pylist()) == (
+        [NOON_NS // 1000 * 1000, NOON_NS],
+        [1, 99],
+    )
+
+
+FAR = {
+    "day": pa.array([2**31 - 1], pa.date32()),
+    "instant": pa.array([10**14], pa.timestamp("s")),
+    "length": pa.array([2**62], pa.duration("s")),
+}
+
+
+@pytest.mark.parametrize("what", FAR)
+def test_a_key_that_occurs_twice_is_refused_by_name(what: str) -> None:
+    key = FAR[what]
+    shard = client_of(memory_location()).create_shard("t", pa.schema([("k", key.type)]), ["k"], unique=True)
+    with pytest.raises(ConstraintViolated):
+        shard.insert(pa.table({"k": pa.concat_arrays([key, key])}))
+    with pytest.raises(InvalidUsage, match="more than once"):
+        shard.upsert(pa.table({"k": pa.concat_arrays([key, key])}))
+    shard.insert(pa.table({"k": key}))
+    with pytest.raises(InvalidUsage, match="to_arrow"):
+        shard.head()
+
+
+def test_days_beyond_the_years_of_python_are_selected() -> None:
+    shard = client_of(memory_location()).create_shard("t", pa.schema([("id", pa.int64()), ("d", pa.date32())]), ["id"])
+    days = pa.array([number * 100 - 2_000_000 for number in range(50_000)], pa.int32())
+    shard.insert(pa.table({"id": range(50_000), "d": days.cast(pa.date32())}))
+    assert shard.count("d >= DATE '2024-01-31'") == sum(day >= 19_753 for day in days.to_pylist())
+
+
+CASES: dict[str, Any] = {
+    "items": pa.list_(pa.field("item", pa.int32(), nullable=False), 2),
+    "list in a struct": pa.struct([pa.field("p", pa.struct([("l", pa.list_(pa.int32()))]), nullable=False)]),
+    "map in a struct": pa.struct([pa.field("p", pa.struct([("m", pa.map_(pa.string(), pa.int32()))]), nullable=False)]),
+}
+VALUES: dict[str, Any] = {
+    "items": [1, 2],
+    "list in a struct": {"p": {"l": [1]}},
+    "map in a struct": {"p": {"m": [("a", 1)]}},
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_a_null_above_a_required_child_is_read_from_a_file(what: str) -> None:
+    location = memory_location()
+    shard = client_of(location).create_shard("t", pa.schema([("id", pa.int64()), ("v", CASES[what])]), ["id"])
+    values = [VALUES[what] if number % 3 else None for number in range(60_000)]
+    shard.insert(pa.table({"id": range(60_000), "v": pa.array(values, CASES[what])}))
+    assert any(stat.key.endswith(".parquet") for stat in location.blob.list(""))
+    assert shard.snapshot().to_arrow()["v"].to_pylist() == values
