@@ -139,6 +139,8 @@ def cursor_still(shard: CheckedShard) -> Iterator[Diagnosis]:
     """Critical readers that have not moved for long, though there is more to read."""
     state = shard.known()
     latest = latest_time(state)
+    if state.upper.is_empty:  # it is closed to writes
+        latest = Antichain(max((part.time_max for part in state.trace.parts()), default=0))
     for cursor, critical in _cursors(state):
         time = critical.since.element
         if time is None or not critical.since < latest:

@@ -16,7 +16,7 @@ from persist.client.transport import Transport
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.core.state import SchemaRecord
 from persist.parts import PartReader, ShardSchema, newest, valid_schemas
-from persist.parts.column_types import without_half_floats
+from persist.parts.column_types import as_schema, without_half_floats
 from persist.parts.part_files import RowGroupFilter
 
 
@@ -84,7 +84,7 @@ class Rows(Timeable):
         duckdb = optional("duckdb", "to_duckdb()", "duckdb", InvalidUsage)
         shown = self._shown()
         kinds = [field.with_type(without_half_floats(field.type)) for field in shown.schema]
-        return duckdb.from_arrow(shown.cast(pa.schema(kinds)))
+        return duckdb.from_arrow(as_schema(shown, pa.schema(kinds)))
 
     def _shown(self) -> pa.Table:
         """The rows as a data frame shows them."""

@@ -20,7 +20,7 @@ from persist.codecs.parquet_files import read_bounded
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
-from persist.parts.column_types import check_input_types
+from persist.parts.column_types import as_schema, check_input_types
 from persist.parts.ipc_guard import check_schema, declared_sizes
 from persist.parts.memory_size import is_surely_within, row_bytes, working_bytes
 from persist.parts.value_order import one_chunk
@@ -213,7 +213,7 @@ def write(tables: Iterator[pa.Table], empty: pa.Table, form: str) -> Iterator[by
         sink = io.BytesIO()
         with _writer(pa.PythonFile(sink, mode="w"), empty.schema, form) as writer:
             for table in tables:
-                writer.write_table(table.cast(empty.schema))
+                writer.write_table(as_schema(table, empty.schema))
                 yield _drain(sink)
         yield _drain(sink)
 

@@ -272,6 +272,12 @@ def as_type(column: Any, kind: Any) -> Any:
     return _fill_hidden(_rebuilt(column, kind))
 
 
+def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with the types of a schema of the same columns, without hidden nulls of required children."""
+    columns = [as_type(column, field.type) for column, field in zip(table.columns, schema, strict=True)]
+    return fill_hidden_nulls(pa.table(columns, schema=schema))
+
+
 def _rebuilt(column: pa.Array, kind: Any) -> pa.Array:
     """The column in a type with the same nesting. Arrow's cast refuses nulls of required children below a null."""
     types, own = pa.types, column.type
@@ -305,14 +311,17 @@ def conform_column(column: Any, field: pa.Field) -> Any:
             raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}; cast it first")
         try:
             column = to_plain(column)
-            cast = _rescaled(column, field.type).cast(field.type)
+            cast = as_type(_rescaled(column, field.type), field.type)
             exact = _round_trips(column, cast)
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise InvalidUsage(f"column {field.name!r} does not fit {field.type}: {error}") from error
         if not exact:
             raise InvalidUsage(f"column {field.name!r} loses precision as {field.type}; round it first")
         column = cast
-    column = as_type(column, field.type)
+    try:
+        column = as_type(column, field.type)
+    except pa.ArrowException as error:
+        raise InvalidUsage(f"column {field.name!r} does not fit {field.type}: {error}") from error
     if not field.nullable and column.null_count:
         raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
     check_nested_nulls(column, field)

@@ -194,7 +194,7 @@ def _check_unusual(value: Any, kind: pa.DataType, what: str) -> None:
             raise ValueError(f"{value!r} is a number; give a datetime, date, time or timedelta")
         kept = value == int(value)
     elif pa.types.is_date(kind):
-        kept = not isinstance(value, dt.datetime) or value.time() == dt.time()
+        kept = not isinstance(value, dt.datetime) or (value.time() == dt.time() and not getattr(value, "nanosecond", 0))
     else:  # pandas' times have nanoseconds
         kept = kind.unit == "ns" or not getattr(value, "nanosecond", getattr(value, "nanoseconds", 0))
     if not kept:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
 from persist import ConstraintViolated, InvalidUsage
+from persist.codecs import rows
 from rpc.app import create_app
 from tests.support.asking import typed
 from tests.support.location import client_of, memory_location
@@ -79,3 +83,21 @@ def test_a_null_above_a_required_child_is_read_from_a_file(what: str) -> None:
     shard.insert(pa.table({"id": range(60_000), "v": pa.array(values, CASES[what])}))
     assert any(stat.key.endswith(".parquet") for stat in location.blob.list(""))
     assert shard.snapshot().to_arrow()["v"].to_pylist() == values
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+@pytest.mark.parametrize("what", CASES)
+def test_a_null_above_a_required_child_goes_in_and_out(what: str, form: str) -> None:
+    shard = client_of(memory_location()).create_shard("t", pa.schema([("id", pa.int64()), ("v", CASES[what])]), ["id"])
+    given = pa.table({"id": [1, 2], "v": pa.array([VALUES[what], None], CASES[what])})
+    written = io.BytesIO(b"".join(rows.write(iter([given]), given.schema.empty_table(), form)))
+    read = pq.read_table(written) if form == "parquet" else pa.ipc.open_stream(written).read_all()
+    shard.insert(read)
+    assert shard.snapshot().to_arrow()["v"].to_pylist() == given["v"].to_pylist()
+    assert len(shard.snapshot().to_duckdb()) == 2
+
+
+def test_a_nanosecond_of_a_day_is_not_dropped() -> None:
+    shard = client_of(memory_location()).create_shard("t", pa.schema([("d", pa.date32())]), ["d"])
+    with pytest.raises(InvalidUsage, match="truncated"):
+        shard.insert([{"d": pd.Timestamp("2024-01-01 00:00:00.000000001")}])
