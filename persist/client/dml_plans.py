@@ -525,8 +525,9 @@ def _upserted(
     met = keyed.updates_schema.empty_table()
     for old in row_set.rows(contents):
         indexes = match_keys(old, rows, keyed)
-        if not is_whole:  # keys that are only deleted may have any number of rows
-            met = _check_one_row(old.filter(pa.array(indexes != key_encoding.ABSENT)), met, keyed)
+        replaced = indexes != key_encoding.ABSENT  # keys that are only deleted may have any number of rows
+        if not is_whole and replaced.any():
+            met = _check_one_row(old.filter(pa.array(replaced)), met, keyed)
         fresh = indexes[key_encoding.first_of_key(old, keyed) & (indexes != key_encoding.ABSENT)]
         fresh = fresh[is_left[fresh]]
         is_left[fresh] = False
