@@ -234,8 +234,10 @@ def _stepped(
                 entries.clear()
             entries.append(entry)
         # One without rows takes no time, so that what is at the time before the next one may not be an insert's.
-        if isinstance(command, c.Insert) and isinstance(result, c.Appended) and result.lower < result.upper:
-            context = replace(context, inserted_at=result.lower.element)
+        # The answer to a retry names a time of an earlier commit, too.
+        if isinstance(command, c.Insert) and following is not state and isinstance(result, c.Appended):
+            if result.lower < result.upper:
+                context = replace(context, inserted_at=result.lower.element)
         state = following
     return state, outcomes, entries
 

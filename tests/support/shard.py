@@ -101,7 +101,8 @@ class Shard:
                 results.append(error)
                 continue
             results.append(result)
-            if isinstance(command, Insert) and isinstance(result, Appended) and result.lower < result.upper:
+            has_written = following is not state and isinstance(result, Appended) and result.lower < result.upper
+            if isinstance(command, Insert) and has_written:
                 inserted_at = result.lower.element
             state = following
         self._commit(state)

@@ -80,3 +80,10 @@ def test_an_insert_of_unique_keys_ends_that_a_shard_is_fed_by_append() -> None:
     assert shard.state.retention.appended
     shard.commit(c.Rewrite(*by(2), Antichain(1), 0, c.INSERT, rows(2), cut=0))
     assert not shard.state.retention.appended
+
+
+def test_an_insert_does_not_join_the_time_of_an_earlier_commit_after_a_retry() -> None:
+    shard = Shard()
+    first = c.Insert(*by(1), rows(1))
+    assert shard.commit(first) == [at(0, 1)]
+    assert shard.commit(first, c.Insert(*by(2), rows(2))) == [at(0, 1), at(1, 2)]
