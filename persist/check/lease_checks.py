@@ -13,6 +13,7 @@ from persist.core.frontier import Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, critical_reader_id_of
 from persist.core.readable_times import latest_time
 from persist.core.state import CriticalReader, LeasedReader, State
+from persist.core.truncations_and_drops import last_written
 from persist.regions.remote_holds import PURPOSE as REGION
 
 # Holders of history, blobs and space: since when, and whether they are alive.
@@ -140,7 +141,7 @@ def cursor_still(shard: CheckedShard) -> Iterator[Diagnosis]:
     state = shard.known()
     latest = latest_time(state)
     if state.upper.is_empty:  # it is closed to writes
-        latest = Antichain(max((part.time_max for part in state.trace.parts()), default=0))
+        latest = Antichain(max(last_written(state.trace.parts(), state.drops), 0))
     for cursor, critical in _cursors(state):
         time = critical.since.element
         if time is None or not critical.since < latest:

@@ -22,6 +22,7 @@ from persist.client.shard import Shard
 from persist.client.timestamps import read_point
 from persist.codecs import rows
 from persist.core.errors import InvalidUsage
+from persist.core.truncations_and_drops import last_written
 
 # `persist cat NAME`: print the rows as a table in a terminal, else as NDJSON. With --count it prints their number, each
 # row counted as often as its diff says.
@@ -143,8 +144,7 @@ def _start_time(shard: Shard, times: int) -> int:
         return oldest
     last = view.upper.element
     if last is None:  # it is closed to writes
-        written = (part.time_max for batch in view.batches for part in batch.parts())
-        last = 1 + max((*written, *(drop.at for drop in view.drops)), default=-1)
+        last = 1 + last_written((part for batch in view.batches for part in batch.parts()), view.drops)
     return max(last - 1 - times, oldest)
 
 

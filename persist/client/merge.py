@@ -33,7 +33,7 @@ from persist.parts.value_order import Mask
 SIDES = "source", "target"
 SOURCE, TARGET = (f"{side}." for side in SIDES)
 _REFERENCE = re.compile(r"(source|target)\.(\w+)")
-TYPES: Mapping[str, pa.DataType] = {
+TYPE_OF_LITERAL: Mapping[str, pa.DataType] = {
     "integer": pa.int64(),
     "decimal": pa.decimal128(38, 10),
     "double": pa.float64(),
@@ -387,6 +387,8 @@ def _condition_columns(condition: str, both: pa.Table) -> pa.Table:
         column = both.column(name)
         if pa.types.is_null(kind):
             like = kinds.get(partners.get(name, name), kind)
-            column = column.cast(TYPES.get(literals.get(name, ""), pa.string()) if pa.types.is_null(like) else like)
+            column = column.cast(
+                TYPE_OF_LITERAL.get(literals.get(name, ""), pa.string()) if pa.types.is_null(like) else like
+            )
         numbered = numbered.append_column(name, column)
     return numbered

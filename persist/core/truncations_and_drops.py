@@ -127,6 +127,11 @@ def begins(part: Part) -> int:
     return part.time_min if part.clip is None else max(part.clip, part.time_min)
 
 
+def last_written(parts: Iterable[Part], drops: Iterable[RowDrop]) -> int:
+    """The last time at which rows were written or dropped, as the end of a closed shard; -1: there is none."""
+    return max((*(part.time_max for part in parts), *(drop.at for drop in drops)), default=-1)
+
+
 def check_not_erasing(name: str, upper: Antichain, retracting: Sequence[Run], erasures: Sequence[str] = ()) -> None:
     """Raise InvalidUsage if the next time retracts erased rows, which a drop at that time would remove as well.
 

@@ -14,7 +14,7 @@ from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailab
 from persist.core.readable_times import is_kept
 from persist.core.shard_phases import dropped
 from persist.core.state import State
-from persist.core.truncations_and_drops import contents
+from persist.core.truncations_and_drops import contents, last_written
 from persist.formats.store_errors import translated_but_missing
 from persist.inspect.documents import Document, Frontier, JsonRecord
 from persist.inspect.readonly_location import ReadOnlyLocation
@@ -71,9 +71,7 @@ def _time(state: State, name: str, as_of: int | None) -> int:
     upper = state.upper.element
     if as_of is None:
         if upper is None:
-            return max(
-                (*(part.time_max for part in state.trace.parts()), *(drop.at for drop in state.drops)), default=-1
-            )
+            return last_written(state.trace.parts(), state.drops)
         return upper - 1
     if as_of < 0:
         raise InvalidUsage(f"as-of is {as_of}; times begin at 0")

@@ -77,14 +77,24 @@ def _fill_hidden(column: pa.Array) -> pa.Array:
             column = pa.concat_arrays([column, pa.array([None], kind)]).take(places)
         children = [_fill_hidden(column.field(index)) for index in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+    return _with_values(column, kind, lambda values, _: _fill_hidden(values))
+
+
+def _with_values(column: pa.Array, kind: Any, convert: Callable[[pa.Array, Any], pa.Array]) -> pa.Array:
+    """Lists or maps as `kind`, with `convert` applied to their values (or keys and items) and their new types."""
+    types = pa.types
     if types.is_fixed_size_list(kind):
-        present = pa.FixedSizeListArray.from_arrays(_fill_hidden(column.flatten()), type=kind)
+        present = pa.FixedSizeListArray.from_arrays(convert(column.flatten(), kind.value_type), type=kind)
         counted = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int64())), 1)
         return present.take(pc.if_else(column.is_valid(), counted, pa.scalar(None, pa.int64())))
     lists = map_pairs(column) if types.is_map(kind) else column
     values = lists.flatten()
-    filled = [_fill_hidden(child) for child in (values.flatten() if types.is_map(kind) else [values])]
-    return build_lists(kind, _list_offsets(lists), filled, column.is_null())
+    if types.is_map(kind):
+        keys, items = values.flatten()
+        children = [convert(keys, kind.key_type), convert(items, kind.item_type)]
+    else:
+        children = [convert(values, kind.value_type)]
+    return build_lists(kind, _list_offsets(lists), children, column.is_null())
 
 
 def _list_offsets(lists: pa.Array) -> Ints:
@@ -290,18 +300,7 @@ def _rebuilt(column: pa.Array, kind: Any) -> pa.Array:
             for field in _children(kind)
         ]
         return pa.StructArray.from_arrays(columns, fields=list(_children(kind)), mask=column.is_null())
-    if types.is_fixed_size_list(kind):
-        present = pa.FixedSizeListArray.from_arrays(_rebuilt(column.flatten(), kind.value_type), type=kind)
-        counted = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int64())), 1)
-        return present.take(pc.if_else(column.is_valid(), counted, pa.scalar(None, pa.int64())))
-    lists = map_pairs(column) if types.is_map(kind) else column
-    values, offsets = lists.flatten(), _list_offsets(lists)
-    if types.is_map(kind):
-        keys, items = values.flatten()
-        parts = [_rebuilt(keys, kind.key_type), _rebuilt(items, kind.item_type)]
-    else:
-        parts = [_rebuilt(values, kind.value_type)]
-    return build_lists(kind, offsets, parts, column.is_null())
+    return _with_values(column, kind, _rebuilt)
 
 
 def conform_column(column: Any, field: pa.Field) -> Any:

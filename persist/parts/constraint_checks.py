@@ -19,7 +19,8 @@ from persist.core.errors import ConstraintViolated, InvalidUsage, shown
 from persist.core.truncations_and_drops import Drops, RowDrop
 from persist.parts.consolidate import Ints, consolidate, find_twins, join
 from persist.parts.filter_eval import Filter
-from persist.parts.key_encoding import distinct_keys, key_schema, python_values
+from persist.parts.key_encoding import distinct_keys, key_schema
+from persist.parts.python_values import shown_values
 from persist.parts.shard_schema import CHECKS_MAX, DIFF, SCHEMAS_KEPT_MAX, TIME, Check, ShardSchema
 from persist.parts.value_order import Mask, one_chunk
 
@@ -270,7 +271,7 @@ class DuplicateKeyCounter:
 
 def key_tuples(keys: pa.Table) -> list[tuple[Any, ...]]:
     """The keys as tuples of Python values."""
-    columns = [python_values(column) for column in keys.columns]
+    columns = [shown_values(column) for column in keys.columns]
     return list(zip(*columns, strict=True))
 
 

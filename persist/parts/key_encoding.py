@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from persist.core.errors import Corruption, InvalidUsage
 from persist.parts.column_types import family
 from persist.parts.consolidate import Ints, consolidate, join, sort_groups
+from persist.parts.python_values import shown_values
 from persist.parts.shard_schema import DIFF, ShardSchema
 from persist.parts.value_order import END, ESCAPE, NULL, VALID, ColumnOrder, column_order, one_chunk
 
@@ -266,23 +267,10 @@ def check_unique(keys: pa.Table, keyed: ShardSchema, what: str) -> None:
     """Raise InvalidUsage if one of the distinct keys occurred more than once."""
     repeated = pc.index(pc.greater(keys.column(DIFF), 1), True).as_py()
     if repeated >= 0:
-        key = {name: python_values(keys.column(name).slice(repeated, 1))[0] for name in keyed.key}
+        key = {name: shown_values(keys.column(name).slice(repeated, 1))[0] for name in keyed.key}
         raise InvalidUsage(
             f"key {key!r} occurs more than once; {what} takes one row per key: drop the duplicates first"
         )
-
-
-def python_values(column: pa.ChunkedArray) -> list[Any]:
-    """The values for people. Those that Python cannot hold, such as nanoseconds and far years, come as text."""
-    try:
-        if not (pa.types.is_time64(column.type) and column.type.unit == "ns"):  # Python would drop nanoseconds silently
-            return list(column.to_pylist())
-    except (OverflowError, ValueError):
-        pass
-    try:
-        return list(column.cast(pa.string()).to_pylist())
-    except pa.ArrowException:
-        return [f"a value of {column.type}"] * len(column)
 
 
 def match_keys(rows: pa.Table, keys: pa.Table, keyed: ShardSchema) -> Ints:

@@ -1,4 +1,4 @@
-"""Python values as Arrow columns without loss: values that Arrow alone would truncate are refused."""
+"""Python values as Arrow columns without loss: values that Arrow alone would truncate are refused. And the way back."""
 
 from __future__ import annotations
 
@@ -211,3 +211,16 @@ def find_differing_row(rows: Sequence[tuple[AbstractSet[str], bool]]) -> tuple[i
         if others := (names - first if is_deletion else names ^ first):
             return number, min(others, key=str)
     return None
+
+
+def shown_values(column: pa.ChunkedArray) -> list[Any]:
+    """The values for people. Those that Python cannot hold, such as nanoseconds and far years, come as text."""
+    try:
+        if not (pa.types.is_time64(column.type) and column.type.unit == "ns"):  # Python would drop nanoseconds silently
+            return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        pass
+    try:
+        return list(column.cast(pa.string()).to_pylist())
+    except pa.ArrowException:
+        return [f"a value of {column.type}"] * len(column)

@@ -479,20 +479,26 @@ def read_routed(routes: Routes, *, rows_max: int = ROWS_MAX, **selected: Any) ->
     schemas: dict[str, ShardSchema] = {}
     rows = 0
     with RoutedReader(routes, **selected) as reader:
-        while not reader.knows_all_epochs:  # one that is opened meanwhile ends a step early
-            for event in reader.next_events():
-                schemas.setdefault(event.shard, event.schema)
-                check_alike(f"routes {routes.shard.name!r} are not read", {**schemas, event.shard: event.schema})
-                rows += len(event.updates)
-                if rows > rows_max:
-                    raise InvalidUsage(
-                        f"routes {routes.shard.name!r} have more than {rows_max} updates; read ranges of keys, or use "
-                        "RoutedReader"
-                    )
-                epochs = pa.repeat(pa.scalar(event.epoch, pa.int64()), len(event.updates))
-                tables.append(event.updates.append_column(EPOCH_COLUMN, epochs))
+        for event in _all_events(reader):
+            schemas.setdefault(event.shard, event.schema)
+            check_alike(f"routes {routes.shard.name!r} are not read", {**schemas, event.shard: event.schema})
+            rows += len(event.updates)
+            if rows > rows_max:
+                raise InvalidUsage(
+                    f"routes {routes.shard.name!r} have more than {rows_max} updates; read ranges of keys, or use "
+                    "RoutedReader"
+                )
+            epochs = pa.repeat(pa.scalar(event.epoch, pa.int64()), len(event.updates))
+            tables.append(event.updates.append_column(EPOCH_COLUMN, epochs))
     if not tables:
         empty = routes.of(routes.current().shards[0]).refresh_schema().updates_schema.empty_table()
         return empty.append_column(EPOCH_COLUMN, pa.array([], pa.int64()))
     order = [(name, "ascending") for name in (*event.schema.key, EPOCH_COLUMN, TIME_COLUMN)]
     return pa.concat_tables(tables, promote_options="default").sort_by(order)
+
+
+def _all_events(reader: RoutedReader) -> Iterator[RoutedEvent]:
+    """The events up to now, also if an epoch is opened meanwhile, which ends a step early."""
+    yield from reader.next_events()
+    while not reader.knows_all_epochs:
+        yield from reader.next_events()
