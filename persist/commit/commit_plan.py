@@ -235,9 +235,9 @@ def _stepped(
             entries.append(entry)
         # One without rows takes no time, so that what is at the time before the next one may not be an insert's.
         # The answer to a retry names a time of an earlier commit, too.
-        if isinstance(command, c.Insert) and following is not state and isinstance(result, c.Appended):
-            if result.lower < result.upper:
-                context = replace(context, inserted_at=result.lower.element)
+        is_insert = isinstance(command, c.Insert) and following is not state
+        if is_insert and isinstance(result, c.Appended) and result.lower < result.upper:
+            context = replace(context, inserted_at=result.lower.element)
         state = following
     return state, outcomes, entries
 
