@@ -17,11 +17,12 @@ from persist.cli.long_running import ended_by_sigterm, on_signals
 from persist.cli.output_files import is_stdout, replacing
 from persist.cli.row_files import FORMATS, form_of
 from persist.cli.terminal import Output, Screen, add_format, add_selection, columns, plain, show_changes
+from persist.client.client import Client
 from persist.client.read_api import NOW, THEN
-from persist.client.shard import Shard
 from persist.client.timestamps import read_point
 from persist.codecs import rows
 from persist.core.errors import InvalidUsage
+from persist.core.shard_view import ViewRequest
 from persist.core.truncations_and_drops import last_written
 
 # `persist cat NAME`: print the rows as a table in a terminal, else as NDJSON. With --count it prints their number, each
@@ -124,8 +125,9 @@ def run_tail(arguments: argparse.Namespace) -> int:
     wanted, screen, stop = columns(arguments), Screen.of(sys.stdout, arguments.no_colour), Event()
     if arguments.follow:
         on_signals(stop.set)
-    with shard_of(arguments) as shard:
-        start = _start_time(shard, times) if after is None else after
+    with client_of(arguments) as client:
+        shard = client.shard(arguments.name)
+        start = _start_time(client, shard.name, times) if after is None else after
         until = None if arguments.follow else shard.upper()
         with shard.listen(start, until=until, where=arguments.where, columns=wanted, purpose="persist tail") as listen:
             while not listen.done and not stop.is_set():
@@ -136,9 +138,9 @@ def run_tail(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _start_time(shard: Shard, times: int) -> int:
+def _start_time(client: Client, name: str, times: int) -> int:
     """The time after which the last `times` complete times are, or the oldest readable one."""
-    view = shard.view()
+    view = client.transport.view(name, ViewRequest())
     oldest = view.since.element or -1
     if view.since.element is None:
         return oldest
