@@ -408,3 +408,12 @@ def test_drop_asks_in_a_terminal(
     assert "drop orders? [y/N]" in asked.err
     assert asked.code == (2 if left else 0)
     assert orders("shards", "--names") == left
+
+
+def test_the_last_times_of_a_closed_shard_are_its_last_writes(typed: Any, place: Place) -> None:
+    with place.client() as client:
+        shard = client.create_shard("closed", pa.schema([("id", pa.int64())]), ["id"])
+        for number in range(5):
+            shard.insert([{"id": number}])
+        shard.advance_upper(None)
+    assert [json.loads(line)["id"] for line in typed("tail", "closed", "-n", "2")] == [3, 4]
