@@ -18,6 +18,7 @@ import pytest
 
 import persist
 from persist.client.client import Client
+from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
@@ -27,7 +28,7 @@ from persist.core.errors import Expired, NotComplete, NotReadable, PersistError,
 from persist.core.state import Policy
 from tests.services.process import run
 from tests.support.server import Server
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.binary())])
 INSERTS = 40
@@ -56,7 +57,20 @@ def location(tiny_disk: Path) -> Path:
             if number == 4:
                 shard.tag("kept", number)
         shard.downgrade_since(INSERTS - 1)
+        wait_until(
+            lambda: has_rollup(client), "the background has made a rollup, up to which there is something to collect"
+        )
     return directory
+
+
+def has_rollup(client: Client) -> bool:
+    """Whether there is one beyond the first version. If not, another commit gives the background its turn."""
+    transport = client.transport
+    assert isinstance(transport, EmbeddedTransport)
+    if max(transport.location.machine("orders").refresh().rollups) > 1:
+        return True
+    client.shard("orders").update_attributes([persist.AttributeUpdate.replace("ab" * 16, 1)])
+    return False
 
 
 def fill(disk: Path) -> None:
