@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import pyarrow as pa
@@ -25,8 +25,8 @@ from persist.client import deadlines
 from persist.client.arguments import check_numbers
 from persist.client.deadlines import Timeable
 from persist.client.unique_insert import CheckedWriter, conform_rows
-from persist.client.write import Updates
-from persist.commit.clocks_and_ids import Clock, OwnProcess
+from persist.client.write import PinnedRows, Updates
+from persist.commit.clocks_and_ids import OwnProcess
 from persist.core import errors
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
@@ -61,10 +61,14 @@ class PipelineSettings:
 
 
 class _Append(NamedTuple):
-    """The rows of one call, without times. No multiplicity of equal rows among them exceeds `weight`."""
+    """The rows of one call: a table without times. No multiplicity of equal rows among them exceeds `weight`."""
 
-    rows: pa.Table
+    pinned: PinnedRows
     weight: int
+
+    @property
+    def rows(self) -> pa.Table:
+        return self.pinned.rows
 
 
 class PipelinedWriter(Timeable):
@@ -75,15 +79,16 @@ class PipelinedWriter(Timeable):
     """
 
     def __init__(
-        self, name: str, writer: CheckedWriter, attributes: Attributes, clock: Clock, settings: PipelineSettings
+        self, name: str, shard: str, writer: CheckedWriter, attributes: Attributes, settings: PipelineSettings
     ) -> None:
         self.name = name
         self._number_key = named_key(f"pipelined writer {name}")
         self._epoch_key = named_key(f"pipelined writer's epoch {name}")
+        self._shard = shard
         self._writer = writer
         self._transport = writer.transport
         self._attributes = attributes
-        self._clock = clock
+        self._clock = writer.transport.clock
         self._settings = settings
         self._process = OwnProcess(f"the pipelined writer {name!r}")
         self._epoch = self._take_over()
@@ -114,7 +119,7 @@ class PipelinedWriter(Timeable):
             or the error that stopped the writer, such as AttributeMismatch (it was opened elsewhere).
         """
         self._process.check()
-        append = self._writer.judged(updates, lambda rows: _conformed(rows, self._writer.schema_of(rows)[1]))
+        append = self._writer.judged(updates, lambda rows: _conformed(rows, *self._writer.schema_of(rows)))
         rows = append.rows
         settings = self._settings
         with self._changed:
@@ -219,7 +224,7 @@ class PipelinedWriter(Timeable):
             self._error = error
             self._changed.notify_all()
 
-    def _next(self) -> list[pa.Table] | None:
+    def _next(self) -> list[PinnedRows] | None:
         """The appends of the next command, in order; None if the writer ends."""
         settings = self._settings
         with self._changed:
@@ -228,21 +233,21 @@ class PipelinedWriter(Timeable):
             if self._closing:
                 return None
             first = self._waiting.popleft()
-            batch, size, weight = [first.rows], first.rows.nbytes, first.weight
+            batch, size, weight = [first.pinned], first.rows.nbytes, first.weight
             while (
                 self._waiting
                 and len(batch) < settings.command_appends_max
                 and size + self._waiting[0].rows.nbytes <= COMMAND_BYTES_TARGET
                 and weight + self._waiting[0].weight <= DIFF_MAX  # otherwise equal rows might exceed it in one part
-                and self._waiting[0].rows.schema == first.rows.schema  # it changes when the shard's schema evolves
+                and self._waiting[0].pinned.schema_id == first.pinned.schema_id
             ):
-                rows, more = self._waiting.popleft()
-                batch.append(rows)
-                size, weight = size + rows.nbytes, weight + more
+                append = self._waiting.popleft()
+                batch.append(append.pinned)
+                size, weight = size + append.rows.nbytes, weight + append.weight
             return batch
 
-    def _send(self, batch: list[pa.Table]) -> None:
-        """Land the appends, exactly once."""
+    def _send(self, batch: list[PinnedRows]) -> None:
+        """Land the appends, which are by one schema, exactly once."""
         before = self._held
         number = (before or 0) + len(batch)
         conditions = (
@@ -251,7 +256,8 @@ class PipelinedWriter(Timeable):
         )
         deadline = self._clock.monotonic() + self._settings.retry_s
         runs: tuple[Run, ...] | None = None
-        rows = pa.concat_tables(batch).combine_chunks()
+        size = sum(pinned.rows.nbytes for pinned in batch)
+        rows = replace(batch[0], rows=pa.concat_tables([pinned.rows for pinned in batch]).combine_chunks())
         while True:
             try:
                 if runs is None:
@@ -267,18 +273,20 @@ class PipelinedWriter(Timeable):
                     **error.details,
                 ) from error
             except errors.SchemaMismatch:  # the constraints are stricter by now: the rows are staged again under them
-                known = self._writer.schema_of(rows)[0]
-                self._writer.check(rows)
-                if self._writer.schema_of(rows)[0] == known:
+                later = rows.as_of_now(self._transport, self._shard)
+                if later.schema_id == rows.schema_id:
                     raise
-                runs = None
-            except (Unavailable, errors.Overloaded, Indeterminate, errors.Expired):
+                self._writer.check(later)
+                rows, runs = later, None
+            except (Unavailable, errors.Overloaded, Indeterminate, errors.Expired) as error:
                 if self._closing or self._clock.monotonic() > deadline:
                     raise
+                if isinstance(error, errors.Expired):  # the parts may have been swept meanwhile
+                    runs = None
                 self._clock.sleep(BACKOFF_S)
         with self._changed:
             self._held = number
-            self._bytes -= sum(rows.nbytes for rows in batch)
+            self._bytes -= size
             self._changed.notify_all()
 
     def _landed(self, error: AttributeMismatch, number: int) -> bool:
@@ -293,10 +301,10 @@ def _left_s() -> float | None:
     return None if left_s == math.inf else left_s
 
 
-def _conformed(updates: Updates, schema: ShardSchema) -> _Append:
-    """One table with the shard's columns, without times, which the service chooses."""
+def _conformed(updates: Updates, schema_id: int, schema: ShardSchema) -> _Append:
+    """One table with the columns of the schema, by whose names it is staged even if the writer learns others first."""
     rows = conform_rows(updates, schema, None)
-    return _Append(rows.drop_columns([TIME]), _weight(rows, schema))
+    return _Append(PinnedRows(rows.drop_columns([TIME]), schema_id, schema), _weight(rows, schema))
 
 
 def _weight(rows: pa.Table, schema: ShardSchema) -> int:

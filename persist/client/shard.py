@@ -205,9 +205,9 @@ class Shard(WriteMethods, ReadMethods, EditMethods, RetentionMethods, ErasureMet
         checked("settings", settings, PipelineSettings, type(None))
         return PipelinedWriter(
             name,
+            self.name,
             self.open_writer(purpose=f"pipelined writer {name}"[:PURPOSE_CHARS_MAX]),
             self.attributes,
-            self._transport.clock,
             settings or PipelineSettings(),
         )
 

@@ -180,7 +180,7 @@ class CheckedWriter(WriteHandle):
         if not isinstance(updates, PinnedRows):
             self._learn()
             return updates
-        return updates.by(valid_schemas(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas))
+        return updates.as_of_now(self._transport, self._name)
 
     def _inserted(
         self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, info: bytes, *, unique: bool

@@ -47,13 +47,14 @@ class PinnedRows:
     schema_id: int
     schema: ShardSchema
 
-    def by(self, schemas: Mapping[int, ShardSchema]) -> PinnedRows:
-        """The same rows by the last of these schemas of the shard, without columns that were dropped since.
+    def as_of_now(self, transport: OneShard, name: str) -> PinnedRows:
+        """The same rows by the current schema of their shard, called `name`, without columns that were dropped since.
 
-        Raises InvalidUsage unless they are a table or a batch.
+        Raises InvalidUsage unless they are a table or a batch, and what every call may.
         """
         if not isinstance(self.rows, (pa.Table, pa.RecordBatch)):
             raise InvalidUsage("only rows in a table can be converted to later columns")
+        schemas = valid_schemas(transport.view(name, ViewRequest(with_batches=False)).schemas)
         number, current = newest(schemas)
         known = schemas.get(self.schema_id, self.schema)
         called = renames(known, current)

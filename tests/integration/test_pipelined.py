@@ -18,6 +18,7 @@ from persist import EVENT_COUNT, AttributeUpdate, PipelinedWriter, PipelineSetti
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.core.errors import AttributeMismatch, ConstraintViolated, InvalidUsage, PersistError
 from persist.core.state import Policy
+from persist.parts.schema_changes import AddColumn, RenameColumn
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.consensus_faults import FaultyConsensus
 from tests.support.embedded import client_of
@@ -296,6 +297,33 @@ def test_constraints_that_become_stricter_stop_only_rows_that_break_them(shard: 
         assert again.acknowledged == 2
         again.append(event("w", 3))
     assert len(landed(shard)["w"]) == 3
+
+
+def test_rows_that_wait_keep_the_columns_that_they_had_when_they_were_appended(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were staged by the names of later rows, by which two columns had exchanged theirs."""
+    sending, go_on = threading.Event(), threading.Event()
+    commit = WriteHandle.commit_insert
+
+    def held_up(self: WriteHandle, *args: Any, **given: Any) -> Any:
+        sending.set()
+        assert go_on.wait(WAIT_S)
+        return commit(self, *args, **given)
+
+    monkeypatch.setattr(WriteHandle, "commit_insert", held_up)
+    with shard.pipelined_writer("w") as writer:
+        writer.append(event("w", 1))
+        assert sending.wait(WAIT_S)
+        shard.alter(AddColumn("p", pa.string()), AddColumn("q", pa.string()))
+        writer.append([{**event("w", 2)[0], "p": "P", "q": "Q"}])
+        shard.alter(RenameColumn("p", "p2"), RenameColumn("q", "q2"))
+        writer.append([{**event("w", 3)[0], "p2": "P", "q2": "Q"}])
+        shard.alter(RenameColumn("p2", "q"), RenameColumn("q2", "p"))
+        writer.append([{**event("w", 4)[0], "q": "P", "p": "Q"}])
+        go_on.set()
+    rows = {row["number"]: (row["p"], row["q"]) for row in shard.snapshot().to_arrow().to_pylist()}
+    assert rows == {1: (None, None), 2: ("Q", "P"), 3: ("Q", "P"), 4: ("Q", "P")}
 
 
 def test_the_window_is_bounded(shard: Shard) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +13,10 @@ from blob.memory_blobs import MemoryBlob
 from compactor.orphans import Sweeper
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
-from persist import AttributeUpdate, Corruption, Shard
+from persist import AttributeUpdate, Corruption, PipelineSettings, Shard, WriteHandle
 from persist.attributes.attribute_index import AttributeIndex
 from persist.attributes.node_store import NodeCache
-from persist.commit.clocks_and_ids import SystemClock
+from persist.commit.clocks_and_ids import SystemClock, SystemIds
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.record import replace
@@ -37,6 +38,17 @@ class SleepyClock(SystemClock):
         return super().now_ms() + self.slept_ms
 
 
+class SleepyIds(SystemIds):
+    """Ids that tell the time of that clock."""
+
+    def __init__(self, clock: SleepyClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def uuid7(self) -> str:
+        return f"{self._clock.now_ms():012x}{super().uuid7()[12:]}"
+
+
 @pytest.fixture
 def clock() -> SleepyClock:
     return SleepyClock()
@@ -44,7 +56,9 @@ def clock() -> SleepyClock:
 
 @pytest.fixture
 def location(clock: SleepyClock) -> Iterator[Location]:
-    location = Location(MemoryBlob("mem:", now_ms=clock.now_ms), MemoryConsensus("mem:"), clock=clock)
+    location = Location(
+        MemoryBlob("mem:", now_ms=clock.now_ms), MemoryConsensus("mem:"), clock=clock, ids=SleepyIds(clock)
+    )
     yield location
     location.close()
 
@@ -70,6 +84,25 @@ def test_inline_rows_whose_blob_was_swept_stay_inline(shard: Shard, location: Lo
     assert Sweeper(location).sweep(NAME).deleted == 1
     assert machine.apply(command) == c.MergeApplied(False)
     assert elsewhere(location).snapshot().to_arrow().column("k").to_pylist() == ["a", "b", "c"]
+
+
+def test_a_pipelined_append_whose_part_was_swept_is_staged_again(
+    shard: Shard, location: Location, clock: SleepyClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part was sent until the time for retries had passed, and then the writer stopped."""
+    commit = WriteHandle.commit_insert
+
+    def sleep_first(self: WriteHandle, *args: Any, **given: Any) -> Any:
+        if not clock.slept_ms:
+            clock.slept_ms = A_DAY_AND_MORE_MS
+            assert Sweeper(location).sweep(NAME).deleted == 1
+        return commit(self, *args, **given)
+
+    monkeypatch.setattr(WriteHandle, "commit_insert", sleep_first)
+    large = Random(1).randbytes(100_000).hex()  # as inline bytes it would not be swept
+    with shard.pipelined_writer("w", PipelineSettings(retry_s=5)) as writer:
+        writer.append([{"k": large, "v": 1}])
+    assert elsewhere(location).snapshot().to_arrow().to_pylist() == [{"k": large, "v": 1, "__diff": 1}]
 
 
 def test_a_merge_is_refused_once_its_output_was_swept(shard: Shard, location: Location, clock: SleepyClock) -> None:
