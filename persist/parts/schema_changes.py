@@ -279,11 +279,22 @@ def check_new(schema: ShardSchema) -> None:
 
 def check_added(before: ShardSchema, after: ShardSchema) -> None:
     """Raise InvalidUsage unless the columns and names that `after` adds to `before` are allowed."""
-    fresh = [field for field in after.arrow if field.name not in before.arrow.names]
+    earlier = {field.name: _earlier(before, after, field.name) for field in after.arrow}
+    fresh = [field for field in after.arrow if earlier[field.name] is None]
     _check_fields(fresh)
+    for field in after.arrow:  # a column may have become nullable, or have got fields
+        was = earlier[field.name]
+        if was is not None and not any(_unreadable_lists(was)):
+            _check_fixed_lists(field)
     _check_defaults(before, after)
     if fresh or after.arrow != before.arrow:
         _check_sizes(after)
+
+
+def _earlier(before: ShardSchema, after: ShardSchema, name: str) -> pa.Field | None:
+    """The column of `before` that is `name` afterwards; None: it is new, even if a dropped column had that name."""
+    was = (name if name in before.id_of else None) if after.is_plain else before.name_of.get(after.id_of[name])
+    return None if was is None else before.arrow.field(was)
 
 
 def _check_defaults(before: ShardSchema, after: ShardSchema) -> None:
@@ -359,6 +370,7 @@ def check_constrained(before: ShardSchema, after: ShardSchema, *, is_verified: b
 
 def _check_fields(columns: list[pa.Field]) -> None:
     for column in columns:
+        _check_fixed_lists(column)
         for field in _all(column):
             _check_name(field.name, column.name, is_column=field is column)
             names = [field.type.field(index).name for index in range(field.type.num_fields)]
@@ -367,6 +379,28 @@ def _check_fields(columns: list[pa.Field]) -> None:
                 raise InvalidUsage(f"column {column.name!r:.100} has two struct fields {repeated!r:.100}; rename one")
             if pa.types.is_timestamp(field.type) and field.type.tz is not None:
                 _check_zone(field.type, column.name)
+
+
+def _check_fixed_lists(column: pa.Field) -> None:
+    for field in _unreadable_lists(column):
+        raise InvalidUsage(
+            f"column {column.name!r:.100} has a struct that may be null, whose field {field.name!r:.100} is a list of "
+            "fixed size without null, which cannot be read from Parquet: let the field be null, or make it a list"
+        )
+
+
+def _unreadable_lists(field: pa.Field, is_hidden: bool = False) -> Iterator[pa.Field]:
+    """The required lists of fixed size within structs that may be null.
+
+    In Parquet they are empty below a null, and Arrow then fails: "Expected all lists to be of size". Below a list, a
+    map or another list of fixed size there is no null that hides them. `is_hidden`: a struct around it may be null.
+    """
+    may_hide = pa.types.is_struct(field.type) and (field.nullable or is_hidden)
+    for index in range(field.type.num_fields):
+        child = field.type.field(index)
+        if may_hide and not child.nullable and pa.types.is_fixed_size_list(child.type):
+            yield child
+        yield from _unreadable_lists(child, may_hide)
 
 
 def _check_sizes(schema: ShardSchema) -> None:

@@ -15,7 +15,15 @@ from persist import InvalidUsage
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.state import SchemaRecord
-from persist.parts.schema_changes import FIELDS_MAX, FIXED_ROW_BYTES_MAX, NAME_CHARS_MAX, SCHEMA_BYTES_MAX
+from persist.parts.schema_changes import (
+    FIELDS_MAX,
+    FIXED_ROW_BYTES_MAX,
+    NAME_CHARS_MAX,
+    SCHEMA_BYTES_MAX,
+    AddColumn,
+    DropColumn,
+    RelaxColumn,
+)
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.embedded import client_of
@@ -54,6 +62,7 @@ def nested(depth: int) -> pa.DataType:
 
 
 KEY = field("id", "int64", key=True)
+PAIR = pa.field("p", pa.list_(pa.float32(), 2), nullable=False)  # Arrow reads none below a null from a file
 BAD_SCHEMAS: dict[str, Any] = {
     "lists in lists": {"fields": [KEY, field("l", "list<" * 150 + "int64" + ">" * 150)]},
     "lists in lists, serialized": arrowed(("l", nested(40))),
@@ -73,6 +82,8 @@ BAD_SCHEMAS: dict[str, Any] = {
     "a wide value": arrowed(("b", pa.binary(FIXED_ROW_BYTES_MAX))),
     "wide lists": arrowed(("p", pa.list_(pa.list_(pa.int64(), 2**20), 2**20))),
     "a type within a dictionary": arrowed(("d", pa.dictionary(pa.int8(), pa.list_view(pa.int8())))),
+    "a fixed list within": arrowed(("o", pa.struct([PAIR]))),
+    "a fixed list far within": arrowed(("m", pa.map_(pa.string(), pa.list_(pa.struct([("o", pa.struct([PAIR]))]))))),
     "many bytes": arrowed(*[(f"{n:04}" + "€" * 240, pa.int8()) for n in range(SCHEMA_BYTES_MAX // 600)]),
     "no schema": {"schema": "/////wAAAAA=", "key": ["id"]},
 }  # fmt: skip
@@ -120,3 +131,20 @@ def test_a_shard_of_old_with_a_bad_schema_goes_on(location: Location, monkeypatc
     assert client.shard("old").snapshot().to_arrow().column("id").to_pylist() == [1, 2, 3]
     with pytest.raises(InvalidUsage, match="Nowhere/Other"):
         shard.evolve_schema(shard.schema.arrow.append(pa.field("x", pa.timestamp("us", "Nowhere/Other"))))
+
+
+def test_a_change_makes_no_list_of_a_fixed_size_unreadable(location: Location) -> None:
+    column = pa.field("o", pa.struct([PAIR]), nullable=False)
+    shard = client_of(location).create_shard("s", pa.schema([("id", pa.int64()), column, ("x", pa.int8())]), ["id"])
+    bad, fine = pa.struct([PAIR]), pa.struct([PAIR.with_nullable(True)])
+    for changes in (
+        [RelaxColumn("o")],
+        [AddColumn("q", bad)],
+        [DropColumn("x"), AddColumn("x", bad)],
+        [DropColumn("o"), AddColumn("o", bad)],
+    ):
+        with pytest.raises(InvalidUsage, match="list of fixed size"):
+            shard.alter(*changes)
+    shard.alter(AddColumn("q", fine))
+    shard.insert([{"id": 1, "o": {"p": [1, 2]}, "q": None}])
+    assert shard.snapshot().to_arrow()["o"].to_pylist() == [{"p": [1, 2]}]

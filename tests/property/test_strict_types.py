@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import date
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persist import InvalidUsage
 from persist.parts.column_types import fill_hidden_nulls, has_forbidden_null, has_required_children
+from persist.parts.schema_changes import check_new
+from persist.parts.shard_schema import ShardSchema
 
 LEAVES = {
     pa.int32(): 1, pa.string(): "a", pa.bool_(): True, pa.binary(3): b"abc", pa.decimal128(5, 2): Decimal("1.50"),
@@ -61,16 +67,66 @@ def test_a_file_gives_back_every_value(data: st.DataObject) -> None:
     table = fill_hidden_nulls(pa.table([column], pa.schema([field])))
     assert table.column(0).to_pylist() == [None, *plain.to_pylist(), None]
     table.validate(full=True)
-    sink = io.BytesIO()
-    if not _holds_fixed_lists(kind):  # what Arrow reads of lists of a fixed size with nulls is asked elsewhere
-        pq.write_table(table, sink)
-        assert pq.read_table(sink).column(0).to_pylist() == table.column(0).to_pylist()
+    if _is_allowed(field):
+        assert _from_file(table).column(0).to_pylist() == table.column(0).to_pylist()
 
 
-def _holds_fixed_lists(kind: pa.DataType) -> bool:
-    if pa.types.is_fixed_size_list(kind):
+def _is_allowed(column: pa.Field) -> bool:
+    """Whether a new shard may have the column."""
+    with suppress(InvalidUsage):
+        check_new(ShardSchema(pa.schema([("id", pa.int64()), column]), ("id",)))
         return True
-    return any(_holds_fixed_lists(kind.field(index).type) for index in range(kind.num_fields))
+    return False
+
+
+def _from_file(table: pa.Table) -> pa.Table:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, version="2.6")
+    return pq.ParquetFile(sink).read(use_threads=False)
+
+
+PAIR = pa.list_(pa.int32(), 2)
+WRAPPED: dict[str, Callable[[pa.Field], pa.DataType]] = {
+    "struct": lambda child: pa.struct([pa.field("s", pa.string()), child]),
+    "list": pa.list_,
+    "fixed list": lambda child: pa.list_(child, 2),
+    "map": lambda child: pa.map_(pa.string(), child),
+}
+
+
+def _values_with_nulls(kind: pa.DataType, may_be_null: bool) -> list[Any]:
+    """A null, and a value with the nulls, and one with the values, of the types within."""
+    nulls = [None] if may_be_null else []
+    if pa.types.is_struct(kind):
+        within = [_values_with_nulls(field.type, field.nullable) for field in kind]
+        return nulls + [dict(zip(kind.names, one, strict=True)) for one in product(*within)]
+    if pa.types.is_map(kind):
+        return [*nulls, [], *([("a", one)] for one in _values_with_nulls(kind.item_type, kind.item_field.nullable))]
+    if pa.types.is_nested(kind):
+        empty = [] if pa.types.is_fixed_size_list(kind) else [[]]
+        within = _values_with_nulls(kind.value_type, kind.value_field.nullable)
+        return [*nulls, *empty, *([one, within[-1]] for one in within)]
+    return [*nulls, 7 if pa.types.is_int32(kind) else "a"]
+
+
+@pytest.mark.parametrize("levels", [0, 1, 2])
+def test_a_type_that_no_reader_reads_from_a_file_is_refused_and_no_other(levels: int) -> None:
+    """Arrow reads no list of a fixed size below a null of its struct, if the list itself may not be null."""
+    refused = 0
+    for chain in product(WRAPPED, repeat=levels):
+        for may in product([True, False], repeat=levels + 1):
+            field = pa.field("c", PAIR, may[-1])
+            for name, is_nullable in zip(reversed(chain), reversed(may[:-1]), strict=True):
+                field = pa.field("c", WRAPPED[name](field), is_nullable)
+            values = _values_with_nulls(field.type, field.nullable)
+            table = fill_hidden_nulls(pa.table([pa.array(values, field.type)], pa.schema([field])))
+            if _is_allowed(field):
+                assert _from_file(table).column(0).to_pylist() == table.column(0).to_pylist(), field
+            else:
+                refused += 1
+                with pytest.raises(pa.ArrowInvalid, match="Expected all lists to be of size"):
+                    _from_file(table)
+    assert refused == [0, 1, 11][levels]
 
 
 S = pa.struct([pa.field("x", pa.int32(), nullable=False)])
