@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from persist.codecs.json_rows import BOM, UNREADABLE, Spend, encode, read_cells, to_json_values
-from persist.codecs.text_values import from_text, is_textual, to_text
 from persist.parts.exact_numbers import floats_of_text
+from persist.parts.text_values import from_text, is_textual, to_text
 
 HEADER_BYTES_MAX = 1024 * 1024
 SLICE_BYTES = 1024 * 1024  # that are scanned at a time

@@ -1,8 +1,8 @@
 """Reading and writing rows as JSON, in the form shared by NDJSON, server-sent events and nested cells of CSV.
 
 Every value of a shard survives a round trip: integers of any size, NaN and the infinities as strings, bytes as base64
-at every depth, times and decimals as text (`text_values.py`), maps as lists of pairs. msgspec reads, checks and writes
-the JSON; this module converts between rows and columns, one column at a time at every depth.
+at every depth, times and decimals as text (`persist.parts.text_values`), maps as lists of pairs. msgspec reads, checks
+and writes the JSON; this module converts between rows and columns, one column at a time at every depth.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
-from persist.codecs.text_values import from_text, is_textual, to_text
 from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import named_once
 from persist.parts.column_types import build_lists, family, map_pairs
 from persist.parts.exact_numbers import EXACT_NUMBERS, floats_of_numbers, underflow_text, underflows
 from persist.parts.memory_size import fixed_bytes
 from persist.parts.python_values import find_differing_row
+from persist.parts.text_values import from_text, is_textual, to_text
 
 BLOCK_BYTES = 256 * 1024  # of NDJSON that is decoded at a time
 OBJECTS_BYTES = 32 * 1024 * 1024  # of Python objects at a time, unless one line takes more

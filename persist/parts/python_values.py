@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from persist.core.errors import InvalidUsage
 from persist.parts.column_types import family
-from persist.parts.exact_numbers import floats_of_numbers, parse_decimals
+from persist.parts.exact_numbers import floats_of_numbers
 from persist.parts.shard_schema import ShardSchema
+from persist.parts.text_values import from_text as values_from_text
+from persist.parts.text_values import is_textual
 from persist.parts.value_order import is_bytes
 
 KEYS_MAX = 100_000  # of one request: each is converted on its own
@@ -55,9 +57,9 @@ def column_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 def parse_key(schema: ShardSchema, values: Sequence[Any], *, from_text: bool = False) -> tuple[Any, ...]:
     """The Arrow scalars of a key, or of its first columns, from Python values.
 
-    Text is accepted for types that JSON writes as text, such as dates and decimals; with `from_text`, as in a URL, also
-    for numbers and booleans. Raises InvalidUsage, naming the column, if a value does not fit or would change: a
-    truncated key would select another row.
+    Text is accepted for types that JSON writes as text, such as times and decimals, in the form of JSON; with
+    `from_text`, as in a URL, also for numbers and booleans. Raises InvalidUsage, naming the column, if a value does not
+    fit or would change: a truncated key would select another row.
     """
     return tuple(
         parse_key_value(schema, name, value, from_text) for name, value in zip(schema.key, values, strict=False)
@@ -113,10 +115,12 @@ def decode_json_keys(schema: ShardSchema, keys: Any) -> Any:
 
 def _parse_text(name: str, value: str, kind: pa.DataType) -> pa.Scalar:
     try:
-        texts = pa.array([value])
-        return (parse_decimals(texts, kind) if pa.types.is_decimal(kind) else texts.cast(kind))[0]
+        texts = pa.array([value], pa.string())
+        is_row_text = is_textual(kind) and family(kind) != "binary"  # text stands for its own bytes
+        return (values_from_text(texts, kind) if is_row_text else texts.cast(kind))[0]
     except (pa.ArrowException, ValueError) as error:
-        raise InvalidUsage(f"{value!r} is not a value of {kind}, the type of {name!r}") from error
+        reason = "" if isinstance(error, pa.ArrowException) else f": {error}"
+        raise InvalidUsage(f"{value!r} is not a value of {kind}, the type of {name!r}{reason}") from error
 
 
 def _parse_number(name: str, value: str | int | float | Decimal, kind: pa.DataType) -> pa.Scalar:

@@ -281,3 +281,20 @@ def test_the_command_reads_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert main(["erase", "start", "orders", "--dir", str(root), "--keys", "-"]) == 0
     with persist.connect(f"persist://{root}") as client:
         assert [row["n"] for row in client.shard("orders").snapshot().to_arrow().to_pylist()] == [2]
+
+
+def test_a_key_of_times_is_given_as_it_is_written_in_rows(machine: Machine, http: TestClient) -> None:
+    """Times of day, durations and points in time beyond ISO 8601 could be selected by no key, and by no `where`."""
+    kinds = {"at": pa.time64("us"), "took": pa.duration("ms"), "end": pa.timestamp("us", "UTC")}
+    shard = machine.client.create_shard("times", pa.schema([*kinds.items(), ("n", pa.int64())]), list(kinds))
+    key = {"at": "12:00:00.000001", "took": "PT1.500S", "end": "@4611686018427387904"}
+    lines = "\n".join(json.dumps({**key, "took": f"PT{n}.500S", "n": n}) for n in range(3))
+    written = http.post("/v1/shards/times/insert", content=lines, headers={"content-type": "application/x-ndjson"})
+    assert written.status_code == 200, written.text
+    read = http.get("/v1/shards/times/snapshot", params={"key": json.dumps(list(key.values())), "format": "ndjson"})
+    assert read.status_code == 200, read.text
+    assert read.json() == {**key, "n": 1, "__diff": 1}
+    assert http.post("/v1/shards/times/delete", json={"keys": [list(key.values())]}).json()["removed"] == 1
+    body = {"keys": [[key["at"], "PT0.500S", key["end"]]]}
+    assert http.post("/v1/shards/times/erasures", json=body).json()["removed"] == 1
+    assert shard.count() == 1

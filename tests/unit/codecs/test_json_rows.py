@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from persist.client.listen import ListenEvent
 from persist.codecs import rows
 from persist.codecs.json_rows import BLOCK_BYTES, ndjson
-from persist.codecs.text_values import is_textual
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, ShardId
 from persist.core.shard_view import SeenVersion
 from persist.parts import ShardSchema
+from persist.parts.text_values import is_textual
 from rpc.listen_frames import FrameSource, sse
 from tests.unit.parts.strategies import ALL, array_of, arrays, canonical
 

@@ -18,6 +18,7 @@ from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
 from persist.parts.memory_size import is_surely_within, row_bytes, working_bytes
 from persist.parts.python_values import column_of, parse_key
+from persist.parts.text_values import from_text, is_textual
 from persist.spark.options import Options, ReadOptions
 
 MOMENT = dt.datetime.fromisoformat("2024-01-01T23:59:00.000500")
@@ -197,10 +198,32 @@ def test_text_is_no_key_of_numbers_and_truths_unless_all_is_text(kind: Any, text
     (pa.float64(), "-Infinity"),
     (pa.float32(), "NaN"),
     (pa.string(), "7"),
+    (pa.time32("s"), "23:59:59"),
+    (pa.time32("ms"), "23:59:59.999"),
+    (pa.time64("us"), "23:59:59.999999"),
+    (pa.time64("ns"), "23:59:59.999999999"),
+    (pa.duration("s"), "-PT86400S"),
+    (pa.duration("ns"), "PT0.000000001S"),
+    (pa.timestamp("us"), "@4611686018427387904"),
+    (pa.timestamp("s", "Europe/Berlin"), "@-4611686018427387904"),
+    (pa.date32(), "@2147483647"),
 ], ids=str)  # fmt: skip
 def test_text_is_a_key_where_json_writes_text(kind: Any, text: str) -> None:
+    """It is read as in a row. Times of day, durations and points in time beyond ISO 8601 were refused in a key."""
     schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
-    assert parse_key(schema, [text])[0].type == kind
+    [key] = parse_key(schema, [text])
+    assert key.type == kind
+    if is_textual(kind):
+        assert from_text(pa.array([text]), kind)[0] == key
+
+
+@pytest.mark.parametrize(("kind", "text"), [
+    (pa.time32("s"), "24:00:00"), (pa.time32("s"), "12:00:00.5"), (pa.time32("s"), "@86400"), (pa.duration("s"), "1"),
+    (pa.duration("s"), "PT1.5S"), (pa.timestamp("us"), "@9223372036854775808"), (pa.date32(), "@x"),
+], ids=str)  # fmt: skip
+def test_text_that_is_no_value_is_no_key(kind: Any, text: str) -> None:
+    with pytest.raises(InvalidUsage):
+        parse_key(ShardSchema(pa.schema([("k", kind)]), ("k",)), [text])
 
 
 # --- how many bytes rows take: what is seen at a glance is never less than what a closer look says
