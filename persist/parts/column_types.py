@@ -275,11 +275,15 @@ def as_type(column: Any, kind: Any) -> Any:
     """The column in a type, including the names of list items, which Arrow's equality of types ignores."""
     if column.type == kind and (not pa.types.is_nested(kind) or str(column.type) == str(kind)):
         return column
-    if not has_required_children(kind):
+    if not has_required_children(kind) and not _has_decimals(kind):
         return column.cast(kind)
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array([_fill_hidden(_rebuilt(chunk, kind)) for chunk in column.chunks], kind)
     return _fill_hidden(_rebuilt(column, kind))
+
+
+def _has_decimals(kind: Any) -> bool:
+    return bool(pa.types.is_decimal(kind)) or any(_has_decimals(child.type) for child in _children(kind))
 
 
 def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -292,7 +296,7 @@ def _rebuilt(column: pa.Array, kind: Any) -> pa.Array:
     """The column in a type with the same nesting. Arrow's cast refuses nulls of required children below a null."""
     types, own = pa.types, column.type
     if not types.is_nested(kind):
-        return column.cast(kind)
+        return _cast_decimals(column, kind) if types.is_decimal(own) and types.is_decimal(kind) else column.cast(kind)
     if types.is_struct(kind):
         children = dict(zip((field.name for field in _children(own)), column.flatten(), strict=True))
         columns = [
@@ -303,6 +307,16 @@ def _rebuilt(column: pa.Array, kind: Any) -> pa.Array:
     return _with_values(column, kind, _rebuilt)
 
 
+def _cast_decimals(column: pa.Array, kind: Any) -> pa.Array:
+    """Decimals in another decimal type. Arrow's cast does not notice a value that wraps around in its bits."""
+    own = column.type
+    digits = kind.precision - kind.scale + own.scale  # of a value that fits
+    if digits >= own.precision and kind.bit_width >= own.bit_width:
+        return column.cast(kind)
+    fitting = column.cast(pa.decimal256(76, own.scale)).cast(pa.decimal256(min(max(digits, 1), 76), own.scale))
+    return fitting.cast(pa.decimal256(kind.precision, kind.scale)).cast(kind)
+
+
 def conform_column(column: Any, field: pa.Field) -> Any:
     """`column` as `field.type`. Raises InvalidUsage if its type is not compatible or a value would change."""
     if column.type != field.type:
@@ -310,7 +324,7 @@ def conform_column(column: Any, field: pa.Field) -> Any:
             raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}; cast it first")
         try:
             column = to_plain(column)
-            cast = as_type(_rescaled(column, field.type), field.type)
+            cast = as_type(column, field.type)
             exact = _round_trips(column, cast)
         except (pa.ArrowException, ValueError, TypeError) as error:
             raise InvalidUsage(f"column {field.name!r} does not fit {field.type}: {error}") from error
@@ -326,12 +340,6 @@ def conform_column(column: Any, field: pa.Field) -> Any:
     check_nested_nulls(column, field)
     check_storable(column, field)
     return column
-
-
-def _rescaled(column: Any, kind: Any) -> Any:
-    """A column of decimals with the scale of `kind`, which Arrow computes within the bits of `kind` otherwise."""
-    narrows = pa.types.is_decimal(column.type) and pa.types.is_decimal(kind) and column.type.bit_width > kind.bit_width
-    return column.cast(pa.decimal256(76, kind.scale)) if narrows else column
 
 
 def check_nested_nulls(column: Any, field: pa.Field) -> None:

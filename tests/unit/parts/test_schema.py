@@ -187,6 +187,9 @@ LATE = pa.array([2**60]).cast(pa.timestamp("s"))
     (pa.string(), pa.array([b"a UUID, 16 bytes"], pa.binary(16)), "cast it first"),
     (pa.decimal32(7, 2), pa.array([Decimal("1.005")], pa.decimal128(30, 5)), "does not fit"),
     (pa.decimal32(7, 2), pa.array([Decimal("100000")], pa.decimal128(30, 5)), "does not fit"),
+    (pa.decimal32(9, 0), pa.array([Decimal("115770563878515355")], pa.decimal64(18, 0)), "does not fit"),
+    (pa.decimal32(9, 9), pa.array([Decimal(-5)], pa.decimal32(1, 0)), "does not fit"),
+    (pa.decimal128(38, 29), pa.array([Decimal("17671527272655")], pa.decimal64(15, 0)), "does not fit"),
 ])  # fmt: skip
 def test_losses_are_refused(kind: Any, column: pa.Array, says: str) -> None:
     with pytest.raises(InvalidUsage, match=says):
@@ -197,6 +200,7 @@ def test_losses_are_refused(kind: Any, column: pa.Array, says: str) -> None:
     (pa.list_(pa.date64()), pa.ListArray.from_arrays([0, 1], FAR), "32 bits"),
     (pa.map_(pa.string(), pa.date64()), pa.MapArray.from_arrays([0, 1], ["a"], FAR), "32 bits"),
     (pa.struct([("x", pa.timestamp("s"))]), pa.StructArray.from_arrays([LATE], ["x"]), "does not fit"),
+    (pa.list_(pa.decimal32(9, 0)), pa.array([[Decimal(815945761794)]], pa.list_(pa.decimal64(18, 1))), "does not fit"),
 ])  # fmt: skip
 def test_losses_within_nested_columns_are_refused(kind: Any, column: pa.Array, says: str) -> None:
     schema = ShardSchema(pa.schema([("k", pa.int64()), ("v", kind)]), ("k",))
@@ -213,6 +217,7 @@ def test_losses_within_nested_columns_are_refused(kind: Any, column: pa.Array, s
     (pa.large_string(), pa.array(["x"]), "x"),
     (pa.decimal32(7, 2), pa.array([Decimal("-99999.99")], pa.decimal128(30, 5)), Decimal("-99999.99")),
     (pa.decimal32(7, 2), pa.array([Decimal("-99999.99")], pa.decimal256(76, 10)), Decimal("-99999.99")),
+    (pa.decimal128(38, 29), pa.array([Decimal("176715272")], pa.decimal64(15, 0)), Decimal("176715272")),
     (pa.int8(), pa.nulls(1), None),
 ])  # fmt: skip
 def test_lossless_casts_are_made(kind: Any, column: pa.Array, value: Any) -> None:
