@@ -80,7 +80,8 @@ def is_whole(text: str) -> bool:
 def floats_of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     """Strings as numbers of a floating point type.
 
-    Raises ValueError if one is not a number, is too large, becomes zero, or is an integer that would be rounded.
+    Raises ValueError if one is not a number, is too large, becomes zero, or is an integer that would be rounded, unless
+    it is the shortest text of the float, as Arrow writes 810751296 as 810751300.
     """
     numbers = text.cast(pa.float64())
     zeros = text.filter(pc.equal(numbers, 0))
@@ -89,6 +90,7 @@ def floats_of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     is_word = pc.match_substring_regex(text, _INFINITY)
     floats = _narrow(numbers, kind, pc.and_(pc.is_inf(numbers), is_word))
     is_large = pc.fill_null(pc.greater_equal(pc.abs(floats.cast(pa.float64())), _EXACT_MAX[kind.bit_width]), False)
+    is_large = pc.and_not(is_large, pc.fill_null(pc.equal(floats.cast(text.type), text), False))
     if pc.any(is_large).as_py():
         for cell, value in zip(text.filter(is_large).to_pylist(), floats.filter(is_large).to_pylist(), strict=True):
             if is_whole(cell):

@@ -96,6 +96,7 @@ def test_a_number_that_would_be_another_one_is_refused(kind: pa.DataType, cell: 
     (pa.float64(), "9007199254740992", 2.0**53), (pa.float64(), "1e23", 1e23), (pa.float64(), "5e-324", 5e-324),
     (pa.float64(), "0e-400", 0.0), (pa.list_(pa.float64()), "[0e-400]", [0.0]), (pa.float64(), " 1.5\t", 1.5),
     (pa.float64(), "Infinity", float("inf")), (pa.float64(), "-inf", float("-inf")),
+    (pa.float32(), "810751300", 810751296.0), (pa.float32(), "-1325607000", -1325607040.0),  # as they are written
     (pa.float32(), "inf", float("inf")), (pa.int64(), "007", 7), (pa.string(), "0x10", "0x10"),
 ])  # fmt: skip
 def test_other_numbers_are_read(kind: pa.DataType, cell: str, value: object) -> None:
