@@ -279,15 +279,14 @@ def check_new(schema: ShardSchema) -> None:
 
 def check_added(before: ShardSchema, after: ShardSchema) -> None:
     """Raise InvalidUsage unless the columns and names that `after` adds to `before` are allowed."""
-    earlier = {field.name: _earlier(before, after, field.name) for field in after.arrow}
-    fresh = [field for field in after.arrow if earlier[field.name] is None]
-    _check_fields(fresh)
-    for field in after.arrow:  # a column may have become nullable, or have got fields
-        was = earlier[field.name]
-        if was is not None and not any(_unreadable_lists(was)):
+    for field in after.arrow:
+        was = _earlier(before, after, field.name)
+        if was is None or was.name != field.name:
+            _check_fields([field])
+        elif not any(_unreadable_lists(was)):  # it may have become nullable, or have got fields
             _check_fixed_lists(field)
     _check_defaults(before, after)
-    if fresh or after.arrow != before.arrow:
+    if after.arrow != before.arrow:
         _check_sizes(after)
 
 
