@@ -135,7 +135,7 @@ class AttributeIndex:
                 keys.update(command.keys)
             elif isinstance(command, c.ScanAttributes):
                 pages[command.lower, command.upper] = max(command.limit, pages.get((command.lower, command.upper), 0))
-            elif isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.UpdateAttributes)):
+            elif isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.Rewrite, c.UpdateAttributes)):
                 keys.update(update.key for update in command.attributes if update.needs_value)
             elif isinstance(command, c.ResolveTime):
                 instants.add(command.at_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
+import pyarrow as pa
 import pytest
 
 from blob.errors import BlobUnavailable
@@ -17,7 +18,7 @@ from persist.core.attribute import AttributeKey, AttributeUpdate, attribute_key
 from persist.core.errors import Corruption, Overloaded
 from persist.core.ids import Token, WriterId, mint
 from persist.core.state import Policy, initial_state
-from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.location import AscendingIds, TestClock, client_of, memory_location
 from tests.support.shard import SCHEMA, numbered
 
 NAME = "orders"
@@ -110,6 +111,19 @@ def test_commands_that_wait_together_with_a_flush_see_what_it_moved(world: World
         thread.join()
     assert world.read(1, key(1)) == {key(1): 320}
     assert len(world.scan(1, 1000)) == 321
+
+
+def test_every_write_reads_the_values_that_it_changes_in_the_index() -> None:
+    client = client_of(memory_location(policy=POLICY))
+    shard = client.create_shard("orders", pa.schema([("k", pa.int64())]), ["k"], unique=True)
+    for number in range(1, 2 * POLICY.overlay_flush_at):  # the first ones leave the State
+        shard.attributes.update(AttributeUpdate.replace(key(number), 0))
+    one = AttributeUpdate.accumulate(key(1), 1)
+    shard.insert([{"k": 1}], attributes=one)
+    shard.upsert([{"k": 2}], attributes=one)
+    shard.delete("k = 1", attributes=one)
+    shard.restore(0, attributes=one)
+    assert shard.attributes.get(key(1)) == 4
 
 
 def test_a_chunk_that_the_newest_state_names_must_be_there(world: World) -> None:
