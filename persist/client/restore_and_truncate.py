@@ -22,7 +22,7 @@ from persist.core import commands as c
 from persist.core import truncations_and_drops
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.errors import Conflict, InvalidUsage, UnknownShard, UpperMismatch
+from persist.core.errors import Conflict, InvalidUsage, TokenReused, UnknownShard, UpperMismatch
 from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
 from persist.core.shard_settings import DROP as DROP
@@ -196,11 +196,21 @@ class TruncateOperation(RewriteOperation):
         if not self.time:  # the shard was empty before the first time
             upper = self._writable_upper()
             return self._result(c.Appended(upper, upper), 0)
-        # A dry run asks whether the shard was truncated that far, and not for the outcome of the token.
-        if self._is_fed():  # only its writer chooses times, so the truncation has to be a drop
-            return self.as_drop().run(token, dry_run=dry_run, force=force)
+        # A dry run asks whether the shard was truncated that far, and not for the outcome of the token. The token may
+        # have landed in the other form: the shard was fed by `append` then, or was not yet.
         minted = mint(Token, self.transport.ids) if token is None or dry_run else token
-        return self._settled(minted, lambda: self._attempt(token, retries, dry_run), self._landed_outcome)
+        if self._is_fed():  # only its writer chooses times, so the truncation has to be a drop
+            try:
+                return self.as_drop().run(token, dry_run=dry_run, force=force)
+            except TokenReused:
+                landed = self._landed(minted)
+                if landed is None:
+                    raise
+                return self._landed_outcome(landed)
+        try:
+            return self._settled(minted, lambda: self._attempt(token, retries, dry_run), self._landed_outcome)
+        except TokenReused:
+            return self.as_drop().run(minted, dry_run=False, force=force)
 
     def as_drop(self) -> DropOperation:
         """The same truncation by a drop."""

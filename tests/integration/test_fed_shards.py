@@ -17,7 +17,15 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.erasure_api import EraseOperation
 from persist.client.shard import Shard
 from persist.client.timestamps import to_datetime
-from persist.core.errors import Conflict, ConstraintViolated, InvalidUsage, NotReadable, PersistError, UpperMismatch
+from persist.core.errors import (
+    Conflict,
+    ConstraintViolated,
+    InvalidUsage,
+    NotReadable,
+    PersistError,
+    TokenReused,
+    UpperMismatch,
+)
 from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from persist.maintenance.collector import Collector
@@ -69,6 +77,20 @@ def ids(shard: Shard, as_of: int | None = None) -> list[int]:
 def events(shard: Shard, as_of: int, until: int) -> list[tuple[int, int, int]]:
     found = [row for event in shard.listen(as_of, until=until) for row in event.updates.to_pylist()]
     return sorted((row["__time"], row["id"], row["__diff"]) for row in found)
+
+
+def test_a_token_of_a_truncation_is_answered_whether_or_not_the_shard_is_fed_by_now(shard: Shard) -> None:
+    first, second = token_of_key("orders-1"), token_of_key("orders-2")
+    pending = shard.truncate(2, token=first)
+    shard.insert([{"id": 9}])
+    done = shard.truncate(3, token=second)
+    assert (pending.mode, done.mode, done.removed) == ("drop", "retract", 1)
+    again = shard.truncate(2, token=first)
+    assert (again.mode, again.lower, again.pending) == ("drop", pending.lower, False)
+    append(shard, shard.upper().element or 0)
+    assert shard.truncate(3, token=second) == done
+    with pytest.raises(TokenReused):
+        shard.truncate(2, token=second)
 
 
 @pytest.mark.parametrize("mode", MODES)
