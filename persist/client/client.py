@@ -20,16 +20,16 @@ from persist.client.commit_info import Info
 from persist.client.contents_diff import NamedTime
 from persist.client.deadlines import Timeable, checked_timeout
 from persist.client.many_shards import Cut, CutTruncated, ShardsDropped, ShardSummary
-from persist.client.optimistic_loop import check_complete
+from persist.client.optimistic_loop import check_complete, read_facts
 from persist.client.restore_and_truncate import RestoreOperation
 from persist.client.shard import HandleSettings, Shard
 from persist.client.timestamps import retention_ms
 from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location, LocationSettings, all_names, open_location, open_stores
-from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
+from persist.core.errors import InvalidUsage, NotReadable, Unavailable, UnknownShard
 from persist.core.ids import Token, check_shard_name, mint
 from persist.core.shard_phases import dropped
-from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults, ShardSettings
+from persist.core.shard_settings import DEFAULT_HISTORY, DROP, HistoryDefaults, ShardSettings
 from persist.core.shard_view import ShardView, ViewRequest
 from persist.formats.exposition import figures
 from persist.maintenance.collector import collect_in_background
@@ -304,9 +304,10 @@ class Client(Timeable):
                 is set.
         Raises: Conflict (the name is taken, or it is that of a dropped shard whose blobs the source uses; nothing was
             changed), UnknownShard (there is no such source), InvalidUsage (no such tag or time), NotReadable (that
-            time was forgotten; nothing was changed), Overloaded (the source has 10,000 clones that still use its
-            blobs), Indeterminate (it may have happened: look whether the clone exists). After any other error there is
-            no clone, or with an earlier time one as of now, to be restored or dropped.
+            time was forgotten, or the clone would not keep it: tag it; nothing was changed), Overloaded (the source has
+            10,000 clones that still use its blobs), Indeterminate (it may have happened: look whether the clone
+            exists). After any other error there is no clone, or with an earlier time one as of now, to be restored or
+            dropped.
         """
         if (home := self._at(source, writes=True)) is not self:
             return home.clone(source, name, as_of=as_of, tag=tag, keep_policies=keep_policies)
@@ -317,13 +318,13 @@ class Client(Timeable):
         check_shard_name(name)
         if as_of is not None and tag is not None:
             raise InvalidUsage("give either a time or a tag")
-        time = None if as_of is None and tag is None else self._restorable(source, as_of, tag)
+        time = None if as_of is None and tag is None else self._restorable(source, as_of, tag, keep_policies)
         shard = Shard(self.transport, name, self.transport.clone(source, name, keep_policies), self._settings)
         if time is not None:
             shard.restore(time)
         return shard
 
-    def _restorable(self, name: str, as_of: int | datetime | None, tag: str | None) -> int:
+    def _restorable(self, name: str, as_of: int | datetime | None, tag: str | None, keep_policies: bool) -> int:
         """The time that a clone of the shard is restored to. Raises if that is impossible, before it is cloned."""
         settings = self._settings
         view = self.transport.view(name, ViewRequest(with_batches=False))
@@ -339,8 +340,28 @@ class Client(Timeable):
         check_complete(name, to.time, view, "cloned")
         assert to.time is not None
         source.snapshot(to.time).close()
+        if not self._is_cloned(source, view, to.time, keep_policies):
+            raise NotReadable(
+                f"time {to.time} of shard {name!r} is only kept by a reader or a cut, which a clone does not have: tag "
+                f"it by `persist tag set {name} NAME --at {to.time}`, and clone it by the tag",
+                as_of=[to.time],
+                since=view.since.to_json(),
+            )
         RestoreOperation.of(OneShard(self.transport, view.shard_id), name, settings, to).check()
         return to.time
+
+    def _is_cloned(self, source: Shard, view: ShardView, time: int, keep_policies: bool) -> bool:
+        """Whether a readable time of the source is readable in a clone, which has its history and its tags.
+
+        Times before the cuts of the row policy are cloned with it.
+        """
+        if view.since.less_equal(time) or any(tag.time == time for tag in source.tags().values()):
+            return True
+        if not keep_policies:
+            return False
+        facts = read_facts(self.transport, source.name, self._settings.read.retry_s).facts
+        is_cut = any(cut.upper - 1 == time for cut in facts.cuts.values())
+        return is_cut and facts.policy is not None and facts.policy.mode != DROP
 
     def shard(self, name: str) -> Shard:
         """Open the shard called `name`.

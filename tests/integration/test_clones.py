@@ -238,7 +238,10 @@ WRONG: dict[str, tuple[Callable[[Client], object], str]] = {
     "a time and a tag": (lambda client: client.clone("a", "b", as_of=1, tag="x"), "invalid_usage"),
     "the time is not complete": (lambda client: client.clone("a", "b", as_of=99), "invalid_usage"),
     "the source is closed to reads": (lambda client: client.clone("unread", "b"), "invalid_usage"),
-    "`clone`: the time is before since": (lambda client: client.clone("forgot", "b", as_of=0), "not_readable"),
+    "`clone`: the time is before since and has no tag": (
+        lambda client: client.clone("forgot", "b", as_of=0),
+        "not_readable",
+    ),
 }
 DOCUMENTED = error_rows("docs/backup.md", "clone")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import persist
 from compactor.metering import MaintenanceMetrics
 from compactor.tasks import retention_task
 from compactor.worker import Worker
-from persist import Antichain, Conflict, InvalidUsage, PersistError, Shard, Unavailable
+from persist import Antichain, Conflict, InvalidUsage, NotReadable, PersistError, Shard, Unavailable
 from persist.client.embedded import EmbeddedTransport
 from persist.client.restore_and_truncate import TruncateOperation
 from persist.client.timestamps import to_datetime
@@ -68,6 +68,29 @@ def days(world: World, machine: Machine, shard: Shard, first: int, last: int) ->
         forget_outlived(machine.location.machine(NAME), machine.clock)
         Worker(machine.location).run(NAME, idle=True)
         world.pass_ms(-60_000)
+
+
+@pytest.mark.parametrize("keep_policies", [False, True])
+@pytest.mark.parametrize("keeper", ["a snapshot", "a cut"])
+def test_a_time_that_a_clone_would_not_keep_is_refused_and_makes_no_clone(
+    world: World, machine: Machine, shard: Shard, keeper: str, keep_policies: bool
+) -> None:
+    """Readers are not cloned, and cuts only with the row policy. A tag keeps such a time in both."""
+    if keeper == "a cut":
+        shard.retain({"age": "30d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 2)
+    shard.tag("second", 1)
+    days(world, machine, shard, 2, 4)
+    with closing(shard.snapshot(tag="second")) if keeper == "a snapshot" else nullcontext():
+        shard.untag("second")
+        shard.forget(3)
+        assert (shard.since(), shard.count(as_of=1)) == (Antichain(3), 2)
+        if keeper == "a snapshot" or not keep_policies:
+            with pytest.raises(NotReadable, match="tag it"):
+                machine.client.clone(NAME, "copy", as_of=1, keep_policies=keep_policies)
+            assert machine.client.shards() == [NAME]
+            shard.tag("second", 1)
+        assert ids(machine.client.clone(NAME, "copy", as_of=1, keep_policies=keep_policies)) == [0, 1]
 
 
 # --- by age
