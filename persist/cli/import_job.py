@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.cli import row_files
 from persist.cli.connection_args import add_shard_arguments, check_given, client_of
@@ -24,6 +25,7 @@ from persist.cli.terminal import ProgressBar, Screen, columns, plain
 from persist.client.arguments import columns_of
 from persist.client.client import Client
 from persist.client.commit_info import HistoryEntry
+from persist.client.dml_plans import Overwrite, Upsert
 from persist.client.optimistic_edit import find_landed_write
 from persist.client.shard import Shard
 from persist.client.transport import OneShard, Transport
@@ -32,7 +34,8 @@ from persist.core.audit_log import PAGE_MAX
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.ids import Token, check_shard_name, given_token, token_of_key
-from persist.parts import DIFF, TIME, ShardSchema
+from persist.core.transitions.part_admission import DIFF_MAX
+from persist.parts import DIFF, TIME, ShardSchema, consolidate
 
 # What later commits did to the rows of an import, according to the commit history.
 
@@ -188,25 +191,43 @@ def _import(
     column_names = columns(arguments)
     shard, schema = _open_shard(client, arguments.name, new)
     reads = [FileReading.of(source, schema, column_names, verb) for source in sources]
-    if shard is None:
-        first = sources[0]  # if its columns were inferred from every row, each row fits them
-        first.check_typed()
-        is_fitting = first.form == "ndjson" or (first.form == "csv" and not {TIME, DIFF} & set(first.names or ()))
-        for read in reads[is_fitting:]:  # validate all rows before the shard is created
-            for _ in read.tables():
-                pass
-        shard = client.create_shard(arguments.name, schema.arrow, schema.key)
+    groups = [reads] if arguments.one_commit else [[read] for read in reads]
+    custom = given_token(arguments.token)
     if verb == UPSERT and arguments.one_commit:
         _check_alike(reads)
-    for group in [reads] if arguments.one_commit else [[read] for read in reads]:
+    if shard is None:
+        sources[0].check_typed()
+        for group in groups:  # a refused import creates no shard
+            _check_rows(group, schema, verb)
+        shard = client.create_shard(arguments.name, schema.arrow, schema.key)
+    for group in groups:
         identify = partial(_identity, column_names, arguments.null, group)
-        custom = given_token(arguments.token)
         by_overwrite = None if verb == OVERWRITE or custom is not None else identify(OVERWRITE)
         token, digest = custom or identify(verb), str(identify(""))
         import_ = Import(client.transport, shard, verb, group, token, digest, by_overwrite, custom is None)
         result = import_.run(again=arguments.again)
         bar.clear()
         _print_result(result)
+
+
+def _check_rows(reads: Sequence[FileReading], schema: ShardSchema, verb: str) -> None:
+    """Raise InvalidUsage if the rows of one commit cannot be the first of a shard with this schema."""
+    if verb != INSERT:
+        tables = (table for read in reads for table in read.tables())
+        (Upsert if verb == UPSERT else Overwrite)(_concatenate(tables, reads)).bound(schema)
+        return
+    for read in reads:
+        for table in read.tables():
+            if DIFF in table.column_names:
+                _check_diffs(consolidate([schema.conform(table, 0)], schema).column(DIFF), read.source)
+
+
+def _check_diffs(diffs: pa.ChunkedArray, source: RowSource) -> None:
+    """Raise InvalidUsage if one of the sums of the `__diff` of equal rows is too large for a commit."""
+    extremes = pc.min_max(diffs)
+    for sum_ in (extremes["min"].as_py(), extremes["max"].as_py()):
+        if sum_ is not None and abs(sum_) > DIFF_MAX:
+            raise source.refused(f"the {DIFF} of equal rows sum to {sum_}; at most {DIFF_MAX} can be written at once")
 
 
 def _check_alike(reads: Sequence[FileReading]) -> None:

@@ -28,7 +28,7 @@ import pyarrow.parquet
 from persist.cli.inference import JsonValues, Texts
 from persist.cli.schema import storable
 from persist.codecs.csv_rows import BadQuote, CsvScan, check_quotes, csv_options, values_of_cells
-from persist.codecs.json_rows import BOM, UNREADABLE, Absence, names_of_lines, read_ndjson
+from persist.codecs.json_rows import BOM, UNREADABLE, Absence, names_of_lines, read_ndjson, select_fields
 from persist.codecs.parquet_files import check_single_file, open_parquet
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema
@@ -426,10 +426,7 @@ def _same_names(source: RowSource) -> tuple[str, ...]:
 
 def _ndjson(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None) -> Iterator[RowPiece]:
     for line, block in _line_blocks(source):
-        table = _lines(block, schema, line)
-        if wanted is not None:
-            table = table.select([name for name in table.column_names if name in wanted or name == DIFF])
-        yield RowPiece(table, partial(_line_place, block, line))
+        yield RowPiece(_lines(block, schema, wanted, line), partial(_line_place, block, line))
 
 
 def _line_blocks(source: RowSource) -> Iterator[tuple[int, bytes]]:
@@ -455,15 +452,22 @@ def _line_blocks(source: RowSource) -> Iterator[tuple[int, bytes]]:
             source.report(done + len(rest))
 
 
-def _lines(block: bytes, schema: ShardSchema, first: int) -> pa.Table:
-    """The rows of a block of lines whose first line has number `first`."""
-    most, absence = block.count(b"\n") + 1, Absence(schema.defaults, schema.required)
+def _lines(block: bytes, schema: ShardSchema, wanted: Sequence[str] | None, first: int) -> pa.Table:
+    """The rows of a block of lines whose first line has number `first`: the `wanted` columns, and `__diff`."""
+    most, fields, required = block.count(b"\n") + 1, schema.updates_schema, schema.required
+    if wanted is not None:
+        fields = pa.schema([field for field in fields if field.name in wanted or field.name == DIFF])
+        required = tuple(name for name in required if name in wanted)
+
+    def read(lines: bytes) -> pa.Table:
+        chosen = lines if wanted is None else select_fields(lines, fields.names)
+        return read_ndjson(chosen, fields, most, absence=Absence(schema.defaults, required))
+
     try:
-        table = read_ndjson(block, schema.updates_schema, most, absence=absence)
+        table = read(block)
     except UNREADABLE as error:
-        place = _bad_line(block, first, lambda lines: read_ndjson(lines, schema.updates_schema, most, absence=absence))
-        raise BadRow(place, _error_text(error)) from error
-    for name in (TIME, DIFF):
+        raise BadRow(_bad_line(block, first, read), _error_text(error)) from error
+    for name in {TIME, DIFF} & set(table.column_names):
         if table.column(name).null_count == len(table):
             table = table.drop_columns([name])
     if DIFF in table.column_names:

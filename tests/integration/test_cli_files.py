@@ -407,3 +407,77 @@ def test_a_null_that_a_line_says_stays_null() -> None:
     with connected() as client:
         shard = client.shard("orders")
         assert [shard.get(key)[0]["currency"] for key in (2, 3)] == [None, "EUR"]
+
+
+def write_rows(name: str, rows: list[dict[str, object]]) -> str:
+    """Write the rows to a file, in the format that its extension names. All rows of the other formats have one set."""
+    form = name.rpartition(".")[2]
+    table = pa.Table.from_pylist(rows)
+    if form == "ndjson":
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "csv":
+        lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+        Path(name).write_text("\n".join(lines) + "\n")
+    elif form == "parquet":
+        pq.write_table(table, name)
+    else:
+        with pa.ipc.new_file(name, table.schema) as file:
+            file.write_table(table)
+    return name
+
+
+FORMS = ["ndjson", "csv", "parquet", "arrow"]
+VERBS = pytest.mark.parametrize("verb", [(), ("--upsert",), ("--overwrite",)], ids=["insert", "upsert", "overwrite"])
+
+
+@VERBS
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_choose_from_the_fields_of_a_file(form: str, verb: tuple[str, ...]) -> None:
+    """NDJSON was refused for a field that the shard does not have, although it was not chosen."""
+    file = write_rows(f"more.{form}", [{"id": 2, "__time": 7, "other": "x", "state": "paid"}])
+    assert main(["import", "orders", file, "--columns", "id,state", *verb]) == 0
+    assert main(["import", "new", file, "--columns", "id,state", "--create", "--key", "id", *verb]) == 0
+    with connected() as client:
+        assert client.shard("orders").get(2) == [{"id": 2, "state": "paid"}]
+        assert client.shard("new").get(2) == [{"id": 2, "other": None, "state": "paid"}]
+
+
+def test_a_chosen_field_that_a_line_has_twice_is_refused_and_others_may_differ() -> None:
+    Path("more.ndjson").write_text('{"id": 2, "other": [1]}\n{"other": {"id": 3}, "id": 3}\n')
+    assert main(["import", "orders", "more.ndjson", "--columns", "id"]) == 0
+    Path("more.ndjson").write_text('{"id": 4, "other": 1}\n{"id": 5, "id": 6}\n')
+    found = ran("import", "orders", "more.ndjson", "--columns", "id")
+    assert (found.returncode, "line 2" in found.stderr) == (1, True)
+
+
+REFUSED: dict[str, tuple[list[list[dict[str, object]]], tuple[str, ...]]] = {
+    "a time": ([[{"id": 1, "__time": 0}]], ()),
+    "a multiplicity in an upsert": ([[{"id": 1, "__diff": 1}]], ("--upsert",)),
+    "a multiplicity in an overwrite": ([[{"id": 1, "__diff": 1}]], ("--overwrite",)),
+    "a multiplicity that is text": ([[{"id": 1, "__diff": "two"}]], ()),
+    "a multiplicity that is too large": ([[{"id": 1, "__diff": 2**33}]], ()),
+    "multiplicities whose sum is too large": ([[{"id": 1, "__diff": 2**62}] * 2], ()),
+    "a key twice in an upsert": ([[{"id": 1, "v": 1}, {"id": 1, "v": 2}]], ("--upsert",)),
+    "a key twice in an upsert of two files": ([[{"id": 1}], [{"id": 1}]], ("--upsert", "--one-commit")),
+    "a key that the file lacks": ([[{"v": 1}]], ()),
+    "columns that the file lacks": ([[{"id": 1}]], ("--columns", "id,w")),
+    "columns without the key": ([[{"id": 1, "v": 1}]], ("--columns", "v")),
+    "a second file with another column": ([[{"id": 1}], [{"id": 2, "v": 1}]], ()),
+    "a second file with another type": ([[{"id": 1}], [{"id": "two"}]], ()),
+    "a second file with fewer columns in one upsert": (
+        [[{"id": 1, "v": 1}], [{"id": 2}]],
+        ("--upsert", "--one-commit"),
+    ),
+    "a long token": ([[{"id": 1}]], ("--token", "t" * 10_000)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("files", "options"), REFUSED.values(), ids=REFUSED)
+def test_a_refused_import_creates_no_shard(
+    files: list[list[dict[str, object]]], options: tuple[str, ...], form: str
+) -> None:
+    names = [write_rows(f"file{number}.{form}", rows) for number, rows in enumerate(files)]
+    assert main(["import", "new", *names, "--create", "--key", "id", *options]) == 1
+    with connected() as client:
+        assert client.shards() == ["orders"]
