@@ -20,7 +20,6 @@ import pyarrow as pa
 from persist.client.arguments import checked, checked_wait
 from persist.client.listen import Listen
 from persist.client.schema_lineage import NamedColumns, ShardSchema, check_alike, has_same_columns, known_schema
-from persist.client.shard import Shard
 from persist.client.unique_insert import CheckedWriter
 from persist.client.write import PinnedRows, Updates
 from persist.core.attribute import AttributeUpdate
@@ -31,6 +30,7 @@ from persist.core.errors import (
     InvalidUsage,
     PersistError,
     Unavailable,
+    UnknownShard,
     UpperMismatch,
     shown,
 )
@@ -48,9 +48,9 @@ EPOCH_COLUMN, TIME_COLUMN = "__epoch", "__time"
 class _Lane:
     """The writer of one shard in one epoch."""
 
-    def __init__(self, routes: Routes, shard: Shard, writer: CheckedWriter, name: str, epoch: int) -> None:
-        self._shard = shard
-        self.sequence = SequencedWriter(shard, f"routed {routes.shard.name} {name}", str(epoch))
+    def __init__(self, routes: Routes, sequence: SequencedWriter, writer: CheckedWriter, epoch: int) -> None:
+        self._shard = sequence.shard
+        self.sequence = sequence
         self._writer = writer
         self._gate = AttributeUpdate.replace_if_equals(routes.gate, epoch, epoch)
 
@@ -108,7 +108,8 @@ class RoutedWriter(Closeable):
     def __init__(self, routes: Routes, name: str) -> None:
         """Take over from the previous writer of this name, of up to 128 characters.
 
-        Raises: InvalidUsage (an argument is not valid), Unavailable (many are opened at the same time; retry).
+        Raises: InvalidUsage (an argument is not valid, or the shards have different columns), UnknownShard (one of the
+            current shards was dropped), Unavailable (many are opened at the same time; retry).
         """
         checked("routes", routes, Routes)
         self.routes = routes
@@ -117,15 +118,14 @@ class RoutedWriter(Closeable):
         self._pool = ThreadPoolExecutor(PARALLEL_SHARDS, thread_name_prefix=f"persist-routed-{name}")
         self._writers: dict[str, CheckedWriter] = {}
         self._home = SequencedWriter(routes.shard, f"routed {name}")
-        self._home.take_over()
         self._incomplete: pa.Table | None = None  # the rows of an append that may not have landed completely
         self._is_unsure = False  # whether some of them may have landed without an acknowledgement
         self._ended: dict[int, list[int]] = {}  # the last number by slot, for each ended epoch
-        self._lanes: list[_Lane] = []
         self._numbers: list[int] = []  # the last number by slot, in the current epoch
-        self._epochs: list[Epoch] = []  # up to the current one
-        self._adopt_routes()
+        self._epochs, self._lanes = self._read_routes()  # up to the current epoch, and its lanes
         self._columns = self._common_columns()
+        self._home.take_over()  # the previous writer continues if the routes cannot be read
+        self._adopt_routes()
         self.acknowledged = max(0, max(max(numbers) for numbers in (*self._ended.values(), self._numbers)) - 1)
         self._started = self._stored_fingerprint(self.acknowledged + 1)  # of an append that an instance before started
 
@@ -214,8 +214,8 @@ class RoutedWriter(Closeable):
         """The fingerprint of an append that has landed in some shard, or None."""
         for epoch in self._epochs:
             numbers = self._numbers if epoch is self._epochs[-1] else self._ended[epoch.number]
-            for lane, last in zip(self._lanes_of(epoch), numbers, strict=True):
-                if last == number and (fingerprint := lane.sequence.last_fingerprint()) is not None:
+            for shard, last in zip(epoch.shards, numbers, strict=True):
+                if last == number and (fingerprint := self._sequence(shard, epoch).last_fingerprint()) is not None:
                     return fingerprint
         return None
 
@@ -284,25 +284,40 @@ class RoutedWriter(Closeable):
 
         `check` is last, so that an instance that is opened meanwhile is detected.
         """
-        epochs = self.routes.epochs()
-        lanes = self._lanes_of(epochs[-1])
+        epochs, lanes = self._read_routes()
         for lane in lanes:
             lane.sequence.follow(self._home.instance)
         self._home.check()
-        for epoch in epochs[:-1]:
-            if epoch.number not in self._ended:
-                self._ended[epoch.number] = [lane.sequence.last() for lane in self._lanes_of(epoch)]
         self._epochs, self._lanes = epochs, lanes
         self._numbers = [lane.sequence.last() for lane in lanes]
 
-    def _lanes_of(self, epoch: Epoch) -> list[_Lane]:
+    def _read_routes(self) -> tuple[list[Epoch], list[_Lane]]:
+        """The current epochs, and the lanes of the last one; learns the last numbers of those that have ended.
+
+        Raises UnknownShard (a shard of the last epoch was dropped).
+        """
+        epochs = self.routes.epochs()
+        for epoch in epochs[:-1]:
+            if epoch.number not in self._ended:
+                self._ended[epoch.number] = [self._last_number(shard, epoch) for shard in epoch.shards]
         lanes = []
-        for name in epoch.shards:
-            shard = self.routes.of(name)
+        for name in epochs[-1].shards:
             if name not in self._writers:
-                self._writers[name] = shard.open_writer(purpose=f"routed writer {self.name}")
-            lanes.append(_Lane(self.routes, shard, self._writers[name], self.name, epoch.number))
-        return lanes
+                self._writers[name] = self.routes.of(name).open_writer(purpose=f"routed writer {self.name}")
+            sequence = self._sequence(name, epochs[-1])
+            lanes.append(_Lane(self.routes, sequence, self._writers[name], epochs[-1].number))
+        return epochs, lanes
+
+    def _last_number(self, shard: str, epoch: Epoch) -> int:
+        """The number of the last append that landed in the shard in the epoch; 0 if it was dropped with its rows."""
+        try:
+            return self._sequence(shard, epoch).last()
+        except UnknownShard:
+            return 0
+
+    def _sequence(self, shard: str, epoch: Epoch) -> SequencedWriter:
+        """The numbers of this writer in the shard in the epoch."""
+        return SequencedWriter(self.routes.of(shard), f"routed {self.routes.shard.name} {self.name}", str(epoch.number))
 
 
 @dataclass(frozen=True, slots=True)

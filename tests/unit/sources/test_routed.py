@@ -214,6 +214,44 @@ def test_a_writer_that_starts_again_ends_the_one_before_it(client: Client) -> No
     assert client.shard("s0").count() == 2
 
 
+@pytest.mark.parametrize("is_created_anew", [False, True])
+def test_a_shard_of_an_ended_epoch_can_be_dropped(client: Client, is_created_anew: bool) -> None:
+    """No writer could be opened any more."""
+    routes = Routes.open(client, "routes", SHARDS[:2], by=["key"])
+    with RoutedWriter(routes, "w") as writer:
+        for number in range(1, 4):
+            assert writer.append(many(number)) == number
+        routes.change(SHARDS[1:3])
+        assert writer.append(many(4)) == 4
+    kept = client.shard("s1").count() + client.shard("s2").count()
+    client.shard("s0").drop()
+    if is_created_anew:
+        client.create_shard("s0", ROWS, ["key"])
+    with RoutedWriter(Routes.open(client, "routes"), "w") as again:
+        assert again.acknowledged == 3
+        assert again.append(many(4)) == 4
+        assert client.shard("s1").count() + client.shard("s2").count() == kept, "it had landed"
+        assert again.append(many(5)) == 5
+        assert client.shard("s1").count() + client.shard("s2").count() == kept + 20
+
+
+def test_a_writer_that_cannot_be_opened_does_not_end_the_one_before_it(client: Client) -> None:
+    routes = Routes.open(client, "routes", SHARDS[:2], by=["key"])
+    with RoutedWriter(routes, "w") as writer:
+        assert writer.append(many(1)) == 1
+        client.shard("s1").add_column("more", pa.int64())
+        with pytest.raises(InvalidUsage, match="different schemas"):
+            RoutedWriter(Routes.open(client, "routes"), "w")
+        client.shard("s1").drop_column("more")
+        assert writer.append(many(2)) == 2
+        routes.change(SHARDS[2:])
+        assert writer.append(many(3)) == 3
+        client.shard("s3").drop()
+        with pytest.raises(UnknownShard):
+            RoutedWriter(Routes(client, client.shard("routes")), "w")
+        writer._home.check()
+
+
 def test_an_append_that_is_not_complete_is_repeated_first(client: Client) -> None:
     writer = RoutedWriter(Routes.open(client, "routes", SHARDS, by=["key"]), "w")
     inserts = writer._lanes[0]._writer
