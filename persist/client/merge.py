@@ -131,8 +131,8 @@ class Merge:
     def when_not_matched_insert(self, values: Mapping[str, Any] | None = None, condition: Condition = None) -> Merge:
         """Insert a row of the source that has no match.
 
-        `values` has a value for each of these columns, others are null; None: those of the source. The condition is by
-        columns of the source.
+        `values` has a value for each of these columns, others have their default, or null; None: those of the source.
+        The condition is by columns of the source.
         """
         return self._with(Clause(NOT_MATCHED, condition, {} if values is None else _values(values)))
 

@@ -20,7 +20,16 @@ from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
 from persist.spark.options import listed
 from persist.spark.spark_schemas import quoted
-from persist.spark.store_assignment import KEYS, REFUSES, SET, identity, literal, store_cast
+from persist.spark.store_assignment import (
+    KEYS,
+    REFUSES,
+    SET,
+    can_be_absent,
+    default_literal,
+    identity,
+    literal,
+    store_cast,
+)
 from persist.spark.write_job import Written
 
 Condition: TypeAlias = str | Column | None  # SQL or a Column; None: always true
@@ -79,12 +88,18 @@ class TableMerge:
         """Insert a row for each row of the source that matches no row of the shard.
 
         Args:
-            values: by column; omitted columns are null. None: the values of the source.
+            values: by column; omitted columns have their default, or null. None: the values of the source.
             condition: which of these rows; None: all.
-        Raises: InvalidUsage (no such column, or one that the source lacks).
+        Raises: InvalidUsage (no such column, or the source lacks one of the key, or one that allows no nulls).
         """
-        every = self._from_source(self.schema.arrow.names) if values is None else values
-        return self._with(MergeClause(OF_SOURCE, INSERT, _checked(self.schema, every, with_key=True), condition))
+        if values is None:
+            alike = {name.lower() for name in self.source.columns}
+            names = (n for n in self.schema.arrow.names if n.lower() in alike or not can_be_absent(self.schema, n))
+            values = self._from_source(list(names))
+        given = _checked(self.schema, values, with_key=True)
+        omitted = {name: value for name, value in self.schema.defaults.items() if name not in given}
+        defaults = {name: default_literal(self.schema.arrow.field(name), value) for name, value in omitted.items()}
+        return self._with(MergeClause(OF_SOURCE, INSERT, {**given, **defaults}, condition))
 
     def when_not_matched_by_source_update(self, set: Values, condition: Condition = None) -> TableMerge:  # noqa: A002
         """Update rows of the shard that no row of the source matches.

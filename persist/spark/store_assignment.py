@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
+from itertools import chain, starmap
 from typing import Any
 
 import pyarrow as pa
@@ -55,6 +56,23 @@ def literal(field: pa.Field, value: object) -> Column:
     elif isinstance(to, t.TimestampNTZType) and isinstance(value, dt.datetime):
         value = value.isoformat(" ")  # a datetime literal would be in the session's time zone
     return F.lit(value).cast(to)
+
+
+def default_literal(field: pa.Field, value: pa.Scalar) -> Column:
+    """The default of the column, or a value in it, as a literal of its type."""
+    kind = field.type
+    if not value.is_valid or not pa.types.is_nested(kind):
+        return literal(field, value.as_py())
+    if pa.types.is_struct(kind):
+        inner = zip(kind.fields, value.values(), strict=True)
+        return F.struct(*(default_literal(part, item).alias(part.name) for part, item in inner))
+    if pa.types.is_map(kind):
+        parts = kind.key_field, kind.item_field
+        entries = (zip(parts, entry.values(), strict=True) for entry in value.values)
+        whole = F.create_map(*starmap(default_literal, chain.from_iterable(entries)))
+    else:
+        whole = F.array(*(default_literal(kind.value_field, item) for item in value.values))
+    return whole.cast(spark_type(field.name, kind))
 
 
 def store_cast(what: str, value: Column, kind: t.DataType, to: t.DataType, field: pa.Field) -> Column:

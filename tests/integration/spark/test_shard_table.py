@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -156,6 +158,34 @@ def test_a_merge_by_another_column_changes_every_row_that_matches(spark: Any, sh
     assert contents(shard) == {("a", 7, "x"): 2, ("b", 7, "x"): 1, ("c", 3, "y"): 1, (None, 4, "y"): 1}
     table.merge(source, on=["s"]).when_not_matched_by_source_delete().execute()
     assert contents(shard) == {("a", 7, "x"): 2, ("b", 7, "x"): 1}
+
+
+DEFAULTS: dict[str, tuple[pa.DataType, Any]] = {
+    "count": (pa.int32(), 7),
+    "price": (pa.decimal128(9, 2), Decimal("1.50")),
+    "day": (pa.date32(), dt.date(2024, 5, 5)),
+    "instant": (pa.timestamp("us", "UTC"), dt.datetime(2024, 5, 5, 13, tzinfo=dt.UTC)),
+    "local": (pa.timestamp("us"), dt.datetime(2024, 5, 5, 13)),  # noqa: DTZ001
+    "data": (pa.binary(), b"\x00\xff"),
+    "flag": (pa.bool_(), True),
+    "numbers": (pa.list_(pa.int64()), [1, None, 3]),
+    "place": (pa.struct([("x", pa.int64()), ("tags", pa.list_(pa.string()))]), {"x": 1, "tags": ["a"]}),
+    "named": (pa.map_(pa.string(), pa.int64()), [("a", 1), ("b", None)]),
+}
+
+
+def test_a_merge_inserts_the_defaults_of_columns_that_it_does_not_name(spark: Any, shard: Any, url: str) -> None:
+    """It inserted nulls, where `Shard.merge` and every other write insert the defaults."""
+    for name, (kind, default) in DEFAULTS.items():
+        shard.add_column(name, kind, default=default)
+    table = ShardTable.for_name(spark, "orders", url=url)
+    source = spark.createDataFrame([("p", 5, "x"), ("q", 6, "x")], DDL)
+    merge = table.merge(source).when_not_matched_insert({"k": "source.k", "count": "null"}, "source.k = 'p'")
+    merge.when_not_matched_insert().execute()
+    [[named], [of_source]] = shard.get("p"), shard.get("q")
+    defaults = {name: default for name, (_, default) in DEFAULTS.items()}
+    assert named == {"k": "p", "n": None, "s": None, **defaults, "count": None}
+    assert of_source == {"k": "q", "n": 6, "s": "x", **defaults}
 
 
 def test_a_source_with_two_rows_that_match_one_is_refused(spark: Any, shard: Any, table: ShardTable) -> None:
