@@ -196,12 +196,14 @@ def test_times_before_an_erasure_that_readers_hold_are_not_readable_in_a_clone(s
     source = shards.client.shard("a")
     with closing(source.open_reader(0)):
         source.erase(keys=["a0"])
+        source.configure(history="7d")
         clone = shards.client.clone("a", "b")
         assert source.since().element == 0
         assert clone.since().element == 3, "the time of the erasure"
         with pytest.raises(NotReadable):
             clone.restore(0)
         assert clone.count() == 2
+        clone.insert([{"k": "b0", "v": 0}])
 
 
 # --- what is refused, and leaves nothing

@@ -345,6 +345,7 @@ def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: st
     state = without_feed(state)
     while state.writers:
         state = retired(state, state.writers, state.lease_now_ms)
+    since = max(state.since, erased_from(state))  # only readers of the source hold times before an erasure
     born = [*births(state.outcomes), *(file.last for file in state.files_of(OUTCOMES))]
     return replace(
         state,
@@ -352,7 +353,8 @@ def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: st
         shard_id=shard_id_of(name),
         seqno=FIRST,
         walltime_ms=max(now_ms, state.walltime_ms),
-        since=max(state.since, erased_from(state)),  # only readers of the source hold times before an erasure
+        since=since,
+        history_hold=max(state.history_hold, since),
         commit_id=commit_id,
         incarnation=0,
         leased_readers={},
