@@ -28,7 +28,7 @@ from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import DIGEST_BYTES
 from persist.core.batch import Run
-from persist.core.errors import InvalidUsage, PersistError, TokenReused, UnknownShard, UpperMismatch
+from persist.core.errors import InvalidUsage, PersistError, SchemaMismatch, TokenReused, UnknownShard, UpperMismatch
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.ids import Token, mint, writer_of
 from persist.core.shard_view import ShardView, ViewRequest
@@ -88,19 +88,29 @@ class EditOperation(RewriteOperation):
         return digested._settled(token, lambda: digested._attempt(token), digested._landed_outcome)
 
     def _attempt(self, token: Token | None) -> Edited:
-        view = self.transport.view(self.name, ViewRequest())
-        self._check_expected(view)
-        rows = self.plan.to(view).replacement
-        if rows is not None and (dropped := self._dropped(rows, view, token)) is not None:
-            return dropped
-        if view.upper == MINIMUM and (first := self._first(view, token)) is not None:
-            return first
+        for tries in range(1, REDONE_MAX + 1):
+            view = self.transport.view(self.name, ViewRequest())
+            self._check_expected(view)
+            try:
+                if (blind := self._blind(view, token)) is not None:
+                    return blind
+                break
+            except SchemaMismatch:  # the constraints have changed since the view
+                if tries == REDONE_MAX:
+                    raise
         check_readable(self.name, view)
         with hold_for_block(self.transport, self.name, None, self.purpose, self.read) as held:
             self._check_expected(held.view)
             attempt = self._rewrite(held, token, RACES_MAX, REDONE_MAX)
         assert attempt.done is not None
         return self._outcome(attempt.done, attempt.draft.held.view, attempt.draft.count, attempt.replans)
+
+    def _blind(self, view: ShardView, token: Token | None) -> Edited | None:
+        """The result of a commit that reads no rows; None: rows have to be read. Raises SchemaMismatch: plan anew."""
+        rows = self.plan.to(view).replacement
+        if rows is not None and (dropped := self._dropped(rows, view, token)) is not None:
+            return dropped
+        return self._first(view, token) if view.upper == MINIMUM else None
 
     def _check_expected(self, view: ShardView) -> None:
         check_open(self.name, view, self.done)

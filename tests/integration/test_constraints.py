@@ -41,6 +41,7 @@ from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.clocks import World
 from tests.support.location import memory_location
+from tests.support.rewrites import before_rewrites
 
 COLUMNS = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 Row = dict[str, Any]
@@ -167,6 +168,25 @@ def test_a_handle_of_before_writes_by_the_new_constraints(client: Client, way: s
 
 
 # --- columns that change
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+@pytest.mark.parametrize("asked", [{"unique": True}, {"not_null": ["n"]}, {"checks": {"positive": "n > 0"}}])
+@pytest.mark.parametrize("way", ["overwrite", "upsert", "replace_where", "merge"])
+def test_a_write_that_constraints_overtake_is_planned_anew(
+    client: Client, monkeypatch: pytest.MonkeyPatch, way: str, asked: Any, is_empty: bool
+) -> None:
+    """A shard's first write and an overwrite were refused as of another schema."""
+    shard = client.create_shard("plain", COLUMNS, ["id"])
+    if not is_empty:
+        shard.insert([{"id": 1, "n": 1}])
+    before_rewrites(monkeypatch, lambda: client.shard("plain").set_constraints(**asked))
+    WRITES[way](shard, [{"id": 2, "n": 2}])
+    assert (2, 2) in there(shard)
+    before_rewrites(monkeypatch, lambda: client.shard("plain").set_constraints(checks={"few": "n < 3"}))
+    with pytest.raises(ConstraintViolated):
+        WRITES[way](shard, [{"id": 3, "n": 3}])
+    assert (3, 3) not in there(shard)
 
 
 def test_what_is_asked_of_a_column_keeps_its_new_name_and_goes_with_it(client: Client) -> None:
