@@ -243,9 +243,10 @@ def read_unleased(
         as_of = BEFORE_ALL
     except NotReadable:
         return None
-    if as_of == BEFORE_ALL and view.since.less_equal(0):
+    since = max(view.since, view.erased)  # from which on new readers may read
+    if as_of == BEFORE_ALL and since.less_equal(0):
         return resolve_selection(valid_schemas(view.schemas), selection).no_updates().drop_columns([TIME])
-    if as_of == BEFORE_ALL or not view.since.less_equal(as_of) or view.upper.less_equal(as_of):
+    if as_of == BEFORE_ALL or not since.less_equal(as_of) or view.upper.less_equal(as_of):
         return None
     wanted = resolve_selection(valid_schemas(view.schemas), selection)
     few = ReadSettings(memory_bytes=min(settings.memory_bytes, FEW_MEMORY_BYTES), bound=settings.bound)

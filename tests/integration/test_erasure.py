@@ -6,7 +6,7 @@ import hashlib
 import json
 import operator
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from fractions import Fraction
 from functools import partial
 
@@ -284,6 +284,23 @@ def test_a_cursor_is_named(machine: Machine, shard: Shard) -> None:
     cursor.expire()
     Maintenance(machine).run()
     assert shard.erased(told.id).done
+
+
+def test_what_a_reader_holds_is_not_read_by_others(shard: Shard) -> None:
+    shard.insert([{"id": "a", "v": "1"}])
+    with closing(shard.open_reader(0)):
+        shard.erase(keys=["a"])
+        reads: list[Callable[[], object]] = [
+            lambda: shard.get("a", as_of=0),
+            lambda: shard.head(as_of=0),
+            lambda: shard.head(as_of=-1),
+            lambda: shard.count(as_of=0),
+            lambda: shard.snapshot(0),
+        ]
+        for read in reads:
+            with pytest.raises(NotReadable, match="rows were erased"):
+                read()
+        assert shard.get("a") == []
 
 
 def test_a_write_that_comes_between_is_erased_too(
