@@ -109,7 +109,7 @@ def _attribute(key: str, value: int | None) -> AttributeUpdate:
 def checked_sets(what: str, sets: object) -> dict[str, Any]:
     """Raise InvalidUsage unless `sets` maps at least one column name to a value."""
     if not isinstance(sets, Mapping) or not sets or not all(isinstance(name, str) for name in sets):
-        raise InvalidUsage(f"{what} is {sets!r:.100}; it must map column names to values")
+        raise InvalidUsage(f"{what} is {shown(sets)}; it must map column names to values")
     return dict(sets)
 
 

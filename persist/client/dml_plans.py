@@ -309,8 +309,8 @@ def check_alike(rows: Updates, what: str, delete_column: str | None = None) -> N
     if (difference := find_differing_row(has)) is not None:
         number, name = difference
         raise InvalidUsage(
-            f"row {number} differs from others in whether it has column {name!r}; the rows of {what} must have the "
-            "same columns: use None for null, or write them separately"
+            f"row {number} differs from others in whether it has column {shown(name)}; the rows of {what} must have "
+            "the same columns: use None for null, or write them separately"
         )
 
 
@@ -366,7 +366,7 @@ def names_given(rows: Updates, schema: ShardSchema) -> list[str]:
         if not isinstance(name, str):
             raise InvalidUsage(f"the rows name a column by {shown(name)}, which is not text")
         if name in (TIME, DIFF):
-            raise InvalidUsage(f"the rows have a column {name!r}, which this write does not take; drop it")
+            raise InvalidUsage(f"the rows have a column {shown(name)}, which this write does not take; drop it")
     return names
 
 

@@ -66,8 +66,15 @@ class Question:
         return cls(tuple(map(key_values, keys)))
 
     def digest(self, erasure: str, reason: str) -> bytes:
-        """The digest that the State keeps. It includes the id, so that equal questions have different digests."""
-        question = json.dumps([erasure, reason, self.where, [list(map(repr, key)) for key in self.keys]])
+        """The digest that the State keeps. It includes the id, so that equal questions have different digests.
+
+        Raises InvalidUsage, without the value, for an integer of thousands of digits.
+        """
+        try:
+            keys = [list(map(repr, key)) for key in self.keys]
+        except ValueError:
+            raise InvalidUsage("a key has a number of too many digits, which no key column can hold") from None
+        question = json.dumps([erasure, reason, self.where, keys])
         return hashlib.sha256(question.encode()).digest()
 
     def key_ranges(self, schema: ShardSchema) -> tuple[list[KeyRange], Filter | None]:

@@ -20,7 +20,7 @@ from persist.client.timestamps import BEFORE_ALL, datetime_text, instant_of, res
 from persist.core import commands as c
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.audit_log import PAGE_MAX
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import given_token
 from persist.core.named_holds import Tag, check_tag_name
@@ -135,7 +135,7 @@ class HistoryMethods(ShardBase):
         if start is None:
             raise InvalidUsage("start is None; it must be a time, or a wall clock with its zone")
         if other is not None and not isinstance(other, HistoryMethods):
-            raise InvalidUsage(f"other is {other!r:.100}; it must be a Shard")
+            raise InvalidUsage(f"other is {shown(other)}; it must be a Shard")
         known = self._current_schema()[0]
         request = DiffRequest(num_splits, None if columns is None else names("columns", columns), wait_s, known=known)
         later, read = other or self, self._settings.read

@@ -19,7 +19,7 @@ from persist.client.commit_info import Info
 from persist.client.dml_plans import BoundVerb, Contents, Plan, RowSet
 from persist.client.optimistic_edit import Edited
 from persist.client.write import Updates, as_updates
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 from persist.parts import DIFF, ShardSchema, negated
 from persist.parts.column_types import check_nesting, conform_column, to_plain, wide_type, without_empty_chunks
 from persist.parts.filter_eval import Filter
@@ -168,7 +168,7 @@ class Merge:
         if len(self._clauses) == CLAUSES_MAX:
             raise InvalidUsage(f"a merge has at most {CLAUSES_MAX} clauses")
         if clause.condition is not None and not isinstance(clause.condition, (str, pc.Expression)):
-            raise InvalidUsage(f"condition is {clause.condition!r:.100}; it must be text or an expression")
+            raise InvalidUsage(f"condition is {shown(clause.condition)}; it must be text or an expression")
         return replace(self, _clauses=(*self._clauses, clause))
 
 

@@ -22,7 +22,7 @@ from persist.core import commands as c
 from persist.core import truncations_and_drops
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.errors import Conflict, InvalidUsage, TokenReused, UnknownShard, UpperMismatch
+from persist.core.errors import Conflict, InvalidUsage, TokenReused, UnknownShard, UpperMismatch, shown
 from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
 from persist.core.shard_settings import DROP as DROP
@@ -402,7 +402,7 @@ class DropOperation(RewriteOperation):
 def mode_of(mode: object) -> Literal["retract", "drop"]:
     """Return the mode. Raises InvalidUsage unless it is "retract" or "drop"."""
     if mode not in (RETRACT, DROP):
-        raise InvalidUsage(f"mode is {mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
+        raise InvalidUsage(f"mode is {shown(mode)}; it must be {RETRACT!r} or {DROP!r}")
     return "drop" if mode == DROP else "retract"
 
 

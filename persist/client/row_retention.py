@@ -125,8 +125,8 @@ class RetentionRun:
 
 def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
     """Parse a policy, such as `{"age": "90d", "consumers": ["billing"]}`. Raises InvalidUsage."""
-    if unknown := sorted(str(name) for name in wanted.keys() - {*FIELDS, *OF_COLUMN}):
-        raise InvalidUsage(f"a policy of rows has no {unknown[0]!r:.100}; it has {', '.join((*FIELDS, *OF_COLUMN))}")
+    if unknown := sorted(map(shown, wanted.keys() - {*FIELDS, *OF_COLUMN})):
+        raise InvalidUsage(f"a policy of rows has no {unknown[0]}; it has {', '.join((*FIELDS, *OF_COLUMN))}")
     limits = {name: value for name, value in wanted.items() if value is not None}
     age_ms, rows = _age("age", limits.get("age")), limits.get("rows")
     column, column_age_ms = limits.get("column"), _age("column_age", limits.get("column_age"))

@@ -25,7 +25,7 @@ from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Part, Run
-from persist.core.errors import Corruption, Expired, InvalidUsage
+from persist.core.errors import Corruption, Expired, InvalidUsage, shown
 from persist.core.frontier import Antichain, frontier
 from persist.core.ids import Token, WriterId, given_token, mint, parse, writer_of
 from persist.core.record import replace
@@ -639,7 +639,7 @@ def _from_frame(frame: Any) -> pa.Table:
 
 def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
     names = {name for row in rows for name in row}
-    unknown = sorted(names - set(schema.updates_schema.names), key=str)
+    unknown = sorted(names - set(schema.updates_schema.names), key=shown)
     if unknown:
         raise schema.no_column(unknown[0])
     for name in schema.required:

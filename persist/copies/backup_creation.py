@@ -37,7 +37,7 @@ from persist.copies.backup_store import (
 from persist.copies.state_rewrite import UNKNOWN, Renaming, blobs_of, to_carried
 from persist.copies.throttled_blob import PacedBlob, check_rate
 from persist.core.clock_index import point_after
-from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UnknownShard
+from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UnknownShard, shown
 from persist.core.frontier import Antichain
 from persist.core.ids import check_shard_name
 from persist.core.record import replace
@@ -104,7 +104,7 @@ class BackupRequest:
         for name in self.names:
             check_shard_name(name)
         if self.consistent not in (TIMESTAMP, UPPER):
-            raise InvalidUsage(f"consistent is {self.consistent!r:.100}; it must be '{TIMESTAMP}' or '{UPPER}'")
+            raise InvalidUsage(f"consistent is {shown(self.consistent)}; it must be '{TIMESTAMP}' or '{UPPER}'")
         check_rate(self.rate)
         check_at_once(self.at_once)
 

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NewType, Self
 
-from persist.core.errors import AttributeMismatch, InvalidUsage
+from persist.core.errors import AttributeMismatch, InvalidUsage, shown
 from persist.core.record import Meta, Record
 
 KEY_BYTES = 16
@@ -30,14 +30,14 @@ def attribute_key(key: object) -> AttributeKey:
         written = key if isinstance(key, str) else getattr(key, "hex", None)
         text = written.replace("-", "").lower() if isinstance(written, str) else key
     if not isinstance(text, str) or len(text) != 2 * KEY_BYTES or not _HEX.issuperset(text):
-        raise InvalidUsage(f"an attribute's key is written as {2 * KEY_BYTES} hex digits, not {text!r:.80}")
+        raise InvalidUsage(f"an attribute's key is written as {2 * KEY_BYTES} hex digits, not {shown(text)}")
     return AttributeKey(text)
 
 
 def named_key(name: str) -> AttributeKey:
     """The key for a name of any length, such as that of a streaming query. Raises InvalidUsage."""
     if not isinstance(name, str):
-        raise InvalidUsage(f"the name of a key is text, not {name!r:.80}")
+        raise InvalidUsage(f"the name of a key is text, not {shown(name)}")
     if any("\ud800" <= char <= "\udfff" for char in name):
         raise InvalidUsage(f"the name of a key is Unicode text; {name!a:.80} has half a surrogate pair")
     return AttributeKey(hashlib.sha256(b"persist attribute\0" + name.encode()).hexdigest()[: 2 * KEY_BYTES])
@@ -142,7 +142,7 @@ def check_updates(updates: Iterable[AttributeUpdate]) -> None:
     """Raise InvalidUsage unless every update can be applied to some State."""
     for update in updates:
         if update.verb not in VERBS:
-            raise InvalidUsage(f"attributes know no verb {update.verb!r}; it is one of {', '.join(VERBS)}")
+            raise InvalidUsage(f"attributes know no verb {shown(update.verb)}; it is one of {', '.join(VERBS)}")
         if is_core_key(update.key):
             raise InvalidUsage(f"attribute {update.key} is maintained by the shard; use another key")
         _check_int64(update.key, update.value)
@@ -178,9 +178,9 @@ def updated(
 
 def _mismatch(actual: Mapping[str, int | None]) -> AttributeMismatch:
     key, value = next(iter(actual.items()))
-    shown = "unset" if value is None else str(value)
+    actual_text = "unset" if value is None else str(value)
     return AttributeMismatch(
-        f"attribute {key} is {shown}, which its update's condition does not allow ({len(actual)} failed); "
+        f"attribute {key} is {actual_text}, which its update's condition does not allow ({len(actual)} failed); "
         "read it and decide anew",
         actual=dict(actual),
     )
@@ -188,7 +188,7 @@ def _mismatch(actual: Mapping[str, int | None]) -> AttributeMismatch:
 
 def _check_int64(key: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not INT64_MIN <= value <= INT64_MAX:
-        raise InvalidUsage(f"attribute {key} would be {value!r:.80}, which is no 64-bit integer")
+        raise InvalidUsage(f"attribute {key} would be {shown(value)}, which is no 64-bit integer")
     return value
 
 

@@ -60,7 +60,7 @@ class Antichain(Record, frozen=True):
         """Read `[7]` or `[]`. Raises InvalidUsage on anything else."""
         if isinstance(value, list) and len(value) <= 1 and None not in value:
             return frontier(value[0]) if value else EMPTY
-        raise InvalidUsage(f"a frontier is written [time] or [], not {value!r}")
+        raise InvalidUsage(f"a frontier is written [time] or [], not {shown(value)}")
 
     def __str__(self) -> str:
         return str(self.to_json())

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NewType, Protocol, TypeVar
 
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 from persist.core.record import Meta, Record
 
 _HEX = re.compile(r"[0-9a-f]{32}\Z")
@@ -59,7 +59,7 @@ def parse(kind: Callable[[str], _Id], text: object) -> _Id:
     """Check an untrusted id: `parse(Token, text)`. Raises InvalidUsage."""
     if not isinstance(text, str) or text[:1] != _LETTERS[kind] or not _HEX.match(text[1:]):
         name = getattr(kind, "__name__", kind)
-        raise InvalidUsage(f"{name} is '{_LETTERS[kind]}' and 32 hex digits, not {text!r:.80}")
+        raise InvalidUsage(f"{name} is '{_LETTERS[kind]}' and 32 hex digits, not {shown(text)}")
     return kind(text)
 
 
@@ -80,7 +80,7 @@ def token_of_key(key: str) -> Token:
     InvalidUsage (`key` is no text, or empty).
     """
     if not isinstance(key, str) or not key or any("\ud800" <= char <= "\udfff" for char in key):
-        raise InvalidUsage(f"a token is a non-empty Unicode text; {key!a:.80} is not")
+        raise InvalidUsage(f"a token is a non-empty Unicode text; {shown(key)} is not")
     digits = hashlib.sha256(b"persist token\0" + key.encode()).hexdigest()
     return Token(f"i{digits[:12]}8{digits[13:32]}")
 
@@ -131,7 +131,7 @@ def check_shard_name(name: object) -> str:
     """
     if not isinstance(name, str) or not _NAME.match(name) or name.strip("./") == "" or ".." in name.split("/"):
         raise InvalidUsage(
-            f"shard name {name!r:.300} is not of the form name or region/name with letters, digits, '.', '_' and '-', "
+            f"shard name {shown(name)} is not of the form name or region/name with letters, digits, '.', '_' and '-', "
             "of which '-' is not the first"
         )
     if len(name) > NAME_CHARS_MAX:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from persist.core.blob_keys import shard_of
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 from persist.core.ids import family_of
 from persist.core.record import Record
 
@@ -30,7 +30,7 @@ def check_tag_name(name: object) -> str:
     """The name, if it is valid for a tag. Raises InvalidUsage."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):  # a path cannot hold these
         raise InvalidUsage(
-            f"tag {name!r:.200} is no name of a tag: use 1 to 128 of the characters A-Z a-z 0-9 . _ -, not - first, "
+            f"tag {shown(name)} is no name of a tag: use 1 to 128 of the characters A-Z a-z 0-9 . _ -, not - first, "
             "and neither . nor .. alone"
         )
     return name

@@ -127,12 +127,12 @@ class RowPolicy(Record, frozen=True):
         for consumer in self.consumers:
             if not 1 <= len(consumer) <= CURSOR_CHARS_MAX:
                 raise InvalidUsage(
-                    f"a consumer is a cursor of 1 to {CURSOR_CHARS_MAX} characters, not {consumer!r:.300}"
+                    f"a consumer is a cursor of 1 to {CURSOR_CHARS_MAX} characters, not {shown(consumer)}"
                 )
 
     def _check_mode(self) -> None:
         if self.mode not in (RETRACT, DROP):
-            raise InvalidUsage(f"mode is {self.mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
+            raise InvalidUsage(f"mode is {shown(self.mode)}; it must be {RETRACT!r} or {DROP!r}")
         if self.mode == DROP and self.column is not None:
             raise InvalidUsage("a drop removes rows by the time of their writes, not by a column; use mode 'retract'")
         if self.mode == DROP and not self.cuts:
@@ -145,10 +145,10 @@ class RowPolicy(Record, frozen=True):
             raise InvalidUsage("column_unit is given without column")
         if self.column is not None and not 1 <= len(self.column) <= COLUMN_CHARS_MAX:
             raise InvalidUsage(
-                f"column is {self.column!r:.300}; it must be a name of 1 to {COLUMN_CHARS_MAX} characters"
+                f"column is {shown(self.column)}; it must be a name of 1 to {COLUMN_CHARS_MAX} characters"
             )
         if self.column_unit and self.column_unit not in UNITS:
-            raise InvalidUsage(f"column_unit is {self.column_unit!r:.100}; it must be one of {', '.join(UNITS)}")
+            raise InvalidUsage(f"column_unit is {shown(self.column_unit)}; it must be one of {', '.join(UNITS)}")
 
 
 def cut_every_of(age_ms: int | None, consumers_max_age_ms: int | None = None) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 from persist.parts.column_types import family
 from persist.parts.exact_numbers import floats_of_numbers
 from persist.parts.shard_schema import ShardSchema
@@ -72,12 +72,12 @@ def parse_key_value(schema: ShardSchema, name: str, value: Any, from_text: bool 
     what = family(kind)
     if isinstance(value, str) and not from_text and what in _JSON_NATIVE and value not in _FLOAT_WORDS:
         wanted = "true or false" if what == "boolean" else "a number"
-        raise InvalidUsage(f"{value!r} is text, not {kind}, the type of key column {name!r}: give {wanted}")
+        raise InvalidUsage(f"{shown(value)} is text, not {kind}, the type of key column {name!r}: give {wanted}")
     if pa.types.is_floating(kind) and isinstance(value, (str, int, float, Decimal)):
         return _parse_number(name, value, kind)
     if isinstance(value, str) and not is_text(kind):
         if what == "integer" and not _WHOLE.match(value):  # Arrow reads 0x10 as 16
-            raise InvalidUsage(f"{value!r} is not a value of {kind}, the type of {name!r}")
+            raise InvalidUsage(f"{shown(value)} is not a value of {kind}, the type of {name!r}")
         return _parse_text(name, value, kind)
     return column_of(name, [value], kind)[0]
 
@@ -120,21 +120,22 @@ def _parse_text(name: str, value: str, kind: pa.DataType) -> pa.Scalar:
         return (values_from_text(texts, kind) if is_row_text else texts.cast(kind))[0]
     except (pa.ArrowException, ValueError) as error:
         reason = "" if isinstance(error, pa.ArrowException) else f": {error}"
-        raise InvalidUsage(f"{value!r} is not a value of {kind}, the type of {name!r}{reason}") from error
+        raise InvalidUsage(f"{shown(value)} is not a value of {kind}, the type of {name!r}{reason}") from error
 
 
 def _parse_number(name: str, value: str | int | float | Decimal, kind: pa.DataType) -> pa.Scalar:
     """A floating point number that equals `value` when it is rounded to as many digits: 0.1, but not 2**53 + 1."""
-    number = _parse_text(name, str(value), kind)
     try:
-        wanted, kept = Decimal(str(value)), Decimal(float(number.as_py()))
-    except InvalidOperation as error:
-        raise InvalidUsage(f"{value!r} is not a value of {kind}, the type of {name!r}") from error
+        text = str(value)  # refused by Python for integers of thousands of digits
+        number = _parse_text(name, text, kind)
+        wanted, kept = Decimal(text), Decimal(float(number.as_py()))
+    except (InvalidOperation, ValueError) as error:
+        raise InvalidUsage(f"{shown(value)} is not a value of {kind}, the type of {name!r}") from error
     if wanted.is_finite():
         digits = "".join(map(str, wanted.as_tuple().digits)).strip("0")
         rounded = Context(prec=max(1, len(digits))).create_decimal(kept) if kept.is_finite() else kept
         if rounded != wanted:
-            raise InvalidUsage(f"column {name!r} does not fit {kind}: {value!r} would become {kept}")
+            raise InvalidUsage(f"column {name!r} does not fit {kind}: {shown(value)} would become {kept}")
     return number
 
 
@@ -153,7 +154,7 @@ def _check(values: Sequence[Any], kind: Any) -> None:
         _check([tuple(value.items()) if isinstance(value, dict) else value for value in values], pairs)
     elif types.is_nested(kind):
         if odd := next((value for value in values if isinstance(value, (str, bytes))), None):
-            raise ValueError(f"{odd!r:.100} is no list")  # Arrow would make one of its characters
+            raise ValueError(f"{shown(odd)} is no list")  # Arrow would make one of its characters
         _check(list(chain.from_iterable(value for value in values if value is not None)), kind.value_type)
     elif types.is_floating(kind):
         if kind.bit_width < 64:
@@ -175,8 +176,8 @@ def _check_structs(values: Sequence[Any], kind: pa.StructType) -> None:
     rows = [
         dict(zip(names, row, strict=True)) if isinstance(row, tuple) else dict(row) for row in values if row is not None
     ]
-    for name in sorted({name for row in rows for name in row} - set(names), key=str):
-        raise ValueError(f"the struct has no field {name!r}; its fields are {names}")
+    for name in sorted({name for row in rows for name in row} - set(names), key=shown):
+        raise ValueError(f"the struct has no field {shown(name)}; its fields are {names}")
     for name, field in zip(names, kind, strict=True):
         _check([row.get(name) for row in rows], field.type)
 
@@ -187,7 +188,7 @@ def _check_zones(values: Sequence[Any], kind: pa.DataType) -> None:
     for value in values:
         if isinstance(value, (dt.datetime, dt.time)) and (value.tzinfo is None) != (zone is None):
             has, remedy = ("no zone", "give one") if zone else ("a zone", "leave it out")
-            raise ValueError(f"{value!r} has {has}: {remedy}")
+            raise ValueError(f"{shown(value)} has {has}: {remedy}")
 
 
 def _check_unusual(value: Any, kind: pa.DataType, what: str) -> None:
@@ -195,14 +196,14 @@ def _check_unusual(value: Any, kind: pa.DataType, what: str) -> None:
         return
     if hasattr(value, "__int__"):
         if what in _COUNTED:  # its meaning would depend on the unit of the column
-            raise ValueError(f"{value!r} is a number; give a datetime, date, time or timedelta")
+            raise ValueError(f"{shown(value)} is a number; give a datetime, date, time or timedelta")
         kept = value == int(value)
     elif pa.types.is_date(kind):
         kept = not isinstance(value, dt.datetime) or (value.time() == dt.time() and not getattr(value, "nanosecond", 0))
     else:  # pandas' times have nanoseconds
         kept = kind.unit == "ns" or not getattr(value, "nanosecond", getattr(value, "nanoseconds", 0))
     if not kept:
-        raise ValueError(f"{value!r} would be truncated")
+        raise ValueError(f"{shown(value)} would be truncated")
 
 
 def find_differing_row(rows: Sequence[tuple[AbstractSet[str], bool]]) -> tuple[int, str] | None:
@@ -213,7 +214,7 @@ def find_differing_row(rows: Sequence[tuple[AbstractSet[str], bool]]) -> tuple[i
     first = next((names for names, is_deletion in rows if not is_deletion), rows[0][0] if rows else frozenset())
     for number, (names, is_deletion) in enumerate(rows):
         if others := (names - first if is_deletion else names ^ first):
-            return number, min(others, key=str)
+            return number, min(others, key=shown)
     return None
 
 

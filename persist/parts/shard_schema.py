@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.core.errors import Corruption, InvalidUsage
+from persist.core.errors import Corruption, InvalidUsage, shown
 from persist.core.frontier import TIME_MAX, TIME_MIN
 from persist.core.state import SchemaRecord
 from persist.parts.column_types import (
@@ -276,7 +276,7 @@ class ShardSchema:
             if old == name:
                 return InvalidUsage(f"{begins}column {name!r} was dropped; leave it out")
         return InvalidUsage(
-            f"{begins}the shard has no column {name!r:.200}; its columns are {', '.join(self.arrow.names)}"
+            f"{begins}the shard has no column {shown(name)}; its columns are {', '.join(self.arrow.names)}"
         )
 
     def absent(self, name: str, count: int) -> pa.Array:
@@ -460,4 +460,4 @@ def _read(record: SchemaRecord) -> ShardSchema:
 
 def _check_times(low: int, high: int) -> None:
     if low < TIME_MIN or high > TIME_MAX:
-        raise InvalidUsage(f"{TIME} is outside [{TIME_MIN}, {TIME_MAX}]: {low} to {high}")
+        raise InvalidUsage(f"{TIME} is outside [{TIME_MIN}, {TIME_MAX}]: {shown(low)} to {shown(high)}")

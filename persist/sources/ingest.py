@@ -181,13 +181,13 @@ class Ingester(FeedFollower):
         """The records with their times. Raises InvalidUsage (one has a position outside of the requested range)."""
         name = self._settings.position
         if name not in records.schema.names:
-            raise InvalidUsage(f"records of partition {partition!r:.100} have no column {name!r} of positions")
+            raise InvalidUsage(f"records of partition {shown(partition)} have no column {name!r} of positions")
         if ROW_TIME in records.schema.names:
-            raise InvalidUsage(f"records of partition {partition!r:.100} have a column {ROW_TIME!r}: rename it")
+            raise InvalidUsage(f"records of partition {shown(partition)} have a column {ROW_TIME!r}: rename it")
         positions = checked_column(records.column(name))
         if len(positions) and not between[0] < positions.min() <= positions.max() <= between[1]:
             raise InvalidUsage(
-                f"the source returned records of partition {partition!r:.100} with positions in [{positions.min()}, "
+                f"the source returned records of partition {shown(partition)} with positions in [{positions.min()}, "
                 f"{positions.max()}], but those after {between[0]} up to {between[1]} were requested"
             )
         timed = records.append_column(ROW_TIME, pa.array(times_by(bound, times, positions), pa.int64()))

@@ -100,7 +100,7 @@ def checked_position(partition: str, value: object) -> int:
     if isinstance(value, SupportsIndex) and not isinstance(value, bool) and 0 <= operator.index(value) <= POSITION_MAX:
         return operator.index(value)
     raise InvalidUsage(
-        f"the position of partition {partition!r:.100} is {shown(value)}; it must be an int, and must be in "
+        f"the position of partition {shown(partition)} is {shown(value)}; it must be an int, and must be in "
         f"[0, {POSITION_MAX}]"
     )
 

@@ -20,7 +20,7 @@ from persist.client.schema_lineage import ShardSchema, known_schema, learn_schem
 from persist.client.shard import Shard
 from persist.client.write import PinnedRows, Updates, as_updates, gather_dicts, to_rereadable
 from persist.core.attribute import AttributeUpdate, named_key
-from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, Unavailable
+from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, Unavailable, shown
 
 NAME_CHARS_MAX = 128  # of a writer
 OPEN_TRIES_MAX = 100  # a try fails if another instance was opened meanwhile
@@ -31,7 +31,7 @@ def checked_writer_name(name: object) -> str:
     """The name of a sequenced writer. Raises InvalidUsage."""
     checked("name", name, str)
     if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
-        raise InvalidUsage(f"name is {name!r:.100}; it must have 1 to {NAME_CHARS_MAX} characters")
+        raise InvalidUsage(f"name is {shown(name)}; it must have 1 to {NAME_CHARS_MAX} characters")
     return name
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from persist.client.commit_info import Info
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 from persist.parts import DIFF, ShardSchema
 from persist.spark.options import listed
 from persist.spark.spark_schemas import quoted
@@ -235,7 +235,7 @@ def as_condition(condition: str | Column) -> Column:
     if isinstance(condition, str):
         return F.expr(condition)
     if not isinstance(condition, Column):
-        raise InvalidUsage(f"the condition is {condition!r:.100}; it must be SQL or a Column")
+        raise InvalidUsage(f"the condition is {shown(condition)}; it must be SQL or a Column")
     return condition
 
 
@@ -285,7 +285,7 @@ def _row(types: StructType, values: Mapping[str, Column], diff: Column) -> Colum
 def _checked(schema: ShardSchema, values: object, *, with_key: bool = False) -> dict[str, Column]:
     if not isinstance(values, Mapping) or not values:
         raise InvalidUsage(
-            f"the values are {values!r:.100}; they must be a dict by column, such as {{'n': 'source.n'}}"
+            f"the values are {shown(values)}; they must be a dict by column, such as {{'n': 'source.n'}}"
         )
     for name in values:
         if name not in schema.arrow.names:

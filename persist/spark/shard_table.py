@@ -522,7 +522,7 @@ def table(  # noqa: PLR0913 - keyword arguments
         NotReadable, Unavailable, UnknownShard.
     """
     if not 0 < hold_s <= HOLD_S_MAX:
-        raise InvalidUsage(f"hold_s is {hold_s!r}; it must be in (0, {HOLD_S_MAX:g}]")
+        raise InvalidUsage(f"hold_s is {shown(hold_s)}; it must be in (0, {HOLD_S_MAX:g}]")
     read = ShardTable(spark, shard, options)
     return read._read_fixed(as_of, tag=tag, native=checked_choice(native), root=root, lease_ms=int(hold_s * 1000))[0].df
 

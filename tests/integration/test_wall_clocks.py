@@ -16,6 +16,8 @@ from persist import Antichain, Conflict, InvalidUsage, LocationSettings, NotRead
 from persist.client.timestamps import to_datetime
 from persist.commit.location import Location
 from persist.core.state import Policy
+from persist.parts import ShardSchema
+from persist.parts.python_values import parse_key
 from tests.support.clocks import START_MS, Ids, Machine, World
 from tests.support.embedded import client_of
 from tests.support.location import InlineBackground
@@ -210,8 +212,8 @@ def test_settings_that_are_refused_change_nothing(shard: Shard, given: dict[str,
     assert shard.settings == before
 
 
-def test_numbers_of_too_many_digits_are_refused_as_others_are(shard: Shard) -> None:
-    huge = 10**5_000
+def test_numbers_of_too_many_digits_are_refused_as_others_are(machine: Machine, shard: Shard) -> None:
+    huge, client = 10**5_000, machine.client
     asked: list[Callable[[], object]] = [
         lambda: shard.snapshot(huge),
         lambda: shard.listen(huge),
@@ -226,6 +228,19 @@ def test_numbers_of_too_many_digits_are_refused_as_others_are(shard: Shard) -> N
         lambda: shard.history(huge),
         lambda: shard.history(before=huge),  # type: ignore[arg-type]
         lambda: shard.insert([{"id": 1}], info=huge),  # type: ignore[arg-type]
+        lambda: shard.insert([{"id": 1}], token=huge),  # type: ignore[arg-type]
+        lambda: shard.insert([{"id": 1, huge: 2}]),
+        lambda: shard.upsert([{"id": 1}, {"id": 2, huge: 2}]),
+        lambda: shard.update({huge: 2}),
+        lambda: shard.merge([{"id": 1}]).when_matched_delete(huge),
+        lambda: shard.truncate(1, mode=huge),  # type: ignore[call-overload]
+        lambda: shard.changes(0, other=huge),  # type: ignore[arg-type]
+        lambda: shard.tag(huge, 0),  # type: ignore[arg-type]
+        lambda: shard.erase(keys=[(huge,)]),
+        lambda: client.shard(huge),  # type: ignore[arg-type]
+        lambda: persist.attribute_key(huge),  # type: ignore[arg-type]
+        lambda: persist.named_key(huge),  # type: ignore[arg-type]
+        lambda: parse_key(ShardSchema(pa.schema([("x", pa.float64())]), ("x",)), [huge]),
     ]
     for ask in asked:
         with pytest.raises(InvalidUsage, match="a number of too many digits"):
