@@ -18,7 +18,7 @@ from blob import Blob, open_blob
 from consensus import open_consensus
 from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.connection_args import add_subcommand, check_there, where_of
-from persist.cli.output_files import replacing
+from persist.cli.output_files import STDOUT, replacing
 from persist.client.timestamps import instant_text, read_instant, retention_ms
 from persist.commit.clocks_and_ids import SystemClock, SystemIds
 from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up
@@ -226,7 +226,7 @@ def show_recovered(recovered: Recovered, *, dry_run: bool) -> None:
 def _export_state(arguments: argparse.Namespace) -> int:
     with closing(where_of(arguments).open(must_exist=True)) as location:
         text = json.dumps(export_state(location, arguments.name), indent=1)
-    if arguments.out is None:
+    if arguments.out in (None, STDOUT):
         sys.stdout.write(text + "\n")
     else:
         with replacing(Path(arguments.out)) as out:

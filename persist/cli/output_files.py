@@ -81,7 +81,17 @@ def _fill(number: int, mode: int) -> None:
 
 # Files that commands write: atomically if they are regular; pipes and devices get the bytes as they come.
 
+STDOUT = "-"
 NAME_BYTES_KEPT = 200  # of the file name in the temporary one: file systems allow 255, and it has a suffix
+
+
+def output_path(name: str) -> Path:
+    """The file that a command writes; `-` is standard output. Raises InvalidUsage if that is a terminal."""
+    if name != STDOUT:
+        return Path(name)
+    if os.isatty(_OUT):
+        raise InvalidUsage(f"{STDOUT} is standard output, which is a terminal: redirect it, or name a file")
+    return Path("/dev/stdout")
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -14,9 +13,9 @@ import pyarrow.parquet as pq
 from persist.cli import terminal
 from persist.cli.connection_args import add_shard_arguments, client_of, shard_of
 from persist.cli.long_running import ended_by_sigterm, on_signals
-from persist.cli.output_files import is_stdout, replacing
+from persist.cli.output_files import STDOUT, is_stdout, output_path, replacing
 from persist.cli.row_files import FORMATS, form_of
-from persist.cli.terminal import Output, Screen, add_format, add_selection, columns, plain, show_changes
+from persist.cli.terminal import NDJSON, Output, Screen, add_format, add_selection, columns, plain, show_changes
 from persist.client.client import Client
 from persist.client.read_api import NOW, THEN
 from persist.client.timestamps import read_point
@@ -70,13 +69,16 @@ def run_cat(arguments: argparse.Namespace) -> int:
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     add_shard_arguments(parser)
-    parser.add_argument("file", metavar="FILE", help="target: .parquet, .csv, .ndjson or .arrow; it is replaced")
-    parser.add_argument("--format", choices=FORMATS, help="default: by the name of the file")
+    parser.add_argument(
+        "file", metavar="FILE", help="target: .parquet, .csv, .ndjson or .arrow, which is replaced; -: stdout"
+    )
+    parser.add_argument("--format", choices=FORMATS, help=f"default: by the name of the file; {NDJSON} for -")
     _add_snapshot_arguments(parser)
 
 
 def run_export(arguments: argparse.Namespace) -> int:
-    path, form = Path(arguments.file), form_of(arguments.file, arguments.format)
+    path, default = output_path(arguments.file), NDJSON if arguments.file == STDOUT else None
+    form = form_of(arguments.file, arguments.format or default)
     selection = _snapshot_arguments(arguments)
     with (
         ended_by_sigterm(),
@@ -161,7 +163,9 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("start", metavar="T1", help="a time, or an instant: 2026-11-20T12:00:00Z")
     parser.add_argument("end", metavar="T2", nargs="?", help="likewise; default: the latest complete time")
     parser.add_argument("--other", metavar="NAME", help="the shard to compare at T2; default: the same shard")
-    parser.add_argument("--parquet", metavar="FILE", help="write the rows to this file instead of printing them")
+    parser.add_argument(
+        "--parquet", metavar="FILE", help="write the rows to this file instead of printing them; -: stdout"
+    )
     terminal.add_arguments(parser)
 
 
@@ -177,7 +181,10 @@ def run_diff(arguments: argparse.Namespace) -> int:
                     show_changes(table, screen)
                 return 0
             schema = changes.empty().schema
-            with replacing(Path(arguments.parquet)) as out, pq.ParquetWriter(out, schema, compression="zstd") as writer:
+            with (
+                replacing(output_path(arguments.parquet)) as out,
+                pq.ParquetWriter(out, schema, compression="zstd") as writer,
+            ):
                 for table in changes.batches():
                     writer.write_table(table.cast(schema))
     return 0

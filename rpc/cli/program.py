@@ -237,7 +237,7 @@ def run_completion(arguments: argparse.Namespace) -> int:
 
 def candidates(line: str) -> list[str]:
     """The candidates for the end of a command line, by the parsers of the commands."""
-    _, *words = line.split()
+    words = line.split()[1:]
     current = "" if line[-1:].isspace() or not words else words.pop()
     parser = parser_for(words[0] if words and words[0] in COMMANDS else None)
     return [word for word in _following(parser, words, current) if word.startswith(current)]

@@ -145,6 +145,32 @@ def test_an_export_to_a_standard_output_that_is_a_pipe_replaced_it() -> None:
     assert json.loads(found.stderr)["rows"] == 1
 
 
+@pytest.mark.parametrize(("words", "wanted"), [
+    (["export", "orders", "-"], b'{"id":1,"state":"new"}\n'),
+    (["export", "orders", "-", "--format", "csv"], ROWS),
+    (["diff", "orders", "-1", "--parquet", "-"], b"PAR1"),
+    (["backup", "export-state", "orders", "--out", "-"], b"{"),
+])  # fmt: skip
+def test_a_dash_is_standard_output(words: list[str], wanted: bytes) -> None:
+    """It was a file of that name, and an export without a format spoke of standard input."""
+    out, its_out = Pipe(duplex=False)
+    with its_out, Connection(os.open(os.devnull, os.O_WRONLY), readable=False) as nowhere:
+        process = Forked(words, environment(), ends=(its_out, nowhere))
+    with out, os.fdopen(os.dup(out.fileno()), "rb") as written:
+        assert written.read().startswith(wanted)
+    process.communicate()
+    assert (process.poll(), Path("-").exists()) == (0, False)
+
+
+def test_a_terminal_gets_no_file() -> None:
+    terminal, its_end = os.openpty()
+    with Connection(terminal), Connection(its_end) as end, Connection(os.open("err", os.O_WRONLY | os.O_CREAT)) as err:
+        process = Forked(["export", "orders", "-"], environment(), ends=(end, err))
+        process.communicate()
+    assert process.poll() == 1
+    assert "standard output, which is a terminal" in Path("err").read_text()
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o664])
 def test_an_export_changed_the_mode_of_a_file(mode: int) -> None:
     Path("rows.csv").write_text("before")

@@ -242,6 +242,7 @@ def test_commands_options_values_and_names_of_shards_are_completed(kind: str, tm
             "persist backup ver": ["verify"],
             "persist backup verify --de": ["--deep"],
             "persist nothing ": [],
+            "": list(COMMANDS),
         }.items():
             assert candidates(line) == wanted, line
 
