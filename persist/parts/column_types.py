@@ -355,7 +355,7 @@ def check_storable(column: Any, field: pa.Field) -> None:
     """Raise InvalidUsage for values that Parquet cannot store: dates with a time of day or beyond 32 bits, and
     seconds beyond the range of milliseconds.
     """
-    kind = field.type
+    kind = column.type  # rows of a file have its types: a day of 32 bits for date64
     if not has_parquet_limits(kind):
         return
     if pa.types.is_nested(kind):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 from typing import Any
 
@@ -107,3 +108,15 @@ def test_a_nanosecond_of_a_day_is_not_dropped() -> None:
     shard = client_of(memory_location()).create_shard("t", pa.schema([("d", pa.date32())]), ["d"])
     with pytest.raises(InvalidUsage, match="truncated"):
         shard.insert([{"d": pd.Timestamp("2024-01-01 00:00:00.000000001")}])
+
+
+def test_columns_of_limited_types_are_merged() -> None:
+    """A file has days of 32 bits for date64, which the check of a merge could not read: it was refused for ever."""
+    schema = pa.schema([("k", pa.date64()), ("at", pa.timestamp("s")), ("days", pa.list_(pa.date64()))])
+    shard = client_of(memory_location(small_merges=False)).create_shard("t", schema, ["k"])
+    days = [dt.date(1969, 12, day) for day in range(25, 32)]
+    for day in days:
+        shard.insert([{"k": day, "at": dt.datetime(day.year, 1, day.day), "days": [day, None]}])  # noqa: DTZ001
+    shard.optimize()
+    table = shard.snapshot().to_arrow()
+    assert (table["k"].to_pylist(), table["days"].to_pylist()) == (days, [[day, None] for day in days])
