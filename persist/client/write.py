@@ -632,7 +632,9 @@ def _from_frame(frame: Any) -> pa.Table:
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise InvalidUsage(f"the frame cannot be read as Arrow: {error}") from error
     for number, field in enumerate(table.schema):
-        if pa.types.is_date(field.type) or pa.types.is_time(field.type):  # of datetimes among dates, and zones of times
+        is_arrow = hasattr(frame.dtypes.iloc[number], "pyarrow_dtype")  # whose days may be beyond the years of Python
+        if not is_arrow and (pa.types.is_date(field.type) or pa.types.is_time(field.type)):
+            # datetimes among dates, and zones of times
             column_of(field.name, frame.iloc[:, number].dropna().tolist(), field.type)
     return table
 

@@ -36,6 +36,8 @@ _COUNTED = ("timestamp", "instant", "date", "time", "duration")
 _WHOLE = re.compile(r"[+-]?[0-9]+\Z")
 _JSON_NATIVE = ("boolean", "integer", "float")
 _FLOAT_WORDS = ("NaN", "Infinity", "-Infinity")  # text in JSON
+_FLOATS = {float, int, type(None)}
+_INT64_MAX = 2**63 - 1
 _EXACT = (pa.Scalar, np.datetime64, np.timedelta64)  # Arrow accepts these in the column's own type only
 
 
@@ -157,6 +159,10 @@ def _check(values: Sequence[Any], kind: Any) -> None:
             raise ValueError(f"{shown(odd)} is no list")  # Arrow would make one of its characters
         _check(list(chain.from_iterable(value for value in values if value is not None)), kind.value_type)
     elif types.is_floating(kind):
+        if not set(map(type, values)) <= _FLOATS:
+            if (large := next((v for v in values if isinstance(v, np.uint64) and v > _INT64_MAX), None)) is not None:
+                raise ValueError(f"{large} would be rounded")  # Arrow would read it as a negative number
+            values = [None if isinstance(value, pa.Scalar) else value for value in values]
         if kind.bit_width < 64:
             floats_of_numbers(values, kind)
     elif (what := family(kind)) in _USUAL:
@@ -192,6 +198,8 @@ def _check_zones(values: Sequence[Any], kind: pa.DataType) -> None:
 
 
 def _check_unusual(value: Any, kind: pa.DataType, what: str) -> None:
+    if isinstance(value, np.datetime64) and what not in ("timestamp", "instant"):
+        raise ValueError(f"{value!r} is a point in time")  # of which Arrow would take the count
     if value is None or isinstance(value, _EXACT):
         return
     if hasattr(value, "__int__"):

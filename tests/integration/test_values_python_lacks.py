@@ -120,3 +120,10 @@ def test_columns_of_limited_types_are_merged() -> None:
     shard.optimize()
     table = shard.snapshot().to_arrow()
     assert (table["k"].to_pylist(), table["days"].to_pylist()) == (days, [[day, None] for day in days])
+
+
+def test_a_frame_of_arrow_types_has_days_beyond_the_years_of_python() -> None:
+    table = pa.table({"day": FAR["day"], "length": FAR["length"]})
+    shard = client_of(memory_location()).create_shard("t", table.schema, ["day"])
+    shard.insert(table.to_pandas(types_mapper=pd.ArrowDtype))
+    assert shard.snapshot().to_arrow().select(["day", "length"]).equals(table)
