@@ -241,7 +241,11 @@ class _BackupRun:
                     f"shard {name!r} had {hold.upper} before {instant_text(at_ms)}, when it should have had {upper}: "
                     "clocks differ; synchronize them, then make the backup again"
                 )
-        return self.location.versions.before(name, hold.lease.seqno, lambda later: upper < later.upper)
+
+        def is_later(state: State) -> bool:  # a closed shard that was dropped since has the same upper
+            return upper < state.upper or (hold.incarnation, False) != (state.incarnation, state.is_closed)
+
+        return self.location.versions.before(name, hold.lease.seqno, is_later)
 
     def _send_shard(self, backup_id: str, state: State) -> ShardBackup:
         """Send the blobs of this State that are not stored yet, then the State itself."""

@@ -23,7 +23,7 @@ from persist import AttributeUpdate, named_key
 from persist.client.shard import Shard
 from persist.client.timestamps import to_datetime
 from persist.commit.location import Location, LocationSettings
-from persist.copies.backup_creation import BackupRequest, Progress, back_up
+from persist.copies.backup_creation import UPPER, BackupRequest, Progress, back_up
 from persist.copies.backup_restore import RestoreRequest, ShardRestored, restore, select_backup, verify_backup
 from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, Backup, BackupStore, KeepRule, prune
 from persist.copies.verify import Depth, verify_shards
@@ -514,6 +514,29 @@ def test_a_shard_that_is_dropped_meanwhile_is_left_out(world: World, machine: Ma
     backup = made(machine, kept, report=drop)
     assert [shard.name for shard in backup.shards] == ["a"]
     assert [faults for _, faults in verify_backup(store(machine, kept), backup, Depth(deep=True))] == [()]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["dropped", "created again"])
+def test_a_closed_shard_that_is_dropped_meanwhile_is_no_dropped_shard_in_the_backup(
+    world: World, machine: Machine, kept: Counting, again: bool
+) -> None:
+    filled(machine, "first")
+    closed = filled(machine, "second")
+    closed.advance_upper(None)
+    expected = rows(closed)
+
+    def drop(progress: Progress) -> None:
+        if progress.shards_done == 1:
+            closed.drop(force=True)
+            if again:
+                filled(machine, "second", 1)
+
+    backup = made(machine, kept, BackupRequest(at_once=1, consistent=UPPER), report=drop)
+    _, other = elsewhere(world)
+    back(other, kept, backup)
+    assert [shard.name for shard in backup.shards] in (["first"], ["first", "second"])
+    if len(backup.shards) > 1:
+        assert rows(other.shard("second")) == expected
 
 
 def test_a_shard_comes_back_under_another_name_beside_itself(world: World, machine: Machine, kept: Counting) -> None:
