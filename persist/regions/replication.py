@@ -1,8 +1,8 @@
 """Replication of a location's blob store to another store, for stores that do not replicate themselves.
 
 The copy is always readable: blobs of shards arrive first, parts before bundles, then rollups, then publications. What
-home deletes is deleted in the copy with a delay, so that its readers have moved on by then. There is no state to
-resume: existing blobs are not sent again.
+home deletes is deleted in the copy with a delay, so that its readers have moved on by then. Notes in the copy name the
+blobs that wait for this, so that another process deletes them. Existing blobs are not sent again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from blob import Blob
-from persist.commit.clocks_and_ids import Clock
+from blob.interface import BlobStat
+from persist.commit.clocks_and_ids import Clock, SystemIds, probed
 from persist.commit.location_identity import COPY_KEY, EPOCHS, FORMATS, ID_KEY, epochs_in
 from persist.copies.throttled_blob import PacedBlob, check_rate
 from persist.core.blob_keys import (
@@ -27,13 +28,15 @@ from persist.core.blob_keys import (
     shard_of,
 )
 from persist.core.errors import Conflict, Corruption, InvalidUsage
-from persist.core.ids import family_of, shard_id_of
+from persist.core.ids import IdSource, family_of, shard_id_of
 from persist.formats.state_frames import decode_journal
 from persist.formats.store_errors import read_or_none, translated
 from persist.regions.failover import PREFIX
 
 AT_ONCE_MAX = 64
 DELETED_AT_ONCE = 500
+GONE = "copy-gone/"  # <epoch>/<uuid7>: a note of keys, one a line, that the home had deleted when the note was written
+NOTED_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +75,23 @@ class Replicated:
 class Replicator:
     """Copies from `home` to `copy`. Run one for each copy; two only duplicate work."""
 
-    def __init__(self, home: Blob, copy: Blob, clock: Clock, settings: ReplicateSettings | None = None) -> None:
+    def __init__(
+        self,
+        home: Blob,
+        copy: Blob,
+        clock: Clock,
+        settings: ReplicateSettings | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
         self.settings = settings or ReplicateSettings()
         self.settings.check()
         self._home = PacedBlob(home, self.settings.rate, clock)
         self._copy = copy
         self._clock = clock
+        self._ids = ids or SystemIds()
         self._there: set[str] = set()  # keys in the copy
         self._gone_s: dict[str, float] = {}  # keys in the copy -> since when they are known to be deleted at home
+        self._notes: dict[str, frozenset[str]] = {}  # notes in the copy, and the keys that they name
         self._seen: set[str] = set()  # journals that were read
         self._whole_s: float | None = None
 
@@ -90,11 +102,13 @@ class Replicator:
         Safe to repeat. Raises InvalidUsage (home has no location, or the copy is of another one), Conflict (the copy
         has become home), Corruption (a blob of the copy differs), Unavailable.
         """
-        self._check_pair()
+        epoch = self._check_pair()
         now_s = self._clock.monotonic()
         if not self._there:  # not listed yet
             with translated():
-                self._there = {stat.key for stat in self._copy.list("")}
+                stats = {stat.key: stat for stat in self._copy.list("")}
+            self._there = {key for key in stats if not key.startswith(GONE)}
+            self._read_notes([stat for key, stat in stats.items() if key.startswith(GONE)], epoch, now_s)
         is_whole = whole or self._whole_s is None or now_s - self._whole_s >= self.settings.whole_s
         with translated():
             publications = {stat.key for prefix in (JOURNALS, CATALOGUES) for stat in self._home.list(prefix)}
@@ -102,14 +116,17 @@ class Replicator:
         prefixes = [""] if is_whole else sorted(self._touched(publications))
         shard_blobs = self._listed(prefixes)  # listed after the publications: everything they need is included
         copied, size = self._bring(fixed, shard_blobs, publications)
-        self._note_gone(prefixes, fixed | shard_blobs | publications, now_s)
+        home_keys = fixed | shard_blobs | publications
+        self._find_gone(prefixes, home_keys, now_s)
         deleted = self._delete(now_s) if deletes else 0
+        if is_whole and deletes:
+            self._write_notes(epoch, home_keys)
         if is_whole:
             self._whole_s = now_s
         return Replicated(copied, size, deleted, len(self._gone_s))
 
-    def _check_pair(self) -> None:
-        """Check that both are of one location, and the copy has not become home."""
+    def _check_pair(self) -> int:
+        """Check that both are of one location, and the copy has not become home. Returns the last epoch of the home."""
         with translated():
             own, other = read_or_none(self._home, ID_KEY), read_or_none(self._copy, ID_KEY)
             if own is None:
@@ -118,6 +135,7 @@ class Replicator:
             if other == own and copy_epoch > last:
                 raise Conflict(f"{self._copy.url} has become home, at epoch {copy_epoch}: it is not overwritten")
             self._check_marked(own, other)
+        return last
 
     def _check_marked(self, own: bytes, other: bytes | None) -> None:
         """Check that the store is a copy, so that a home is never deleted from by mistake. An empty one is marked."""
@@ -175,8 +193,42 @@ class Replicator:
         self._there.add(key)
         return len(data)
 
-    def _note_gone(self, prefixes: list[str], home_keys: set[str], now_s: float) -> None:
-        """Note since when compared keys of the copy are known to be deleted at home."""
+    def _read_notes(self, stats: list[BlobStat], epoch: int, now_s: float) -> None:
+        """Read which keys earlier processes found deleted at home, and when, by the clock of the copy's store.
+
+        They had brought the publications that no longer need these keys. The notes of other epochs do not count: what
+        has become a copy again may name the keys anew.
+        """
+        if not stats:
+            return
+        with translated():
+            store_ms = probed(self._copy, self._ids)
+        for stat in stats:
+            is_current = stat.key.startswith(f"{GONE}{epoch}/")
+            data = read_or_none(self._copy, stat.key) if is_current else None
+            keys = self._notes[stat.key] = frozenset((data or b"").decode().splitlines())
+            since_s = now_s - max(0, store_ms - stat.modified_ms) / 1000
+            for key in keys & self._there:
+                self._gone_s[key] = min(since_s, self._gone_s.get(key, since_s))
+
+    def _write_notes(self, epoch: int, home_keys: set[str]) -> None:
+        """Note the keys that wait to be deleted, and delete notes without such keys, or with keys that came back."""
+        waiting = self._gone_s.keys()
+        useless = [note for note, keys in self._notes.items() if not keys & waiting or keys & home_keys]
+        with translated():
+            if useless:
+                self._copy.delete(useless)
+            for note in useless:
+                del self._notes[note]
+            fresh = sorted(waiting - frozenset().union(*self._notes.values()))
+            for start in range(0, len(fresh), NOTED_AT_ONCE):
+                keys = fresh[start : start + NOTED_AT_ONCE]
+                note = f"{GONE}{epoch}/{self._ids.uuid7()}"
+                self._copy.put(note, "\n".join(keys).encode())
+                self._notes[note] = frozenset(keys)
+
+    def _find_gone(self, prefixes: list[str], home_keys: set[str], now_s: float) -> None:
+        """Find since when compared keys of the copy are known to be deleted at home."""
         compared = {key for key in self._there - {COPY_KEY} if key.startswith(tuple(prefixes))}
         compared |= {key for key in self._there if key.startswith((JOURNALS, CATALOGUES))}
         for key in compared - home_keys:

@@ -35,7 +35,7 @@ from persist.core.shard_view import SeenVersion
 from persist.core.state import Policy
 from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.replica import Home, ReplicaLocation
-from persist.regions.replication import ReplicateSettings, Replicator
+from persist.regions.replication import GONE, ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.embedded import client_of
 from tests.support.examples import size, thinned
@@ -333,6 +333,53 @@ def test_nothing_is_sent_twice_and_what_home_deletes_goes_later(place: Place) ->
     place.world.pass_ms(2_000)
     assert place.replicator.round(whole=True).deleted == 1
     assert place.copy.stat(gone) is None
+
+
+def once(place: Place) -> Any:
+    """A round by a process of its own, as `persist region replicate --once`."""
+    clock, settings = place.machine.location.clock, ReplicateSettings(at_once=1, keep_s=300.0)
+    return Replicator(place.world.blob, place.copy, clock, settings).round(whole=True)
+
+
+def test_what_home_deletes_goes_also_if_each_round_is_a_process_of_its_own(place: Place) -> None:
+    """The time since when a blob was gone was lost with the process, so that the copy grew for ever."""
+    place.insert(6)
+    place.replicate()
+    kept = {stat.key for stat in place.copy.list("")}
+    first, second = sorted(stat.key for stat in place.world.blob.list("pub/") if stat.key.endswith(".journal"))[:2]
+    place.world.blob.delete([first])
+    assert (once(place).deleted, once(place).waiting) == (0, 1)
+    place.world.pass_ms(200_000)
+    place.world.blob.delete([second])
+    assert once(place).deleted == 0
+    place.world.pass_ms(101_000)
+    done = once(place)
+    assert (done.deleted, done.waiting) == (1, 1)
+    assert (place.copy.stat(first), place.copy.stat(second) is not None) == (None, True)
+    place.world.pass_ms(200_000)
+    assert once(place).deleted == 1
+    assert {stat.key for stat in place.copy.list("")} >= kept - {first, second}
+    assert not list(place.copy.list(GONE)), "no note is left"
+
+
+def test_a_blob_that_came_back_or_was_gone_in_another_epoch_waits_anew(place: Place) -> None:
+    gone = min(stat.key for stat in place.world.blob.list("pub/") if stat.key.endswith(".journal"))
+    data = place.world.blob.get(gone)
+    place.world.blob.delete([gone])
+    assert once(place).waiting == 1
+    place.world.blob.put(gone, data)
+    place.world.pass_ms(301_000)
+    assert (once(place).waiting, list(place.copy.list(GONE))) == (0, [])
+    place.world.blob.delete([gone])
+    assert once(place).waiting == 1
+    [note] = [stat.key for stat in place.copy.list(GONE)]
+    place.copy.put(f"{GONE}7/x", place.copy.get(note))
+    place.copy.delete([note])
+    place.world.pass_ms(301_000)
+    done = once(place)
+    assert (done.deleted, done.waiting) == (0, 1)
+    [note] = [stat.key for stat in place.copy.list(GONE)]
+    assert note.startswith(f"{GONE}1/")
 
 
 def test_a_round_between_looks_at_shards_that_have_moved_only(place: Place) -> None:
