@@ -18,14 +18,13 @@ from persist.client.arguments import checked_sets
 from persist.client.commit_info import Info
 from persist.client.dml_plans import BoundVerb, Contents, Plan, RowSet
 from persist.client.optimistic_edit import Edited
-from persist.client.write import Updates, as_updates
+from persist.client.write import Updates, as_updates, column_of_rows
 from persist.core.errors import InvalidUsage, shown
 from persist.parts import DIFF, ShardSchema, negated
 from persist.parts.column_types import check_nesting, conform_column, to_plain, wide_type, without_empty_chunks
 from persist.parts.filter_eval import Filter
 from persist.parts.key_encoding import ABSENT, distinct_keys, key_groups, key_schema, match_keys
 from persist.parts.predicate import Compare, CompareColumns, In, columns_of, leaves, parse
-from persist.parts.python_values import column_of
 from persist.parts.row_stats import digest_of_rows
 from persist.parts.schema_changes import Value, compute_column, evaluate_condition, value_digest, with_diffs
 from persist.parts.value_order import Mask
@@ -208,7 +207,7 @@ def _table(rows: Updates, schema: ShardSchema, source_columns: Sequence[str]) ->
     if dml_plans.is_dicts(rows) and rows:
         names = [name for name in source_columns if name in schema.arrow.names]
         names += [name for name in source_columns if name not in schema.arrow.names]
-        table = pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
+        table = pa.table({name: _column(name, rows, schema) for name in names})
         return _plain(table)
     if isinstance(rows, list) and not rows:
         return dml_plans.nullable(schema.arrow).empty_table()
@@ -253,13 +252,11 @@ def _plain(table: pa.Table) -> pa.Table:
     return pa.table(columns)
 
 
-def _column(name: str, values: list[Any], schema: ShardSchema) -> pa.Array:
-    """Values of a column, in the shard's type if it has the column, else in their own type."""
-    return (
-        column_of(name, values, schema.arrow.field(name).type)
-        if name in schema.arrow.names
-        else own_values(name, values)
-    )
+def _column(name: str, rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Array:
+    """Values of a column, as in an insert if the shard has the column, else in their own type."""
+    if name in schema.arrow.names:
+        return column_of_rows(name, rows, schema)
+    return own_values(name, [row.get(name) for row in rows])
 
 
 def own_values(name: str, values: list[Any]) -> pa.Array:

@@ -651,10 +651,12 @@ def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
         rows = [{DIFF: 1, **row} for row in rows]
     fields = [field for field in schema.updates_schema if field.name in names or field.name in schema.arrow.names]
     written = pa.schema(fields)
-    columns = []
-    for name in written.names:
-        column = column_of(name, [row.get(name) for row in rows], written.field(name).type)
-        default = schema.defaults.get(name)
-        absent = [] if default is None else [name not in row for row in rows]
-        columns.append(pc.if_else(pa.array(absent, pa.bool_()), default, column) if any(absent) else column)
-    return pa.Table.from_arrays(columns, schema=written)
+    return pa.Table.from_arrays([column_of_rows(name, rows, schema) for name in written.names], schema=written)
+
+
+def column_of_rows(name: str, rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Array:
+    """The values of a column of the shard in dicts; those without it have its default, or null. Raises InvalidUsage."""
+    column = column_of(name, [row.get(name) for row in rows], schema.updates_schema.field(name).type)
+    default = schema.defaults.get(name)
+    absent = [] if default is None else [name not in row for row in rows]
+    return pc.if_else(pa.array(absent, pa.bool_()), default, column) if any(absent) else column

@@ -537,9 +537,14 @@ def decode_body(data: bytes, spend: Spend | None = None, *, is_exact: bool = Fal
         raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
 
 
-def rows_of_json(objects: list[Any], schema: pa.Schema, spend: Spend | None = None) -> pa.Table:
+def rows_of_json(
+    objects: list[Any],
+    schema: pa.Schema,
+    spend: Spend | None = None,
+    absence: Absence = Absence(),  # noqa: B008
+) -> pa.Table:
     """Rows from objects that `decode_body` returned. Raises as `read_ndjson`."""
-    return read_ndjson(b"\n".join(map(encode, objects)), schema, len(objects), spend, has_minus_zero=True)
+    return read_ndjson(b"\n".join(map(encode, objects)), schema, len(objects), spend, absence, has_minus_zero=True)
 
 
 def signed_zero(text: str) -> int | float:

@@ -19,7 +19,7 @@ from persist.client.shard import Shard
 from persist.client.write import Updates
 from persist.codecs import rows
 from persist.codecs.decode_limits import Allowance
-from persist.codecs.json_rows import Spend, decode_body, rows_of_json
+from persist.codecs.json_rows import Absence, Spend, decode_body, rows_of_json
 from persist.core.commands import WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.frontier import TIME_MAX
@@ -268,16 +268,22 @@ def _source(body: _Merge, schema: ShardSchema, allowed: Allowance) -> Updates:
     known_values = [{name: row[name] for name in fields.names if name in row} for row in body.rows]
     columns: dict[str, Any] = {}
     if fields.names:
-        known = _read("a row is invalid", known_values, fields, allowed.spend)
+        known = _read("a row is invalid", known_values, fields, allowed.spend, Absence(schema.defaults))
         columns |= dict(zip(fields.names, known.columns, strict=False))
     others = [name for name in names if name not in columns]
     columns |= {name: own_values(name, [row.get(name) for row in body.rows]) for name in others}
     return pa.table(columns)
 
 
-def _read(problem: str, json_rows: list[Any], fields: pa.Schema, spend: Spend | None = None) -> pa.Table:
+def _read(
+    problem: str,
+    json_rows: list[Any],
+    fields: pa.Schema,
+    spend: Spend | None = None,
+    absence: Absence = Absence(),  # noqa: B008
+) -> pa.Table:
     try:
-        return rows_of_json(json_rows, fields, spend)
+        return rows_of_json(json_rows, fields, spend, absence)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InvalidUsage(f"{problem}: {str(error).splitlines()[0]}") from error
 

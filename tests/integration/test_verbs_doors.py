@@ -72,6 +72,17 @@ def test_a_merge_over_http(http: TestClient, shard: Shard) -> None:
     assert rows(shard) == [(2, "s", "2026-01-02"), (9, "t", None)]
 
 
+def test_a_merge_inserts_the_defaults_of_columns_that_some_rows_lack(http: TestClient, shard: Shard) -> None:
+    """It inserted nulls, where an insert of the same rows, or a merge of rows that all lack it, inserts the default."""
+    shard.add_column("extra", pa.int64(), default=7)
+    sparse: list[dict[str, Any]] = [{"id": 7}, {"id": 8, "extra": 1}, {"id": 9, "extra": None}]
+    body = {"rows": sparse, "clauses": [{"when": "not matched", "then": "insert"}]}
+    done(http.post(f"{PATH}/merge", json=body))
+    shard.merge([{**row, "id": row["id"] + 10} for row in sparse]).when_not_matched_insert().execute()
+    merged = shard.snapshot(where="id >= 7").to_arrow().to_pylist()
+    assert {row["id"]: row["extra"] for row in merged} == {7: 7, 8: 1, 9: None, 17: 7, 18: 1, 19: None}
+
+
 def test_what_was_read_and_tokens_count_over_http(http: TestClient, shard: Shard) -> None:
     params = {"read_time": 0, "token": "load-1"}
     first = http.post(f"{PATH}/delete", json={"keys": [1]}, params=params)
