@@ -22,7 +22,7 @@ from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate
 from persist.core.audit_log import Caller
 from persist.core.batch import Run
-from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch, Unavailable, UpperMismatch
+from persist.core.errors import InvalidUsage, NotReadable, SchemaMismatch, TokenReused, Unavailable, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.ids import Token
 from persist.core.record import replace
@@ -183,6 +183,17 @@ class CheckedWriter(WriteHandle):
         return updates.as_of_now(self._transport, self._name)
 
     def _inserted(
+        self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, info: bytes, *, unique: bool
+    ) -> c.Appended:
+        """As `WriteHandle._inserted`. The token may have landed while the keys were not unique, or while they were."""
+        try:
+            return self._inserted_as(rows, attributes, token, info, unique=unique)
+        except TokenReused:
+            if not _can_be_read_again(rows):
+                raise
+            return self._inserted_as(rows, attributes, token, info, unique=not unique)  # it is known, so nothing lands
+
+    def _inserted_as(
         self, rows: Updates, attributes: tuple[AttributeUpdate, ...], token: Token | None, info: bytes, *, unique: bool
     ) -> c.Appended:
         if not unique:

@@ -331,6 +331,18 @@ def test_rows_that_have_landed_are_not_said_to_be_refused_by_a_constraint_that_c
         client.shard(shard.name).insert([{"id": 4, "n": -4}], token=client.new_token())
 
 
+@pytest.mark.parametrize("unique", [False, True])
+def test_an_insert_is_answered_also_after_its_keys_became_unique_or_ceased_to_be(client: Client, unique: bool) -> None:
+    shard, token = client.create_shard("plain", COLUMNS, ["id"], unique=unique), client.new_token()
+    first = shard.insert([{"id": 1, "n": 1}], token=token)
+    shard.set_constraints(unique=not unique)
+    for handle in (shard, client.shard("plain")):
+        assert handle.insert([{"id": 1, "n": 1}], token=token) == first
+        with pytest.raises(TokenReused):
+            handle.insert([{"id": 2, "n": 1}], token=token)
+    assert shard.count() == 1
+
+
 def test_an_insert_that_lands_while_it_is_tried_again_is_answered_as_the_first_time(
     client: Client, unique: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
