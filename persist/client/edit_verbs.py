@@ -145,8 +145,8 @@ class EditMethods(ShardBase):
     ) -> Edited:
         """Replace the whole contents.
 
-        The old rows are removed by metadata alone, without being read; then `removed` is None. They are read if
-        readable history already has 984 drops.
+        The old rows are removed by metadata alone, without being read; then `removed` is None, and it takes a time even
+        if the new rows are the same. They are read if readable history already has 984 drops.
 
         Args:
             rows: as `insert` says, held in memory.

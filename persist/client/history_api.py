@@ -163,9 +163,9 @@ class HistoryMethods(ShardBase):
         """Restore the contents of an earlier time by one commit at the next time, which readers see as any other.
 
         The history between the two times stays readable, so another restore undoes it. Memory is bounded, whatever the
-        size of the difference. Columns that were added since are null in restored rows. Attributes have no history, so
-        they keep their values: positions and batch numbers that are kept with the rows go back only if you set them by
-        `attributes`, in the same commit.
+        size of the difference. Columns that were added since have their default, or null, in restored rows. Attributes
+        have no history, so they keep their values: positions and batch numbers that are kept with the rows go back only
+        if you set them by `attributes`, in the same commit.
 
         Args:
             as_of: the time, or a wall clock with its zone.

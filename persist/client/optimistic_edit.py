@@ -43,10 +43,10 @@ class Edited(CommitResult):
     """The result of an edit verb.
 
     `lower` and `upper` are the interval that it took, as for an insert; they are equal if nothing changed, so that
-    nothing was committed. `as_of` is the time whose contents it read; -1: the shard was empty. `added` and `removed`
-    are how many rows it wrote and retracted: a changed row counts in both. They are None if it has landed and its rows
-    cannot be read any more; `removed` is None if all rows were removed without being read. `retries` is how often it
-    was computed anew because others had changed what it had read.
+    nothing was committed. `as_of` is the time whose contents it read; -1: the shard was empty; None: it read none.
+    `added` and `removed` are how many rows it wrote and retracted: a changed row counts in both. They are None if it
+    has landed and its rows cannot be read any more; `removed` is None if all rows were removed without being read.
+    `retries` is how often it was computed anew because others had changed what it had read.
     """
 
     verb: str

@@ -376,7 +376,8 @@ class WriteHandle(WriteMethods):
     ) -> c.Appended:
         """Commit staged `runs` at the next time. `token`, `attributes`, `info` and what it raises: as `insert` says.
 
-        Raises InvalidUsage also if the parts were staged so long ago that they may be deleted.
+        Raises also InvalidUsage (they were committed before, or to another shard) and Expired (they were staged so long
+        ago that they may be deleted: stage the rows again).
         """
         changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
         return self._appended(lambda w, t: c.Insert(w, t, tuple(runs), changes), token, info_json)
@@ -393,7 +394,7 @@ class WriteHandle(WriteMethods):
     ) -> c.Appended:
         """Commit staged `runs` as the batch `[expected_upper, new_upper)`, if the shard's upper is `expected_upper`.
 
-        `token`, `attributes`, `info` and what it Raises: as `compare_and_append` says.
+        `token`, `attributes`, `info` and what it Raises: as `compare_and_append` and `commit_insert` say.
         """
         interval = frontier(expected_upper), frontier(new_upper)
         changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
@@ -412,7 +413,8 @@ class WriteHandle(WriteMethods):
         """Commit staged `runs` with times in `[lower, upper)`, of which the shard may already have the first ones.
 
         For replicated writers that write identical definite data: rows before the shard's upper are dropped, however
-        they were cut into parts. `token`, `attributes`, `info` and what it Raises: as `append` says.
+        they were cut into parts. `token`, `attributes`, `info` and what it Raises: as `append` and `commit_insert`
+        say.
         """
         since, until = frontier(lower), frontier(upper)
         changes, info_json = as_attribute_updates(attributes), info_bytes("info", info)
@@ -438,7 +440,7 @@ class WriteHandle(WriteMethods):
             token: as for `insert`. It stands for the operation, its target and its question, whatever its rows.
             parts: of the command `Rewrite`.
 
-        Raises: what `compare_and_append` says, and InvalidUsage if the parts do not match the operation.
+        Raises: what `commit_compare_and_append` says, and InvalidUsage if the parts do not match the operation.
         """
         expected = frontier(expected_upper)
         latest = (expected.element or 0) - 1 if as_of is None else as_of
