@@ -61,6 +61,8 @@ _SUSPECT = (  # each begins with a literal, for which `re` searches quickly
     re.compile(rb"E-0*[1-9][0-9]{2}"),
 )
 _TEXT_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*+"?|-?[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?', re.DOTALL)
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"(\s*+:)?', re.DOTALL)  # the group: it is a name
+_SPELLED = str.maketrans({'"': "\uf022", "\\": "\uf05c"})  # characters that msgspec takes in no name, for private ones
 _ZERO_OF_INTEGERS = Annotated[float, msgspec.Meta(ge=0, le=0)]
 _NAMED = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
@@ -165,6 +167,28 @@ def _keep_zero(match: re.Match[bytes]) -> bytes:
     return token
 
 
+def _spell_names(text: bytes, fields: Iterable[pa.Field]) -> bytes:
+    """JSON with the names that msgspec takes. A text without names that need it is returned as the same object."""
+    return _TEXT.sub(_spell_name, text) if b"\\" in text and _has_odd_names(fields) else text
+
+
+def _has_odd_names(fields: Iterable[pa.Field]) -> bool:
+    """Whether a name at any depth has a quote or a backslash."""
+    return any(
+        field.name != field.name.translate(_SPELLED)
+        or _has_odd_names(field.type.field(index) for index in range(field.type.num_fields))
+        for field in fields
+    )
+
+
+def _spell_name(match: re.Match[bytes]) -> bytes:
+    end = match[1]
+    if end is None or b"\\" not in match[0]:
+        return match[0]
+    name = json.loads(match[0][: -len(end)], strict=False)
+    return encode(name.translate(_SPELLED)) + end
+
+
 class Absence(NamedTuple):
     """What happens to a column that a row omits: it has its default, or is null, unless it is `required`."""
 
@@ -189,7 +213,8 @@ def read_ndjson(
     the errors of `spend`.
     """
     batches, count = [], 0
-    for raw in _blocks(data, _widest(schema), spend):
+    for lines in _blocks(data, _widest(schema), spend):
+        raw = _spell_names(lines, schema)
         block, columns = keep_zeros(raw), _Columns(spend)
         decoder = _decoder(schema, has_minus_zero or block is not raw, absence.required)
         with clear_errors(block):
@@ -254,8 +279,9 @@ def _refused_rows(columns: Sequence[_Values], schema: pa.Schema, defaults: Mappi
 def _cells(text: bytes, schema: pa.Schema, rows_max: int, required: tuple[str, ...]) -> list[_Values] | None:
     """The values of each line of a text; None if it is invalid or has more lines."""
     try:
-        block = keep_zeros(text)
-        cells = list(map(astuple, _decoder(schema, block is not text, required).decode_lines(block)))
+        raw = _spell_names(text, schema)
+        block = keep_zeros(raw)
+        cells = list(map(astuple, _decoder(schema, block is not raw, required).decode_lines(block)))
         values = list(chain.from_iterable(cells))
         check_names(block, len(values) - values.count(UNSET))
     except (InvalidUsage, *UNREADABLE):
@@ -311,6 +337,8 @@ def read_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> 
     chunks = []
     for block in _cell_blocks(cells):
         texts, columns = block.to_pylist(), _Columns(spend)
+        if _has_odd_names([field]):
+            texts = [None if text is None else _spell_names(text.encode(), [field]).decode() for text in texts]
         joined = "\n".join(filter(None, texts)).encode()
         if keep_zeros(joined) is not joined:
             decoder = msgspec.json.Decoder(_type(field, True))
@@ -383,7 +411,7 @@ def _decoder(schema: pa.Schema, has_minus_zero: bool, required: tuple[str, ...])
 
 def _struct(fields: Sequence[pa.Field], has_minus_zero: bool, required: tuple[str, ...] = ()) -> Any:
     """The type of objects that have these fields and no others. Nullable fields may be omitted, but for `required`."""
-    names = {f"f{number}": field.name for number, field in enumerate(fields)}
+    names = {f"f{number}": field.name.translate(_SPELLED) for number, field in enumerate(fields)}
     kinds = [
         (name, _type(field, has_minus_zero) | UnsetType, UNSET)
         if field.nullable and field.name not in required

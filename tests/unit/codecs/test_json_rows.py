@@ -268,3 +268,18 @@ def test_a_struct_with_two_fields_of_one_name_cannot_be_json() -> None:
     twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
     with pytest.raises(InvalidUsage, match="use Arrow"):
         ndjson(table_of(twice))
+
+
+def test_names_with_quotes_and_backslashes_are_read_as_they_are_written() -> None:
+    """No shard with such a column could be written as JSON, nor an export of it imported."""
+    within = pa.struct([('a"b', pa.string()), ("a\\b", pa.map_(pa.string(), pa.int64()))])
+    schema = ShardSchema(pa.schema([('n"', pa.int64()), ("\\v", within)]), ('n"',))
+    values = [{'a"b': 'a"b": \\', "a\\b": [('n":', 1)]}, None]
+    table = pa.table([pa.array([1, 2]), pa.array(values, within)], schema=schema.arrow)
+    for form in ("ndjson", "csv"):
+        body = b"".join(rows.write(iter([table]), table.slice(0, 0), form))
+        assert rows.read(body, form, schema, 10).select(schema.arrow.names).equals(table)
+    flat = ShardSchema(pa.schema([('n"', pa.int64())]), ('n"',))
+    bodies = [rb'{"n\"": 1}', rb'{"\u006e\u0022" : -0}', rb'{"n\q": 1}', rb'{"n": 1}']
+    together, counts = rows.read_each(bodies, flat, 10, rows.Allowance())
+    assert (together.column(0).to_pylist(), counts) == ([1, 0], [1, 1, None, None])
