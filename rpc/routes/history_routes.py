@@ -21,6 +21,7 @@ from persist.core import commands as c
 from persist.core.audit_log import PAGE_MAX
 from persist.core.commands import MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, NotReadable
+from persist.core.frontier import TIME_MAX
 from persist.core.ids import check_shard_name
 from persist.core.named_holds import check_tag_name
 from persist.formats.http_messages import RECORD
@@ -64,7 +65,7 @@ async def time_at(
 
 
 @router.on("GET /{name}/timestamp-of", (READ,), "The wall clock at which a time became readable")
-async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> Response:
+async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0, le=TIME_MAX)]) -> Response:
     """`timestamp` is null if it is unknown."""
     service, name = service_of(request), shard_of(request)
     instant = await service.work.run(instant_of, service.transport, name, time, service.handles.read.retry_s)

@@ -25,7 +25,7 @@ from persist.core import commands as c
 from persist.core import frontier as antichain
 from persist.core.audit_log import Caller
 from persist.core.errors import Forbidden, InvalidUsage
-from persist.core.frontier import EMPTY, Antichain
+from persist.core.frontier import EMPTY, TIME_MAX, Antichain
 from persist.core.ids import TOKEN_CHARS_MAX, SeqNo, Token, check_shard_name, given_token
 from persist.core.named_holds import check_tag_name
 from persist.core.shard_view import SeenVersion, ViewRequest
@@ -207,7 +207,8 @@ def _time_parameter(name: str, least: int, description: str) -> Any:
     """Reads a time from the query parameter `name`, or a wall clock from `timestamp`. Raises InvalidUsage."""
 
     def read(
-        time: int | None = Query(None, alias=name, ge=least, description=description), timestamp: Timestamp = None
+        time: int | None = Query(None, alias=name, ge=least, le=TIME_MAX, description=description),
+        timestamp: Timestamp = None,
     ) -> int | datetime | None:
         if timestamp is None:
             return time

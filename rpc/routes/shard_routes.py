@@ -19,6 +19,7 @@ from persist.codecs.schema_json import EXAMPLE, read_changes, read_schema, write
 from persist.core import commands as c
 from persist.core.commands import ADMIN, MAINTAIN, MANAGE, READ, WRITE
 from persist.core.errors import InvalidUsage, UnknownShard
+from persist.core.frontier import TIME_MAX
 from persist.core.ids import ReaderId, ShardId, check_shard_name, critical_reader_id_of, parse
 from persist.core.shard_phases import dropped
 from persist.core.shard_settings import ShardSettings, history_ms
@@ -222,7 +223,7 @@ async def clone(request: Request) -> Response:
 @router.on("GET /shards/{name}", (READ,), "Frontiers and schemas; can wait until a time is complete")
 async def view(  # noqa: PLR0913 - a query parameter each
     request: Request,
-    past: Annotated[int | None, Query(ge=0, description="Wait until this time is complete.")] = None,
+    past: Annotated[int | None, Query(ge=0, le=TIME_MAX, description="Wait until this time is complete.")] = None,
     timeout: Annotated[float, Query(ge=0, le=3600, description="Maximum seconds to wait.")] = 0.0,
     min_seqno: Annotated[int, Query(ge=0, description="A cached state from this seqno on suffices.")] = 0,
     lower: Annotated[str, Query(description="Omit batches that end at or before this time.")] = "0",

@@ -247,6 +247,19 @@ def test_an_upper_where_no_clock_counts_needs_the_word_force(http: TestClient, t
     assert http.post(f"{path}/advance-upper?upper={last}&force=true", headers=tokens.header("manager")).is_success
 
 
+@pytest.mark.parametrize(
+    ("verb", "query"),
+    [
+        ("GET", "?past"), ("GET", "/timestamp-of?time"), ("PUT", "/tags/may?at"), ("POST", "/restore?as_of"),
+        ("GET", "/snapshot?as_of"), ("GET", "/count?as_of"), ("GET", "/listen?after"), ("POST", "/upsert?read_time"),
+    ],
+)  # fmt: skip
+def test_a_time_that_none_can_be_has_one_answer(http: TestClient, tokens: Tokens, verb: str, query: str) -> None:
+    """It was 400 by most routes, and a view waited for it."""
+    answer = http.request(verb, f"/v1/shards/eu/orders{query}={2**63 - 1}", headers=tokens.header("admin"))
+    assert (answer.status_code, answer.json()["kind"]) == (422, "invalid_usage")
+
+
 def test_a_token_takes_so_many_leases_and_no_more(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_state, "TOKEN_SHARD_LEASES_MAX", 2)
     location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
