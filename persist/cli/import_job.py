@@ -198,7 +198,8 @@ def _import(
     if shard is None:
         sources[0].check_typed()
         for group in groups:  # a refused import creates no shard
-            _check_rows(group, schema, verb)
+            is_fitting = verb == INSERT and group[0] is reads[0] and group[0].is_plain_csv  # by its inferred types
+            _check_rows(group[is_fitting:], schema, verb)
         shard = client.create_shard(arguments.name, schema.arrow, schema.key)
     for group in groups:
         identify = partial(_identity, column_names, arguments.null, group)
@@ -306,6 +307,10 @@ class FileReading:
         names = (*columns, DIFF) if file_names is not None and DIFF in file_names else columns
         is_open = file_names is None and requested is None
         return cls(source, schema, None if is_open else names, written, verb == INSERT)
+
+    @property
+    def is_plain_csv(self) -> bool:
+        return self.source.form == "csv" and not {TIME, DIFF} & set(self.source.names or ())
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows, in the columns that are written and perhaps `__diff`. Raises InvalidUsage, which names the line."""
