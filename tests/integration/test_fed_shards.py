@@ -17,6 +17,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.erasure_api import EraseOperation
 from persist.client.shard import Shard
 from persist.client.timestamps import to_datetime
+from persist.core import commands as c
 from persist.core.errors import (
     Conflict,
     ConstraintViolated,
@@ -124,6 +125,18 @@ def test_it_is_revoked_where_the_writer_takes_rows_away(shard: Shard) -> None:
     shard.append(pa.table({"id": [1], "__diff": [-1]}), 4, 5)
     assert ids(shard) == [0, 2, 3]
     assert not shard.retention().held_by
+
+
+def test_its_rows_stay_until_it_is_effective_even_if_no_time_is_readable(machine: Machine, shard: Shard) -> None:
+    """Readers may hold the upper: they have read everything before it. The truncation may still be revoked."""
+    shard.configure(history="none")
+    shard.truncate(2)
+    shard.downgrade_since(4, "billing")
+    assert shard.since() == shard.upper()
+    maintain(machine)
+    machine.location.machine(NAME).apply(c.ForgetOutlived())
+    retracts(shard)
+    assert ids(shard) == [0, 2, 3]
 
 
 def retracts(shard: Shard) -> None:

@@ -98,9 +98,9 @@ def dropped_before(state: State) -> int:
 
 
 def forgettable(state: State) -> int:
-    """The number of drops, from the first on, that no readable time precedes."""
-    earliest = earliest_readable(state)
-    return sum(1 for drop in state.drops if not earliest < Antichain(drop.at))
+    """The number of drops, from the first on, that no readable time precedes. A pending one may still be withdrawn."""
+    earliest, upper = earliest_readable(state), state.upper
+    return sum(1 for drop in state.drops if not earliest < Antichain(drop.at) and not upper.less_equal(drop.at))
 
 
 def without_dropped(state: State) -> State:
