@@ -23,7 +23,6 @@ from persist.core import commands as c
 from persist.core import record
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.frontier import Antichain
-from persist.core.ids import Token, mint
 from persist.core.retention_plan import Facts, behind, blocked_by_column, has_to_look, of_age_ms, passed, waiting
 from persist.core.shard_settings import Looked, RowPolicy
 from persist.core.shard_view import ShardView, ViewRequest
@@ -151,7 +150,7 @@ class ColumnRetention(RewriteOperation):
             search = self._begin(view)
             search.read(self._writable(latest_of(view), self._rows(held, search, None)))
             return self._result(view.upper, view.upper, search, dry_run=True)
-        attempt = self._rewrite(held, mint(Token, self.transport.ids), TRIES + 1)
+        attempt = self._rewrite(held, None, TRIES + 1)
         count, upper, done = attempt.draft.count, attempt.draft.held.view.upper, attempt.done
         assert isinstance(count, _Search)
         return self._result(upper, upper, count) if done is None else self._result(done.lower, done.upper, count)

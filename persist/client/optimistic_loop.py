@@ -157,7 +157,7 @@ class RewriteOperation(ABC):
 
     @property
     def _commits_nothing(self) -> bool:
-        """Whether the command is sent if there is no row to write."""
+        """Whether the command is sent if there is no row to write. With a caller's token it always is."""
         return True
 
     @property
@@ -181,7 +181,7 @@ class RewriteOperation(ABC):
         Raises UpperMismatch: others wrote before each of them, or the rows were computed anew `replans_max` times.
         """
         draft, lost, replans = self._drafted(held, None), 0, 0
-        while draft.runs or self._commits_nothing:
+        while draft.runs or token is not None or self._commits_nothing:
             try:
                 return Attempt(self._commit(draft.runs, draft.held.view, token), draft, replans)
             except (UpperMismatch, SchemaMismatch) as error:
@@ -335,6 +335,8 @@ def check_complete(name: str, as_of: int | None, view: ShardView, done: str = "r
     if as_of is None:
         raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
     upper = check_open(name, view, done)
+    if not upper and as_of >= 0:
+        raise InvalidUsage(f"nothing was written to shard {name!r} yet, so nothing can be {done}")
     if view.upper.less_equal(as_of):
         raise InvalidUsage(
             f"time {as_of} of shard {name!r} is not complete: its upper is {view.upper}; give an earlier one"

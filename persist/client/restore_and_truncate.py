@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar, Literal, Self
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 
 from persist.client.contents_diff import READS_AT_ONCE, HeldInterval, NamedTime, Point, runs_in_interval, runs_of
 from persist.client.dml_plans import Contents, Count, GainedKeys
-from persist.client.idempotency import after_commit
+from persist.client.idempotency import after_commit, landed_or_none
 from persist.client.optimistic_loop import CommitResult, Draft, RewriteOperation, Step, check_complete, read_facts
 from persist.client.snapshot import Held, hold_time, part_reader, with_renewal
 from persist.client.timestamps import latest_of, resolve_time, to_datetime
@@ -23,7 +22,7 @@ from persist.core import truncations_and_drops
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
 from persist.core.errors import Conflict, InvalidUsage, TokenReused, UnknownShard, UpperMismatch, shown
-from persist.core.frontier import EMPTY, TIME_MAX, Antichain, frontier
+from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
 from persist.core.shard_settings import DROP as DROP
 from persist.core.shard_settings import RETRACT as RETRACT
@@ -89,8 +88,6 @@ class RestoreOperation(RewriteOperation):
         with self._held(self.time) as held:
             attempt = self._rewrite(held, token, retries + 1)
             draft, done = attempt.draft, attempt.done
-            if done is None and token is not None:
-                done = self._landed(token)  # another try may have landed meanwhile
             if done is None:
                 upper = draft.held.view.upper
                 return self._result(c.Appended(upper, upper), Count())
@@ -193,38 +190,30 @@ class TruncateOperation(RewriteOperation):
 
     def run(self, token: Token | None, retries: int, *, dry_run: bool, force: bool = False) -> Truncated:
         """Raises what `Shard.truncate` says. `force` as for a drop."""
-        if not self.time:  # the shard was empty before the first time
-            upper = self._writable_upper()
-            return self._result(c.Appended(upper, upper), 0)
-        # A dry run asks whether the shard was truncated that far, and not for the outcome of the token. The token may
-        # have landed in the other form: the shard was fed by `append` then, or was not yet.
-        minted = mint(Token, self.transport.ids) if token is None or dry_run else token
-        if self._is_fed():  # only its writer chooses times, so the truncation has to be a drop
-            try:
+
+        def attempt() -> Truncated:
+            facts = read_facts(self.transport, self.name, self.read.retry_s).facts
+            if facts.done.appended:  # only its writer chooses times, so the truncation has to be a drop
                 return self.as_drop().run(token, dry_run=dry_run, force=force)
-            except TokenReused:
-                landed = self._landed(minted)
-                if landed is None:
-                    raise
-                return self._landed_outcome(landed)
-        try:
-            return self._settled(minted, lambda: self._attempt(token, retries, dry_run), self._landed_outcome)
-        except TokenReused:
-            return self.as_drop().run(minted, dry_run=False, force=force)
+            return self._attempt(token, retries, dry_run=dry_run, repeats=self.time <= facts.truncated.before)
+
+        try:  # a dry run asks what it would remove now, and not for the outcome of the token
+            return self._settled(None if dry_run else token, attempt, self._landed_outcome)
+        except TokenReused:  # perhaps it has landed as a drop, when the shard was fed by `append`
+            return self.as_drop().run(token, dry_run=False, force=force)
 
     def as_drop(self) -> DropOperation:
         """The same truncation by a drop."""
         return DropOperation(self.transport, self.name, self.to, self.write, self.read, self.info, self.passes)
 
-    def _is_fed(self) -> bool:
-        """Whether the shard is fed by `append`. A dropped shard only answers tokens."""
-        with suppress(UnknownShard):
-            return read_facts(self.transport, self.name, self.read.retry_s).facts.done.appended
-        return False
-
-    def _attempt(self, token: Token | None, retries: int, dry_run: bool) -> Truncated:
-        before = self.time
-        check_complete(self.name, before - 1, self._view(), "truncated")
+    def _attempt(self, token: Token | None, retries: int, *, dry_run: bool, repeats: bool) -> Truncated:
+        """`repeats`: the shard was truncated that far, so the time before the cut may be forgotten."""
+        before, view = self.time, self._view()
+        check_complete(self.name, before - 1, view, "truncated")
+        if repeats and (dry_run or (token is None and self.passes is None)):
+            return self._result(c.Appended(view.upper, view.upper), 0)
+        if repeats and (landed := self._repeated(token)) is not None:
+            return self._landed_outcome(landed)
         with self._held(before - 1, self.read.shared_by(READS_AT_ONCE)) as held:
             if dry_run:
                 count, upper = Count(), held.view.upper
@@ -236,6 +225,14 @@ class TruncateOperation(RewriteOperation):
             if attempt.is_fresh and done.lower != done.upper:
                 return self._result(done, attempt.draft.count.removed)
             return self._landed_outcome(done)
+
+    def _repeated(self, token: Token | None) -> c.Appended | None:
+        """Commit that nothing is left to remove. None: a restore has undone the earlier truncation meanwhile.
+
+        The command expects a time that precedes every upper, so it lands only if the shard was truncated that far.
+        """
+        own = token or mint(Token, self.transport.ids)
+        return landed_or_none(lambda: self._writer(None).commit_rewrite((), MINIMUM, token=own, **self._parts(None)))
 
     def _rows(self, held: Held, count: Count, low: int | None) -> Iterator[pa.Table]:
         """The retractions of the rows to remove, in key order."""
@@ -320,14 +317,14 @@ class DropOperation(RewriteOperation):
 
     def run(self, token: Token | None, *, dry_run: bool, force: bool = False) -> Truncated:
         """Raises what `Shard.truncate` says. `force`: take the next time at once, even if fed by `append`."""
-        before, removed = self.time, None
-        if dry_run or not before:
-            upper, removed = self._dry_run() if before else (self._writable_upper(), 0)
-            return Truncated(before, self.to.timestamp, upper, upper, removed, DROP)
+        before = self.time
+        if dry_run:
+            upper, count = self._dry_run()
+            return Truncated(before, self.to.timestamp, upper, upper, count, DROP)
         own = token or mint(Token, self.transport.ids)
-        done = self._forced(own) if force else self._drop(EMPTY, own)
-        pending = False
-        if done.lower == done.upper:
+        done = self._settled(token, lambda: self._forced(own), lambda done: done) if force else self._drop(EMPTY, own)
+        pending, removed = False, (None if before else 0)
+        if before and done.lower == done.upper:
             with after_commit(f"the truncation of shard {self.name!r} before {before}"):
                 pending, removed = self._fate(done.lower)
         return Truncated(before, self.to.timestamp, done.lower, done.upper, removed, DROP, pending)

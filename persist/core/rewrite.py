@@ -155,7 +155,7 @@ def effects(rewrite: Rewrite) -> Effects:
         removes=main in _REMOVING,
         refused_fed=main not in _WAITING and main != "cut",
         waits=main in _WAITING and not at_once,
-        takes_time=main in ("settings_version", "erasure") or (main == "undoes" and not rewrite.attributes),
+        takes_time=main in ("settings_version", "erasure"),
         is_remembered=main not in ("", "cut") or bool(rewrite.attributes),
     )
 

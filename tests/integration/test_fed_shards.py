@@ -25,6 +25,7 @@ from persist.core.errors import (
     NotReadable,
     PersistError,
     TokenReused,
+    UnknownShard,
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
@@ -92,6 +93,17 @@ def test_a_token_of_a_truncation_is_answered_whether_or_not_the_shard_is_fed_by_
     assert shard.truncate(3, token=second) == done
     with pytest.raises(TokenReused):
         shard.truncate(2, token=second)
+    shard.advance_upper(None)
+    assert (shard.truncate(2, token=first).lower, shard.truncate(3, token=second)) == (pending.lower, done)
+
+
+def test_a_forced_truncation_has_its_first_answer_after_a_drop_of_the_shard(shard: Shard) -> None:
+    token = token_of_key("orders-1")
+    first = shard.truncate(2, token=token, force=True)
+    shard.drop()
+    assert shard.truncate(2, token=token, force=True) == first
+    with pytest.raises(UnknownShard):
+        shard.truncate(2, token=token_of_key("orders-2"), force=True)
 
 
 @pytest.mark.parametrize("mode", MODES)

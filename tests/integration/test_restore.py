@@ -193,6 +193,18 @@ def test_a_retry_with_its_token_lands_once(months: Shard) -> None:
         months.insert([{"id": 6, "v": "x"}], token=token)
 
 
+def test_a_retry_of_a_restore_that_found_no_difference_changes_nothing(months: Shard) -> None:
+    """It removed what had been written since."""
+    token = token_of_key("undo")
+    first = months.restore(3, token=token)
+    assert (first.changed, first.added, first.removed, months.upper()) == (False, 0, 0, Antichain(4))
+    months.insert([{"id": 5, "v": "later"}])
+    assert months.restore(3, token=token) == first
+    assert months.upper() == Antichain(5)
+    with pytest.raises(TokenReused):
+        months.restore(2, token=token)
+
+
 def others_write(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
     """Before the next two commits of a restore."""
     before_rewrites(monkeypatch, *(lambda n=n: shard.insert([{"id": n, "v": "between"}]) for n in (51, 50)))  # type: ignore[misc]
@@ -212,7 +224,8 @@ def test_told_to_retry_it_takes_that_back_too(monkeypatch: pytest.MonkeyPatch, m
 def test_the_history_tells_the_time_of_a_restore_and_a_truncation(months: Shard) -> None:
     """Also of a command that comes without a caller, as from a program that knows the protocol alone."""
     months.truncate(2)
-    months.open_writer().commit_rewrite((), 5, operation=c.RESTORE, undoes=2)
+    writer = months.open_writer()
+    writer.commit_rewrite(writer.stage([{"id": 1, "v": "z"}], None), 5, operation=c.RESTORE, undoes=2)
     assert [(entry.operation, entry.point) for entry in months.history(3)] == [
         ("restore", 2), ("truncate", 2), ("insert", None),
     ]  # fmt: skip

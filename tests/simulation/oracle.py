@@ -454,11 +454,10 @@ class Oracle:
             assert write.landed is not None
             is_cut = write.kind != "restore"
             again = is_cut and write.as_of < truth.cut
-            if write.landed[0] == write.landed[1]:  # it is remembered that there was nothing to take away
-                left = (
-                    [] if again else (truth.dropping if write.kind == "drop" else truth.truncated)(write.as_of, lower)
-                )
-                expect(is_cut and not left, "truncated", f"#{write.number} landed, and left {left}")
+            if write.landed[0] == write.landed[1]:  # it is remembered that there was nothing to do
+                kinds = {"drop": truth.dropping, "truncate": truth.truncated, "restore": truth.leading_back}
+                left = [] if again else kinds[write.kind](write.as_of, lower)
+                expect(not left, "truncated" if is_cut else "restored", f"#{write.number} landed, and left {left}")
                 if not again and write.kind == "truncate":
                     truth.truncations.append(Taken(write.as_of + 1, lower, []))
                 return

@@ -7,7 +7,7 @@ from persist.core.batch import diff_sum_of, parts_of
 from persist.core.erasure import ERASURES_MAX, REASON_CHARS_MAX, Erasure, ErasureRequest
 from persist.core.erasure_progress import erased_at, pending_erasures, pending_runs
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, UpperMismatch
-from persist.core.frontier import TIME_MAX, Antichain
+from persist.core.frontier import MINIMUM, TIME_MAX, Antichain
 from persist.core.persistent_map import with_changes
 from persist.core.readable_times import earliest_readable, is_kept
 from persist.core.record import replace
@@ -47,8 +47,12 @@ def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
     effects = c.effects(command)
     if not effects.is_consistent:
         raise InvalidUsage(f"the parts of this command are not those of the operation {command.operation!r:.100}")
-    if command.truncates is not None and command.truncates <= state.truncated.before:
-        return with_passed_cut(state, command, 0, context), c.Appended(state.upper, state.upper)
+    if command.as_of == c.NEVER:
+        check_upper(state, command.expected_upper)
+        raise _not_following(state, command)
+    if _has_nothing_to_truncate(state, command):
+        result = c.Appended(state.upper, state.upper)
+        return with_answer(with_passed_cut(state, command, 0, context), command, result, context), result
     is_fed = state.retention.appended
     if is_fed and effects.refused_fed:
         raise owned_by_appenders(state.name, state.upper)
@@ -115,15 +119,27 @@ def _checked_time(state: State, command: c.Rewrite) -> int:
         if command.truncates is None or not _is_only_added_to(state, command.truncates, expected):
             check_upper(state, expected)
         if command.as_of + 1 != expected.element:
-            raise UpperMismatch(
-                f"shard {state.name!r} has upper {state.upper}: rows that were computed from the time "
-                f"{command.as_of} do not follow it",
-                expected=[command.as_of + 1],
-                actual=state.upper.to_json(),
-            )
+            raise _not_following(state, command)
     if time is None or time > TIME_MAX:
         raise no_time_left(state)
     return time
+
+
+def _not_following(state: State, command: c.Rewrite) -> UpperMismatch:
+    """The error of rows that were not computed from the latest time, and of a token without an outcome (`NEVER`)."""
+    return UpperMismatch(
+        f"shard {state.name!r} has upper {state.upper}: rows that were computed from the time {command.as_of} do not "
+        "follow it",
+        expected=[command.as_of + 1],
+        actual=state.upper.to_json(),
+    )
+
+
+def _has_nothing_to_truncate(state: State, command: c.Rewrite) -> bool:
+    """Whether a truncation has no rows to remove, whatever the upper. A drop may also settle a pending one."""
+    if command.tombstone is not None:
+        return command.tombstone == MINIMUM
+    return command.truncates is not None and command.truncates <= state.truncated.before
 
 
 def _is_only_added_to(state: State, before: int, expected: Antichain) -> bool:

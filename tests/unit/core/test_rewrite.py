@@ -114,8 +114,7 @@ def test_a_token_stands_for_the_question_by_the_bytes_of_before(command: c.Rewri
 
 
 @pytest.mark.parametrize(("names", "told"), [
-    ((c.RESTORE, "undoes"), {"refused_fed": True, "waits": False, "takes_time": True, "is_remembered": True}),
-    ((c.RESTORE, "undoes", "attributes"), {"takes_time": False, "is_remembered": True}),
+    ((c.RESTORE, "undoes"), {"refused_fed": True, "waits": False, "takes_time": False, "is_remembered": True}),
     ((c.TRUNCATE, "truncates"), {"refused_fed": True, "takes_time": False, "is_remembered": True, "removes": True}),
     ((c.TRUNCATE, "settings_version"), {"refused_fed": True, "takes_time": True, "removes": True, "point": None}),
     ((c.DROP_BEFORE, "drop"), {"refused_fed": False, "waits": False, "takes_time": False, "is_remembered": True}),
