@@ -237,9 +237,12 @@ class CheckedWriter(WriteHandle):
         return self._look_until(look)
 
     def _look_until(self, look: Callable[[ShardView], int | None]) -> int:
-        """Look keys up in views of the shard until one is not overtaken (None). Raises Unavailable: all were."""
+        """Look keys up in views of the shard until one is not overtaken (None). Raises Unavailable: all were.
+
+        A dropped shard has no time left, and its commit answers tokens.
+        """
         for _ in range(LOOKS_MAX):
-            cut = look(self._transport.view(self._name, ViewRequest(with_batches=False)))
+            cut = look(self._transport.last_view(self._name, ViewRequest(with_batches=False)))
             if cut is not None:
                 return cut
         raise Unavailable(

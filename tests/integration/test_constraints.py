@@ -25,6 +25,7 @@ from persist import (
     SchemaMismatch,
     Shard,
     ShardExists,
+    UnknownShard,
     UpperMismatch,
 )
 from persist.client.embedded import EmbeddedTransport
@@ -303,6 +304,16 @@ def test_a_token_of_a_compare_and_append_is_answered_as_the_first_time(client: C
     assert unique.compare_and_append([{"id": 3, "n": 3}], 1, 2, token=token) == first
     with pytest.raises(UpperMismatch):
         unique.compare_and_append([{"id": 4, "n": 3}], 1, 2)
+
+
+@pytest.mark.parametrize("way", ["compare_and_append", "append"])
+def test_a_token_is_answered_as_the_first_time_after_a_drop(client: Client, unique: Shard, way: str) -> None:
+    token, rows = client.new_token(), [{"id": 3, "n": 3}]
+    first = getattr(unique, way)(rows, 1, 2, token=token)
+    unique.drop()
+    assert getattr(unique, way)(rows, 1, 2, token=token) == first
+    with pytest.raises(UnknownShard):
+        getattr(unique, way)(rows, 2, 3, token=client.new_token())
 
 
 AGAIN: dict[str, Callable[[Shard, Token], object]] = {
