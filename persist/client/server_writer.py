@@ -15,12 +15,12 @@ import pyarrow as pa
 from persist.client.embedded import EmbeddedTransport
 from persist.client.idempotency import send
 from persist.client.transport import OneShard
-from persist.client.unique_insert import SCHEMAS_MAX, CheckedWriter
+from persist.client.unique_insert import CheckedWriter
 from persist.client.write import Updates, WriteSettings, by_token
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
 from persist.core.batch import Run
-from persist.core.errors import PersistError, UpperMismatch
+from persist.core.errors import PersistError
 from persist.core.frontier import Antichain
 from persist.core.ids import ShardId, Token, WriterId, mint
 from persist.core.record import replace
@@ -74,23 +74,20 @@ class ThinWriter(CheckedWriter):
 
         Raises SchemaMismatch if the shard has other columns than the `names`.
         """
-        is_unique = self.names.schema.details.unique
         sample = command(self.writer_id, mint(Token, self._transport.ids), ())
-        if is_unique and isinstance(sample, c.Insert):
-            return self._inserted(rows, sample.attributes, token, b"", unique=True)
 
-        def append() -> c.Appended:
-            cut = self._look_up(rows, *_interval(sample)) if is_unique else 0
+        def append(rows: pa.Table, unique: bool) -> c.Appended:
+            if unique and isinstance(sample, c.Insert):
+                return self._inserted(rows, sample.attributes, token, b"", unique=True)
+            cut = self._look_up(rows, *_interval(sample)) if unique else 0
             runs = self._parts(rows, default_time, self._inline_bytes_max, digests=token is not None)
             return self._appended(lambda w, t: _with_cut(command(w, t, runs), cut), token)
 
-        for _ in range(SCHEMAS_MAX - 1):
-            try:
-                return append()
-            except UpperMismatch as error:
-                if "withdrawn" not in error.details:  # a pending truncation, which the look-up took into account
-                    raise
-        return append()
+        return self._by_schema(rows, append, token)
+
+    def _can_convert(self, updates: Updates) -> bool:
+        """No: the server reads the posted bytes anew."""
+        return False
 
     def _later(self, updates: Updates) -> Updates | None:
         """None: the server reads the posted bytes anew."""

@@ -150,7 +150,7 @@ class CheckedWriter(WriteHandle):
             return None
         known = self.schema_of(updates)[0]
         updates = self._as_of_now(updates)
-        return updates if self.schema_of(updates)[0] != known and _can_be_read_again(updates) else None
+        return updates if self.schema_of(updates)[0] != known and self._can_convert(updates) else None
 
     def _by_schema(self, updates: Updates, write: Callable[[Updates, bool], _T], token: Token | None) -> _T:
         """Write by the current schema of the shard, again each time that its constraints change meanwhile.
@@ -167,13 +167,17 @@ class CheckedWriter(WriteHandle):
                 try:
                     return write(updates, schema.details.unique)
                 except SchemaMismatch:
-                    if tries == SCHEMAS_MAX or not _can_be_read_again(updates):
+                    if tries == SCHEMAS_MAX or not self._can_convert(updates):
                         raise
                     updates = self._as_of_now(updates)
                 except UpperMismatch as error:
                     if tries == SCHEMAS_MAX or "withdrawn" not in error.details:
                         raise
         raise AssertionError("the last try returns or raises")
+
+    def _can_convert(self, updates: Updates) -> bool:
+        """Whether the rows can be written by a later schema than the one by which they were refused."""
+        return _can_be_read_again(updates)
 
     def _as_of_now(self, updates: Updates) -> Updates:
         """The rows, after the schema has changed. Raises InvalidUsage: a name means another column by now."""

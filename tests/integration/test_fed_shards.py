@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
+from fastapi.testclient import TestClient
 
 from compactor.orphans import Sweeper
 from compactor.tasks import Eraser, retention_task
@@ -315,6 +316,28 @@ def test_a_truncation_that_is_withdrawn_after_keys_were_looked_up(
     write(fed, [{"id": 2, "v": "new"}])
     found = [(row["id"], row["v"]) for row in fed.snapshot().to_arrow().to_pylist()]
     assert (found, fed.broken_constraints()) == ([(1, "old"), (2, "new")], [])
+
+
+def test_a_truncation_that_is_withdrawn_after_keys_of_a_post_were_looked_up(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, http: TestClient
+) -> None:
+    fed = machine.client.create_shard("keyed", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"], unique=True)
+    fed.append([{"id": key, "v": "old"} for key in (1, 2)], 0, 1)
+    looks: list[None] = []
+    real = unique_insert.check_keys
+
+    def check_keys(*args: Any) -> None:
+        real(*args)
+        looks.append(None)
+        if len(looks) == 1:
+            machine.shard("keyed").erase(keys=[2])
+
+    monkeypatch.setattr(unique_insert, "check_keys", check_keys)
+    assert fed.truncate(1).pending
+    body: dict[str, Any] = {"content": b'{"id": 2, "v": "new"}', "headers": {"content-type": "application/x-ndjson"}}
+    answer = http.post("/v1/shards/keyed/append", params={"lower": 1, "upper": 2}, **body)
+    assert (answer.status_code, len(looks)) == (200, 2), answer.text
+    assert [(row["id"], row["v"]) for row in fed.snapshot().to_arrow().to_pylist()] == [(1, "old"), (2, "new")]
 
 
 def test_looks_at_keys_that_are_always_overtaken_end(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
