@@ -526,13 +526,19 @@ def _arrow(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None)
                     raise ValueError("it is damaged: its footer lists no batches, but it has some")
                 with pa.memory_map(source.path) as mapped:  # a footer's offsets count from the start of its own file
                     check_single_file("Arrow", mapped.read_buffer(), _FILE_MARK, pa.ipc.open_file)
-                batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+                batches = (_validated(reader.get_batch(number)) for number in range(reader.num_record_batches))
                 yield from _numbered(source, batches, wanted, 0)
         else:
             with pa.ipc.open_stream(data) as stream:
-                yield from _numbered(source, iter(stream), wanted, 0)
+                yield from _numbered(source, map(_validated, stream), wanted, 0)
             if data.tell() < data.size():
                 raise ValueError("data follows the end of its stream: give each stream in a file of its own")
+
+
+def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch. Raises an error of Arrow if it is damaged: Arrow reads values of damaged offsets out of bounds."""
+    batch.validate(full=True)
+    return batch
 
 
 def _has_batches(path: str) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -252,3 +255,16 @@ def test_half_a_pair_of_surrogates_is_not_called_truncated(tmp_path: Path) -> No
         pytest.raises(InvalidUsage, match=r"line 1: a text has .*half of a surrogate pair"),
     ):
         source.inferred()
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_damaged_offsets_of_an_arrow_file_are_refused(tmp_path: Path, new: Callable[..., Any]) -> None:
+    """Converting such values read out of bounds, and could end the process."""
+    table, sink = pa.table({"a": [[1, 2, 3], [4, 5], [6, 7, 8, 9]]}), io.BytesIO()
+    with new(sink, table.schema) as writer:
+        writer.write_table(table)
+    sound, damaged = (struct.pack("<4i", 0, 3, 5, end) for end in (9, 2**29))
+    path = tmp_path / "f.arrow"
+    path.write_bytes(sink.getvalue().replace(sound, damaged))
+    with opened([str(path)], None) as [source], pytest.raises(InvalidUsage, match="cannot be read as arrow"):
+        list(source.pieces(ShardSchema(table.schema.append(pa.field("k", pa.int64())), ("k",)), None))
