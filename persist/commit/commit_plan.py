@@ -233,11 +233,10 @@ def _stepped(
                 # An erasure also removes the callers' texts of earlier entries, in this commit too.
                 entries.clear()
             entries.append(entry)
-        # One without rows takes no time, so that what is at the time before the next one may not be an insert's.
-        # The answer to a retry names a time of an earlier commit, too.
-        is_insert = isinstance(command, c.Insert) and following is not state
-        if is_insert and isinstance(result, c.Appended) and result.lower < result.upper:
-            context = replace(context, inserted_at=result.lower.element)
+        if following is not state:
+            inserted = result if isinstance(command, c.Insert) and isinstance(result, c.Appended) else None
+            has_time = inserted is not None and inserted.lower < inserted.upper  # one without rows takes none
+            context = replace(context, inserted_at=inserted.lower.element if inserted and has_time else None)
         state = following
     return state, outcomes, entries
 

@@ -101,9 +101,9 @@ class Shard:
                 results.append(error)
                 continue
             results.append(result)
-            has_written = following is not state and isinstance(result, Appended) and result.lower < result.upper
-            if isinstance(command, Insert) and has_written:
-                inserted_at = result.lower.element
+            if following is not state:
+                is_insert = isinstance(command, Insert) and isinstance(result, Appended) and result.lower < result.upper
+                inserted_at = result.lower.element if is_insert else None
             state = following
         self._commit(state)
         return results

@@ -86,7 +86,7 @@ class Context(Record, frozen=True):
 
     `renewed` are the States that the committer observed, newest first.
 
-    `inserted_at` is the time that an earlier insert of the same commit took: later inserts may join its batch, which no
+    `inserted_at` is the time of the insert just before in the same commit: the next one may join its batch, which no
     reader can have seen yet. `indexed` is what the committer has read from the attribute index for the commands of this
     commit, `remembered` the outcomes of their tokens in files. `verdict` is that on this command. `store_ms` is the
     blob store's time, if a token seems to come from the future (0: not read). `checked_ms` is the committer's clock if

@@ -87,3 +87,12 @@ def test_an_insert_does_not_join_the_time_of_an_earlier_commit_after_a_retry() -
     first = c.Insert(*by(1), rows(1))
     assert shard.commit(first) == [at(0, 1)]
     assert shard.commit(first, c.Insert(*by(2), rows(2))) == [at(0, 1), at(1, 2)]
+
+
+def test_inserts_share_a_time_only_if_nothing_changed_the_shard_between_them() -> None:
+    """What came between may rest on the rows of the first, as the end of a pending drop does."""
+    shard = Shard()
+    between = c.UpdateAttributes(*by(5), (AttributeUpdate.replace(KEY, 7),))
+    assert shard.commit(c.Insert(*by(1), rows(1)), c.Insert(*by(2), rows(2))) == [at(0, 1), at(0, 1)]
+    first, _, second = shard.commit(c.Insert(*by(3), rows(3)), between, c.Insert(*by(4), rows(4)))
+    assert (first, second) == (at(1, 2), at(2, 3))
