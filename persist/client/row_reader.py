@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -16,8 +16,20 @@ from persist.client.transport import Transport
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.core.state import SchemaRecord
 from persist.parts import PartReader, ShardSchema, newest, valid_schemas
-from persist.parts.column_types import as_schema, without_half_floats
+from persist.parts.column_types import as_schema, polars_type, without_half_floats
 from persist.parts.part_files import RowGroupFilter
+
+
+def _with_types(table: pa.Table, change: Callable[[pa.DataType], pa.DataType]) -> pa.Table:
+    return as_schema(table, pa.schema([field.with_type(change(field.type)) for field in table.schema]))
+
+
+def polars_frame(polars: Any, table: pa.Table) -> Any:
+    """A Polars DataFrame of a table. Raises InvalidUsage if Polars has no type for a value."""
+    try:
+        return polars.from_arrow(_with_types(table, polars_type))
+    except pa.ArrowException as error:
+        raise InvalidUsage(f"Polars cannot hold a value: {error}; read the column with Arrow") from error
 
 
 class Split(Protocol):
@@ -73,8 +85,11 @@ class Rows(Timeable):
         return self._shown().to_pandas(types_mapper=pandas.ArrowDtype)
 
     def to_polars(self) -> Any:
-        """A Polars DataFrame of the same rows as `to_pandas`. Raises what that does, or InvalidUsage without Polars."""
-        return optional("polars", "to_polars()", "polars", InvalidUsage).from_arrow(self._shown())
+        """A Polars DataFrame of the same rows as `to_pandas`, in the closest types that Polars has.
+
+        Raises what that does, or InvalidUsage without Polars, or if Polars has no type for a value.
+        """
+        return polars_frame(optional("polars", "to_polars()", "polars", InvalidUsage), self._shown())
 
     def to_duckdb(self) -> Any:
         """A DuckDB relation of the same rows as `to_pandas`, half floats as floats.
@@ -82,9 +97,7 @@ class Rows(Timeable):
         Raises what that does, or InvalidUsage without DuckDB.
         """
         duckdb = optional("duckdb", "to_duckdb()", "duckdb", InvalidUsage)
-        shown = self._shown()
-        kinds = [field.with_type(without_half_floats(field.type)) for field in shown.schema]
-        return duckdb.from_arrow(as_schema(shown, pa.schema(kinds)))
+        return duckdb.from_arrow(_with_types(self._shown(), without_half_floats))
 
     def _shown(self) -> pa.Table:
         """The rows as a data frame shows them."""

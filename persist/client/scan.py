@@ -18,7 +18,7 @@ import pyarrow.fs
 from blob import optional
 from persist.client.arguments import NUMBER_MAX, check_int, checked
 from persist.client.read_leases import Hold
-from persist.client.row_reader import expand_rows, first_negative, part_reader
+from persist.client.row_reader import expand_rows, first_negative, part_reader, polars_frame
 from persist.client.snapshot import Held, leased_blobs, with_renewal
 from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
@@ -175,7 +175,7 @@ def _finish(polars: Any, predicate: Any) -> Finish:
     """
 
     def finish(table: pa.Table) -> pa.Table:
-        matches = polars.from_arrow(table).with_columns(predicate.alias(_IS_TRUE)).get_column(_IS_TRUE)
+        matches = polars_frame(polars, table).with_columns(predicate.alias(_IS_TRUE)).get_column(_IS_TRUE)
         return table.filter(matches.to_arrow())
 
     return finish
@@ -375,7 +375,7 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filt
         polars = optional("polars", "polars()", "polars", InvalidUsage)
         plugins = optional("polars.io.plugins", "polars()", "polars", InvalidUsage)
         kinds, tables = self.schema, self._tables_for
-        shown = polars.from_arrow(kinds.empty_table()).schema
+        shown = polars_frame(polars, kinds.empty_table()).schema
 
         def source(columns: list[str] | None, predicate: Any, rows: int | None, batch: int | None) -> Iterator[Any]:
             """As Polars requests it: of the first `rows` rows those for which the predicate is true."""
@@ -384,10 +384,10 @@ class Scan(ds.FileSystemDataset):  # DuckDB and Polars push projections and filt
             read = list(dict.fromkeys([*names, *used])) or kinds.names[:1]
             if rows is None and predicate is not None:
                 for table in tables(read, _may_match(polars, predicate, kinds, shown), _finish(polars, predicate)):
-                    yield polars.from_arrow(table).select(names)
+                    yield polars_frame(polars, table).select(names)
                 return
             for table in tables(read, None, None):
-                frame = polars.from_arrow(table)
+                frame = polars_frame(polars, table)
                 if rows is not None:
                     frame = frame.head(rows)
                     rows -= len(frame)

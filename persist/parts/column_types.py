@@ -212,6 +212,23 @@ def without_half_floats(kind: Any) -> Any:
     return pa.float32() if pa.types.is_float16(kind) else _with_inner(kind, without_half_floats)
 
 
+@lru_cache(TYPES_MAX)
+def polars_type(kind: Any) -> Any:
+    """The type in which Polars reads the values: it lacks 256-bit decimals and offsets of half hours.
+
+    It multiplies seconds without a check.
+    """
+    types = pa.types
+    if types.is_decimal(kind) and (kind.bit_width > 128 or kind.scale < 0):
+        return pa.decimal128(38, min(max(kind.scale, 0), 38))
+    if types.is_duration(kind) and kind.unit == "s":
+        return pa.duration("ms")
+    if types.is_timestamp(kind):
+        is_named = kind.tz is None or kind.tz[:1] not in ("+", "-") or kind.tz.endswith(":00")
+        return pa.timestamp("ms" if kind.unit == "s" else kind.unit, kind.tz if is_named else "UTC")
+    return _with_inner(kind, polars_type)
+
+
 def without_empty_chunks(column: Any) -> Any:
     """The column without empty chunks: Arrow cannot join an empty slice that was imported by the C interface."""
     if not isinstance(column, pa.ChunkedArray) or column.num_chunks == 1:

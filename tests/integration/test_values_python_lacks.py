@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+from decimal import Decimal
 from typing import Any
 
 import pandas as pd
@@ -127,3 +128,29 @@ def test_a_frame_of_arrow_types_has_days_beyond_the_years_of_python() -> None:
     shard = client_of(memory_location()).create_shard("t", table.schema, ["day"])
     shard.insert(table.to_pandas(types_mapper=pd.ArrowDtype))
     assert shard.snapshot().to_arrow().select(["day", "length"]).equals(table)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "too_large"),
+    [
+        (pa.duration("s"), 90, 2**62),
+        (pa.timestamp("s"), 90, None),
+        (pa.timestamp("us", "+05:30"), 90_000_000, None),
+        (pa.list_(pa.duration("s")), [90], [2**62]),
+        (pa.decimal256(50, 2), Decimal("1.25"), Decimal(10**40)),
+    ],
+    ids=str,
+)
+def test_polars_has_the_same_values_or_says_that_it_has_no_type_for_one(
+    kind: pa.DataType, fits: Any, too_large: Any
+) -> None:
+    shard = client_of(memory_location()).create_shard("t", pa.schema([("id", pa.int64()), ("v", kind)]), ["id"])
+    shard.insert(pa.table({"id": [1], "v": pa.array([fits], kind)}))
+    [shown] = shard.snapshot().to_polars()["v"].to_list()
+    assert shown == shard.snapshot().to_arrow()["v"].to_pylist()[0]
+    with shard.scan() as scan:
+        assert scan.polars().collect()["v"].to_list() == [shown]
+    if too_large is not None:
+        shard.insert(pa.table({"id": [2], "v": pa.array([too_large], kind)}))
+        with pytest.raises(InvalidUsage, match="Polars cannot hold"):
+            shard.snapshot().to_polars()
