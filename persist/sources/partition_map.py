@@ -14,6 +14,7 @@ one after the other, modulo 2^64. The hash does not protect against values that 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -28,7 +29,7 @@ from persist.client.client import Client
 from persist.client.schema_lineage import ShardSchema, check_alike
 from persist.client.shard import Shard
 from persist.core.attribute import AttributeKey, AttributeUpdate, named_key
-from persist.core.errors import AttributeMismatch, Conflict, InvalidUsage, Unavailable, UpperMismatch
+from persist.core.errors import AttributeMismatch, Conflict, InvalidUsage, Unavailable, UnknownShard, UpperMismatch
 from persist.core.frontier import TIME_MAX
 from persist.sources.internal_shards import InternalColumns
 
@@ -107,6 +108,7 @@ def _mix(numbers: Hashes) -> Hashes:
 
 SHARDS_MAX = 1_000  # of one epoch
 EPOCHS_MAX = 10_000
+LIKE = "rows are routed to like ones"
 OPEN_TRIES_MAX = 100  # a try fails if the routes were changed meanwhile
 EPOCH, KIND, SLOT, NAME, AT = "epoch", "kind", "slot", "name", "at"
 BY, HASHED, ROUTE, OPENED = "by", "hash", "route", "opened"
@@ -118,7 +120,7 @@ KEY = (EPOCH, KIND, SLOT)
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """The shards of an epoch, by slot. `began`: the uppers of its shards, and of those of the previous epoch, which
-    ended there, when it was opened (TIME_MAX: the shard was closed). None: it is only proposed."""
+    ended there, when it was opened (TIME_MAX: the shard was closed or dropped). None: it is only proposed."""
 
     number: int
     shards: tuple[str, ...]
@@ -210,6 +212,8 @@ class Routes:
     def change(self, shards: Sequence[str]) -> Epoch:
         """Route rows to these shards from now on. Writers follow the change. A retry is safe.
 
+        Shards that were dropped can be removed so, too: the rows in them are gone.
+
         Returns: the epoch of these shards. Raises: InvalidUsage (no such shards), UnknownShard, Conflict (a concurrent
             change: read `current`, and decide again; or one of these shards is closed), Indeterminate (it may have
             happened: retry).
@@ -218,9 +222,11 @@ class Routes:
         current = self.current()
         if current.shards == shard_names:
             return current
-        _check_like(self.client, (current.shards[0], shard_names[0]))
-        for name in current.shards:  # check that they exist, because opening a proposed epoch needs them
-            self.of(name).upper()
+        schemas = {}
+        for name in (*current.shards, shard_names[0]):
+            with suppress(UnknownShard):
+                schemas[name] = self.client.shard(name).schema
+        check_alike(LIKE, schemas)
         self._check_open(shard_names)
         number = current.number + 1
         if number >= EPOCHS_MAX:
@@ -236,6 +242,14 @@ class Routes:
         if name not in self._shards:
             self._shards[name] = self.client.shard(name)
         return self._shards[name]
+
+    def _end_of(self, name: str) -> int:
+        """The upper of a shard; TIME_MAX if it was closed or dropped."""
+        try:
+            upper = self.of(name).upper().element
+        except UnknownShard:
+            return TIME_MAX
+        return TIME_MAX if upper is None else upper
 
     def _begin(self, shards: tuple[str, ...], by: tuple[str, ...], places: list[int]) -> None:
         first = [_rows(0, BY, by, places), _rows(0, HASHED, (HASH,)), _rows(0, ROUTE, shards)]
@@ -283,13 +297,12 @@ class Routes:
         """Close the gates to the previous epoch, and record where it ended."""
         proposed = epochs[-1]
         before = epochs[-2].shards if len(epochs) > 1 else ()
-        shards = [self.of(name) for name in dict.fromkeys((*before, *proposed.shards))]
-        for shard in shards:
-            try:
-                shard.attributes.update(AttributeUpdate.replace_if_greater(self.gate, proposed.number))
-            except AttributeMismatch:  # another process was faster
-                continue
-        began = {shard.name: _upper(shard) for shard in shards}
+        gate = AttributeUpdate.replace_if_greater(self.gate, proposed.number)
+        shards = dict.fromkeys((*before, *proposed.shards))
+        for name in shards:
+            with suppress(AttributeMismatch, UnknownShard):  # another process was faster; or it was dropped
+                self.of(name).attributes.update(gate)
+        began = {name: self._end_of(name) for name in shards}
         self._commit(_rows(proposed.number, OPENED, tuple(began), list(began.values())), 2 * proposed.number + 1)
 
 
@@ -298,20 +311,11 @@ def checked_shards(client: Client, shards: Sequence[str]) -> tuple[str, ...]:
     shard_names = names("shards", shards)
     if not 0 < len(shard_names) <= SHARDS_MAX or len(set(shard_names)) < len(shard_names):
         raise InvalidUsage(f"shards are {len(shard_names)} names; rows are routed to 1 to {SHARDS_MAX} different ones")
-    _check_like(client, shard_names)
+    check_alike(LIKE, {name: client.shard(name).schema for name in shard_names})
     return shard_names
-
-
-def _check_like(client: Client, shards: tuple[str, ...]) -> None:
-    check_alike("rows are routed to like ones", {name: client.shard(name).schema for name in shards})
 
 
 def _rows(epoch: int, kind: str, entries: tuple[str, ...], at: Sequence[int | None] | None = None) -> pa.Table:
     count = len(entries)
     columns = {EPOCH: [epoch] * count, KIND: [kind] * count, SLOT: list(range(count)), NAME: entries}
     return pa.table({**columns, AT: at or [None] * count}, schema=SCHEMA)
-
-
-def _upper(shard: Shard) -> int:
-    upper = shard.upper().element
-    return TIME_MAX if upper is None else upper

@@ -227,8 +227,12 @@ class RoutedWriter(Closeable):
                 if epoch.number not in checked_epochs and landed.any():
                     rows = rows.filter(pa.array(~landed[epoch.slots(rows, self.routes.by_of(self._columns))]))
                 checked_epochs.add(epoch.number)
-            if self._send(rows, number, whole):
-                return
+            try:
+                if self._send(rows, number, whole):
+                    return
+            except UnknownShard:
+                if self.routes.current() is self._epochs[-1]:
+                    raise
             self._adopt_routes()
         raise Unavailable(f"routes {self.routes.shard.name!r} are changed repeatedly; append the same rows again")
 

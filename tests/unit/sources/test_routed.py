@@ -235,6 +235,24 @@ def test_a_shard_of_an_ended_epoch_can_be_dropped(client: Client, is_created_ane
         assert client.shard("s1").count() + client.shard("s2").count() == kept + 20
 
 
+def test_a_dropped_shard_of_the_current_epoch_is_removed_by_a_change_of_the_routes(client: Client) -> None:
+    routes = Routes.open(client, "routes", SHARDS[:2], by=["key"])
+    with RoutedWriter(routes, "w") as writer:
+        assert writer.append(many(1)) == 1
+        client.shard("s0").drop()
+        with pytest.raises(UnknownShard):
+            writer.append(many(2))
+        assert routes.change(SHARDS[1:3]).shards == ("s1", "s2")
+        assert writer.append(many(2)) == 2
+    client.create_shard("s0", ROWS, ["key"])
+    again = Routes.open(client, "routes")
+    again.change(["s1"])
+    again.change(SHARDS[:2])
+    with RoutedWriter(again, "w") as writer:
+        assert (writer.append(many(2)), writer.append(many(3))) == (2, 3)
+    assert client.shard("s0").snapshot().to_arrow()["number"].unique().to_pylist() == [3]
+
+
 def test_a_writer_that_cannot_be_opened_does_not_end_the_one_before_it(client: Client) -> None:
     routes = Routes.open(client, "routes", SHARDS[:2], by=["key"])
     with RoutedWriter(routes, "w") as writer:
@@ -460,7 +478,7 @@ def test_no_routes_are_proposed_that_cannot_be_opened(client: Client) -> None:
     with pytest.raises(Conflict, match="'s3' is closed"):
         routes.change(["s0", "s3"])
     assert RoutedWriter(Routes.open(client, "routes"), "w").append([row("a")]) == 1
-    client.shard("s1").drop(force=True)
+    client.shard("s2").drop(force=True)
     with pytest.raises(UnknownShard):
         Routes.open(client, "routes").change(["s0", "s2"])
     assert Routes.open(client, "routes").current().number == 0
