@@ -107,7 +107,7 @@ def test_the_body_of_an_error_has_a_bound_of_its_own() -> None:
 def test_a_range_of_a_blob_is_not_longer_than_was_asked_for() -> None:
     with Answering(answer(206, bytes(11))) as server, closing(calls_to(server, 2.0)) as calls:
         blob = HttpBlob(calls, "mem:x")
-        with pytest.raises(BlobUnavailable, match="the response has 11 bytes"):
+        with pytest.raises(BlobUnavailable):
             blob.get_range("s1/p1", 0, 10)
 
 
