@@ -37,7 +37,14 @@ class BlobUnavailable(BlobError):
 
 
 class BlobNotWritable(BlobUnavailable):
-    """The disk is full or read-only, and nothing was written. Reads work, and on a full disk deletions."""
+    """The disk is full or read-only, and nothing was written. Reads work, and on a full disk deletions.
+
+    `is_read_only`: the disk is read-only, so it has to be repaired or mounted again before a retry can succeed.
+    """
+
+    def __init__(self, message: str, *, is_read_only: bool = False) -> None:
+        super().__init__(message)
+        self.is_read_only = is_read_only
 
 
 class BlobMisconfigured(BlobError):

@@ -378,5 +378,6 @@ def _translate_errors(key: str) -> Iterator[None]:
             raise BlobNotFound(f"no blob {key}: it is not a regular file") from error
         reason = f"{error.strerror} ({errno.errorcode.get(error.errno or 0)})"
         if error.errno in _NOT_WRITABLE:
-            raise BlobNotWritable(f"blob {key} was not written, {_NOT_WRITABLE[error.errno]}: {reason}") from error
+            message = f"blob {key} was not written, {_NOT_WRITABLE[error.errno]}: {reason}"
+            raise BlobNotWritable(message, is_read_only=error.errno == errno.EROFS) from error
         raise BlobUnavailable(f"blob {key}: {reason}") from error

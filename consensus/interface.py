@@ -43,7 +43,14 @@ class ConsensusUnavailable(ConsensusError):
 
 
 class ConsensusNotWritable(ConsensusUnavailable):
-    """The disk is full or read-only, and nothing was written. Reads work."""
+    """The disk is full or read-only, and nothing was written. Reads work.
+
+    `is_read_only`: the disk is read-only, so it has to be repaired or mounted again before a retry can succeed.
+    """
+
+    def __init__(self, message: str, *, is_read_only: bool = False) -> None:
+        super().__init__(message)
+        self.is_read_only = is_read_only
 
 
 class ConsensusIndeterminate(ConsensusError):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -141,7 +142,11 @@ class SqliteConsensus(SqlConsensus):
         if code == sqlite3.SQLITE_FULL:
             return ConsensusNotWritable(f"{self.url} failed a {kind} because the disk is full: {error}")
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) and _is_read_only(self._path):
-            return ConsensusNotWritable(f"{self.url} failed a {kind} because its file system is read-only: {error}")
+            reason = f"{self.url} failed a {kind} because its file system is read-only: {error}"
+            return ConsensusNotWritable(reason, is_read_only=True)
+        if kind != "setup" and code == sqlite3.SQLITE_READONLY and not _was_moved(error):
+            reason = f"{self.url} failed a {kind} because its file is read-only: {error}"
+            return ConsensusNotWritable(reason, is_read_only=True)
         if code in _DAMAGED:
             return ConsensusDamaged(f"{self.url} is damaged, or not a database of persist; restore a backup: {error}")
         if kind == "setup" and code == sqlite3.SQLITE_BUSY and not _size(self._path):
@@ -304,7 +309,7 @@ def _open(path: str, timeout_s: float) -> _Connection:
     if _size(f"{path}-wal") and not _size(path):
         raise ConsensusDamaged(EMPTY_WITH_LOG.format(f"sqlite:///{path}"))
     make_file(path)  # SQLite gives its side files the rights of the file
-    if _is_read_only(path) and not os.path.exists(f"{path}-shm") and not _size(f"{path}-wal"):
+    if not os.path.exists(f"{path}-shm") and not _size(f"{path}-wal") and _is_read_only(path):
         # Without its side files SQLite opens a file on a read-only disk only as immutable.
         connection = _connect(path, timeout_s, "immutable=1")
         connection.is_temporary = True
@@ -369,9 +374,19 @@ def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:
 
 
 def _is_read_only(path: str) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(os.statvfs(os.path.dirname(path)).f_flag & os.ST_RDONLY)
-    return False
+    """Whether the file system refuses every write. One that does so after an error (ext4) does not set its flag."""
+    directory = os.path.dirname(path)
+    try:
+        if os.statvfs(directory).f_flag & os.ST_RDONLY:
+            return True
+        with tempfile.TemporaryFile(dir=directory):
+            return False
+    except OSError as error:
+        return error.errno == errno.EROFS
+
+
+def _was_moved(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED
 
 
 def _file_at(path: str) -> tuple[int, int] | None:

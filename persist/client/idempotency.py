@@ -120,7 +120,8 @@ def call_with_retries(
                 unknown = unknown or (isinstance(error, Indeterminate) and not lapses)
                 tries += 1
                 wait = _wait_s(error, tries, transport)
-                if transport.clock.monotonic() + wait > deadline:
+                is_hopeless = isinstance(error, Unavailable) and error.is_read_only
+                if is_hopeless or transport.clock.monotonic() + wait > deadline:
                     if lapses and isinstance(error, Indeterminate):
                         raise Unavailable(f"{what}, which changes no data, was not answered; repeat it") from error
                     if unknown and not isinstance(error, Indeterminate):

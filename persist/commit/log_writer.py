@@ -110,8 +110,9 @@ class LogWriter:
             except (ConsensusUnavailable, ConsensusIndeterminate) as error:
                 if isinstance(error, ConsensusIndeterminate):
                     unknown = error
-                elif isinstance(error, ConsensusNotWritable) and unknown is None:
-                    raise translate(error) from error  # a full disk is not waited for: who could free it needs us
+                elif isinstance(error, ConsensusNotWritable) and (unknown is None or error.is_read_only):
+                    # A full disk is not waited for: who could free it needs us.
+                    raise (translate(error) if unknown is None else self._unsure(error)) from error
                 tries += 1
                 self._metrics.retries += 1
                 self._system.sight.storms.again("committer", self._name, tries, error, self.request_id)

@@ -147,7 +147,7 @@ class Overloaded(PersistError):
 
 
 class Unavailable(PersistError):
-    """Details, if a store can be read but not written (its disk is full or read-only): `writable`, false."""
+    """Details, if a store can be read but not written: `writable`, false; and on a read-only disk `read_only`, true."""
 
     kind = "unavailable"
 
@@ -155,6 +155,11 @@ class Unavailable(PersistError):
     def is_unwritable(self) -> bool:
         """Whether a store can be read but not written: waiting does not help, and reads still work."""
         return self.details.get("writable") is False
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the store cannot be written until its disk is repaired or mounted again: no retry helps."""
+        return self.is_unwritable and self.details.get("read_only") is True
 
 
 class NotComplete(Unavailable):

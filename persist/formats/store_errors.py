@@ -30,7 +30,7 @@ def translate(error: BlobError | ConsensusError) -> PersistError:
     if isinstance(error, ConsensusIndeterminate):
         return Indeterminate(str(error))
     if isinstance(error, (BlobNotWritable, ConsensusNotWritable)):
-        return Unavailable(str(error), writable=False)
+        return Unavailable(str(error), writable=False, **({"read_only": True} if error.is_read_only else {}))
     return Unavailable(str(error))
 
 

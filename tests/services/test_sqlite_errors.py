@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +16,13 @@ import pytest
 import sqlalchemy as sa
 
 import consensus.sqlite
-from consensus import ConsensusDamaged, ConsensusMisconfigured, ConsensusUnavailable, open_consensus
+from consensus import (
+    ConsensusDamaged,
+    ConsensusMisconfigured,
+    ConsensusNotWritable,
+    ConsensusUnavailable,
+    open_consensus,
+)
 from consensus.sqlite import SqliteConsensus
 
 
@@ -160,9 +168,28 @@ def test_the_file_is_read_only(path: Path, store: SqliteConsensus) -> None:
     with store._engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA query_only = ON")
     # The pool hands out the same connection again: the first write on it is refused.
-    with pytest.raises(ConsensusUnavailable, match="readonly"):
+    with pytest.raises(ConsensusNotWritable, match="readonly") as refused:
         store.compare_and_set("k", 1, b"x")
+    assert refused.value.is_read_only
     assert store.compare_and_set("k", 1, b"x")  # the connection was dropped, and the next one can write
+
+
+def test_a_disk_that_turned_read_only_without_its_flag_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since Linux 6.14 ext4 refuses writes after an error without showing it in `statvfs`."""
+    with closing(SqliteConsensus(str(path))) as store:
+        assert store.compare_and_set("k", 1, b"x")
+
+    def refuse(**_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with closing(SqliteConsensus(str(path))) as store:
+        entry = store.head("k")
+        assert entry is not None
+        assert entry.data == b"x"
+        with pytest.raises(ConsensusNotWritable) as refused:
+            store.compare_and_set("k", 2, b"y")
+        assert refused.value.is_read_only
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ DETAILS: dict[str, dict[str, Any]] = {
     "upper closed": {"expected": [3], "actual": []},
     "no time left": {"expected": None, "actual": []},
     "upper of another kind": {"expected": [3], "actual": "4"},
+    "read-only": {"writable": False, "read_only": True},
 }
 ERRORS: dict[str, type[PersistError]] = {
     "away": Unavailable, "busy": Overloaded, "unknown": Indeterminate, "expired": Expired, "upper": UpperMismatch,
@@ -64,6 +65,7 @@ ERRORS: dict[str, type[PersistError]] = {
     "opaque": OpaqueMismatch, "schema": SchemaMismatch, "usage": InvalidUsage, "nobody": UnknownShard,
     "forbidden": Forbidden, "not readable": NotReadable, "conflict": Conflict, "corrupt": Corruption,
     "no token": Unauthorized, "newer": UpgradeNeeded, "a bug": PersistError,
+    "read-only": Unavailable,
 }  # fmt: skip
 
 
@@ -134,6 +136,7 @@ def outcome(answers: str, command: c.Command = WRITE) -> str:
     ("unknown, busy", "Indeterminate"),
     ("away, unknown, busy, away", "Indeterminate"),
     ("away, unknown", "Indeterminate"),
+    ("unknown, read-only", "Indeterminate"),
     # The record of the token is gone, with the registration.
     ("expired", "Expired"),
     ("away, expired", "Expired"),
@@ -182,6 +185,15 @@ def test_what_a_retry_cannot_mend_is_told_at_once(error: str) -> None:
     with pytest.raises(ERRORS[error]):
         send(transport, "orders", WRITE, RETRY_S)
     assert len(transport.asked) == 1
+
+
+@pytest.mark.parametrize("answers", ["read-only", "away, read-only", "unknown, read-only"])
+def test_a_write_to_a_read_only_disk_is_not_retried(answers: str) -> None:
+    """It was retried for two minutes, although the disk has to be repaired first."""
+    transport = Scripted(answers)
+    with pytest.raises((Unavailable, Indeterminate), match="read-only"):
+        send(transport, "orders", WRITE, RETRY_S)
+    assert len(transport.asked) == len(answers.split(", "))
 
 
 @pytest.mark.parametrize(("answers", "told"), [

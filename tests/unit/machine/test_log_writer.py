@@ -55,6 +55,10 @@ def is_full(real: Callable[[], bool]) -> bool:
     raise ConsensusNotWritable("the disk is full")
 
 
+def is_read_only(real: Callable[[], bool]) -> bool:
+    raise ConsensusNotWritable("the disk is read-only", is_read_only=True)
+
+
 def is_refused(real: Callable[[], bool]) -> bool:
     raise ConsensusMisconfigured("password authentication failed")
 
@@ -148,6 +152,15 @@ def test_a_full_disk_after_an_unknown_try_settles_nothing() -> None:
     log = Log(Scripted(is_lost, is_full, lands))
     assert log.write("a")
     assert log.entries() == 1
+
+
+def test_a_read_only_disk_is_not_waited_for_even_after_an_unknown_try() -> None:
+    log = Log(Scripted(is_lost, is_read_only, lands))
+    begun = log.clock.monotonic()
+    with pytest.raises(Indeterminate, match="read-only"):
+        log.write("a")
+    assert log.clock.monotonic() - begun < 1
+    assert log.entries() == 0
 
 
 @pytest.mark.parametrize(("first", "entries"), [(lands_unseen, 1), (is_lost, 0)])
