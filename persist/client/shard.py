@@ -86,12 +86,12 @@ class CriticalReaderHandle:
     ) -> Antichain:
         """Move the hold to `since`, and perhaps its token. Returns the shard's since afterwards.
 
-        `since` is the earliest time to keep; None closes the shard to reads for ever, whatever its history setting. The
-        hold must have the token `expected` (None: the one that this handle knows), and has `opaque` afterwards, which
-        fences all other holders (None: it keeps its own). `force`: also beyond the shard's upper, so that nothing can
-        be read until a write reaches it.
+        `since` is the earliest time to keep. The hold must have the token `expected` (None: the one that this handle
+        knows), and has `opaque` afterwards, which fences all other holders (None: it keeps its own). `force`: also
+        beyond the shard's upper, so that nothing can be read until a write reaches it, and to None, which closes the
+        shard to reads for ever, whatever its history setting, once no other reader and no tag holds it.
 
-        Raises: InvalidUsage (no such time, or beyond the upper), OpaqueMismatch (another holder has changed the token),
+        Raises: InvalidUsage (no such time, or it needs `force`), OpaqueMismatch (another holder has changed the token),
             Expired (the hold was given up), Indeterminate (it may have happened: open the hold anew and look).
         """
         before = self.opaque if expected is None else expected
@@ -276,11 +276,11 @@ class Shard(WriteMethods, ReadMethods, EditMethods, RetentionMethods, ErasureMet
     def downgrade_since(self, since: Time, cursor: str = "default", *, force: bool = False) -> Antichain:
         """Forget history before `since`, as far as other readers allow. Repeating it is safe.
 
-        It moves the hold of the critical reader `cursor`; None closes the shard to reads for ever, whatever its history
-        setting. `force`: also beyond the shard's upper, so that nothing can be read until a write reaches it. Returns
-        the shard's since afterwards.
+        It moves the hold of the critical reader `cursor`. `force`: also beyond the shard's upper, so that nothing can
+        be read until a write reaches it, and to None, which closes the shard to reads for ever, whatever its history
+        setting, once no other reader and no tag holds it. Returns the shard's since afterwards.
 
-        Raises: InvalidUsage (no such time, beyond the upper, or None if the shard is closed to writes: only `drop`
+        Raises: InvalidUsage (no such time, it needs `force`, or None if the shard is closed to writes: only `drop`
             closes both), OpaqueMismatch (another holder moves this hold).
         """
         handle = CriticalReaderHandle.take(self, cursor, since=frontier(since), force=force)

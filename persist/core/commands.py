@@ -223,8 +223,9 @@ class RegisterCriticalReader(ManagedCommand, frozen=True):
 class CompareAndDowngradeSince(ManagedCommand, frozen=True):
     """Move a critical reader's hold iff its opaque token is `expected_opaque`. -> CriticalReaderState
 
-    `force`: also beyond the shard's upper, so that nothing is readable until a writer reaches it. `registered` names
-    the hold that is meant: Expired if it was given up, even if the name has a new one. None: any hold of this name.
+    `force`: also beyond the shard's upper, so that nothing is readable until a writer reaches it, and to `[]`, so that
+    nothing is readable any more. `registered` names the hold that is meant: Expired if it was given up, even if the
+    name has a new one. None: any hold of this name.
     """
 
     reader: _Critical

@@ -17,15 +17,16 @@ def held_since(state: State, *more: Antichain) -> Antichain:
 
     A leased hold beyond the latest complete time counts as that time: its reader waits for future times, or used a
     wrong unit, and must not take what exists from other readers. A lease at `[]` holds nothing, so it cannot close the
-    shard to reads. Critical readers can, regardless of the history setting.
+    shard to reads. Critical readers can, regardless of the history setting, unless a tag or a reader keeps a single
+    time, which is not readable in a closed shard.
     """
     leased = (r.since for r in state.leased_readers.values() if not r.since.is_empty and not r.point)
     holds = [_reached(since, state.upper) for since in leased]
     holds += [r.since for r in state.critical_readers.values()]
-    if holds and meet(holds).is_empty:
+    if holds and meet(holds).is_empty and not state.tags and not any(r.point for r in state.leased_readers.values()):
         return EMPTY
-    holds += [hold for hold in (state.history_hold, *more) if not hold.is_empty]
-    return meet(holds) if holds else state.since
+    since = meet([*holds, *(hold for hold in (state.history_hold, *more) if not hold.is_empty)])
+    return state.since if since.is_empty else since
 
 
 def kept_below(state: State, since: Antichain) -> tuple[int, ...]:

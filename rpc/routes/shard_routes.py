@@ -313,7 +313,7 @@ async def downgrade_since(
     cursor: Annotated[
         str, Query(min_length=1, max_length=256, description="The name of the hold to move.")
     ] = "default",
-    force: Annotated[bool, Query(description="Even beyond the shard's upper.")] = False,
+    force: Annotated[bool, Query(description="Even beyond the shard's upper, or `[]`.")] = False,
 ) -> Response:
     service, name = service_of(request), shard_of(request)
     target = frontier(since, "since")

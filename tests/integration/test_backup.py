@@ -705,7 +705,7 @@ def phases(machine: Machine) -> list[str]:
         Collector(machine.location).run("life")
     filled(machine, "life", 7)  # the second one of its name
     filled(machine, "closed", 5).advance_upper(None)
-    filled(machine, "unreadable", 4).critical_reader("last").downgrade_since(None)
+    filled(machine, "unreadable", 4).critical_reader("last").downgrade_since(None, force=True)
     machine.client.create_shard("empty", SCHEMA, ["id"])
     fed = machine.client.create_shard("fed", SCHEMA, ["id"], history="forever")
     fed.append([{"id": 1, "v": "x", "__time": 3}, {"id": 2, "v": "y", "__time": 5}], 0, 10)

@@ -146,7 +146,7 @@ def test_writes_go_on(tmp_path: Path, inline: int, small_merges: bool) -> None:
         assert isinstance(client.transport, EmbeddedTransport)
         location = client.transport.location
         shard = client.create_shard("orders", COLUMNS, ["k"])
-        shard.downgrade_since(None)
+        shard.downgrade_since(None, force=True)
         for number in range(INSERTS):
             shard.insert([{"k": f"k{number}"}])
             if number % 20 == 19:

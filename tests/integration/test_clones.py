@@ -257,7 +257,7 @@ def test_what_is_refused_lends_nothing(shards: Shards, ask: Callable[[Client], o
     for name in ("taken", "forgot", "dropped", "unread"):
         shards.create(name)
     shards.client.shard("forgot").downgrade_since(2)
-    shards.client.shard("unread").critical_reader("last").downgrade_since(None)
+    shards.client.shard("unread").critical_reader("last").downgrade_since(None, force=True)
     shards.drop("dropped")
     blobs, heads = shards.blobs(), {name: shards.state(name).seqno for name in shards.names()}
     with pytest.raises(PersistError) as refused:

@@ -570,7 +570,7 @@ def test_what_was_dropped_leaves_a_shard_that_is_closed_to_reads_too(
         shard.insert([{"id": f"{secret}{number}", "v": "1"}])
     shard.insert([{"id": "a", "v": "1"}])
     shard.truncate(3, mode="drop")
-    shard.critical_reader("last").downgrade_since(None)
+    shard.critical_reader("last").downgrade_since(None, force=True)
     committer = machine.location.machine(NAME)
     for number in range(12):
         Worker(machine.location).run(NAME, idle=True)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist import Client, InvalidUsage, UpperMismatch
+from persist import Client, InvalidUsage, NotReadable, UpperMismatch
 from persist.core import commands as c
 from persist.core.ids import CriticalReaderId
 from persist.core.transitions import reader_holds
@@ -60,6 +60,24 @@ def test_a_hold_that_is_there_stays_where_it_is_when_its_downgrade_is_refused(cl
         shard.downgrade_since(5, "mine")
     assert shard.critical_reader("mine").since.to_json() == [1]
     assert shard.downgrade_since(5, "mine", force=True).to_json() == [5]
+
+
+@BY_BOTH
+def test_a_shard_is_closed_to_reads_by_force_and_never_while_it_has_a_tag(client: Client) -> None:
+    """One call, of a job that had lost its time, ended a history that is kept for ever, and a tag with it."""
+    shard = client.create_shard("orders", SCHEMA, ["id"], history="forever")
+    for number in range(2):
+        shard.insert([{"id": number}])
+    shard.tag("audit", at=0)
+    for close in (shard.critical_reader("mine").downgrade_since, shard.downgrade_since):
+        with pytest.raises(InvalidUsage, match="to reads for ever"):
+            close(None)
+    assert shard.downgrade_since(None, "mine", force=True).to_json() == [0]
+    assert shard.snapshot(tag="audit").to_arrow().num_rows == 1
+    shard.untag("audit")
+    assert shard.downgrade_since(None, "mine").to_json() == []
+    with pytest.raises(NotReadable):
+        shard.snapshot().to_arrow()
 
 
 def test_a_cursor_has_at_most_256_characters(client: Client) -> None:

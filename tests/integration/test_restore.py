@@ -419,12 +419,18 @@ BAD_RESTORES: list[tuple[Callable[[Shard], object], type[PersistError], str]] = 
     (lambda shard: shard.restore(4), InvalidUsage, r"time 4 of shard 'orders' is not complete: its upper is \[4\]"),
     (lambda shard: shard.restore(datetime(2100, 1, 1, tzinfo=UTC)), Unavailable, "is not over yet"),
     (lambda shard: (shard.forget(2), shard.restore(1)), NotReadable, "its history was forgotten"),
+    (lambda shard: (shard.forget(2), shard.snapshot(-1)), NotReadable, r"on, not as of -1, when it was empty"),
+    (lambda shard: (shard.forget(2), shard.listen(-1)), NotReadable, r"on, not as of -1, when it was empty"),
     (lambda shard: shard.restore(2, retries=-1), InvalidUsage, "retries is -1"),
     (lambda shard: shard.restore(2, retries=RETRIES_MAX + 1), InvalidUsage, "retries is 1001"),
     (lambda shard: shard.restore(2, token=""), InvalidUsage, "a token has 1 to 200"),  # type: ignore[arg-type]
     (lambda shard: (shard.advance_upper(None), shard.restore(2)), UpperMismatch, "is closed"),
     (lambda shard: (shard.advance_upper(None), shard.restore(2, token=token_of_key("a"))), UpperMismatch, "is closed"),
-    (lambda shard: (shard.downgrade_since(None), shard.restore(2)), NotReadable, "its history was forgotten"),
+    (
+        lambda shard: (shard.downgrade_since(None, force=True), shard.restore(2)),
+        NotReadable,
+        "its history was forgotten",
+    ),
     (lambda shard: (shard.drop(), shard.restore(2)), UnknownShard, "was dropped"),
 ]
 

@@ -210,6 +210,10 @@ def _check_movable(state: State, held: Antichain, since: Antichain, force: bool)
     _check_is_time(since)
     if not force:
         _check_reached(state, held, since)
+        if since > held and since.is_empty and not state.upper.is_empty:
+            raise InvalidUsage(
+                f"since [] closes shard {state.name!r} to reads for ever, whatever its history; give a time, or force"
+            )
     if since > held and since.is_empty and state.upper.is_empty:
         raise InvalidUsage(only_drop(state.name))
 

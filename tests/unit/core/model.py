@@ -149,7 +149,8 @@ class Model:
         self._open()
         if reader not in self.readers:
             raise Refused("expired")
-        self._check_reached(self.readers[reader], since)
+        if since != CLOSED:
+            self._check_reached(self.readers[reader], since)
         self.readers[reader] = max(self.readers[reader], since)
         return (self.readers[reader], self.since)
 
@@ -189,7 +190,7 @@ class Model:
             del self.critical[reader]
 
     def _check_reached(self, held: float, since: float) -> None:
-        if since != CLOSED and max(held, self.upper) < since:
+        if max(held, self.upper) < since:
             raise Refused("invalid_usage")
 
     def _recompute(self) -> None:
