@@ -167,8 +167,8 @@ class _SchemaEditor:
             data = encode_value(column_of(change.name, [change.default], kind)[0])
             if len(data) > DEFAULT_BYTES_MAX:
                 raise InvalidUsage(
-                    f"the default of column {change.name!r} takes {len(data)} bytes; the limit is {DEFAULT_BYTES_MAX}: "
-                    "use a shorter one"
+                    f"the default of column {change.name!r} takes {len(data)} bytes as an Arrow stream; the limit is "
+                    f"{DEFAULT_BYTES_MAX}: use a shorter one"
                 )
             self._defaults[number] = data
         elif not change.nullable:
@@ -430,6 +430,8 @@ def _check_name(name: str, column: str, *, is_column: bool) -> None:
     if is_column and name.lower() in RESERVED:
         raise InvalidUsage(f"column name {name!r} is reserved: readers add a column of that name; use another one")
     what = "a column name" if is_column else f"a name within column {column!r:.100}"
+    if is_column and not name:
+        raise InvalidUsage("a column has an empty name, which no predicate can mention; give it a name")
     if len(name) > NAME_CHARS_MAX:
         raise InvalidUsage(f"{what} has {len(name)} characters; the limit is {NAME_CHARS_MAX}")
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in name):

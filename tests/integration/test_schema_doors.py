@@ -74,6 +74,8 @@ BAD_SCHEMAS: dict[str, Any] = {
     ),
     "many columns": {"fields": [KEY, *[field(f"c{n}", "int8") for n in range(2_001)]]},
     "a long name": arrowed(("n" * (NAME_CHARS_MAX + 1), pa.int8())),
+    "no name": {"fields": [field("", "int64", key=True), KEY]},
+    "no name of a value, serialized": arrowed(("", pa.int8())),
     "a control character": {"fields": [KEY, field("a\x00b", "int8")]},
     "a control character within": arrowed(("o", pa.struct([("a\n", pa.int8())]))),
     "twins": {"fields": [KEY, field("a", "int8"), field("a", "int8")]},
