@@ -330,17 +330,21 @@ def is_recast(before: ShardView, now: ShardView) -> bool:
     return is_other or not now.since.less_equal(latest_of(before))
 
 
-def check_complete(name: str, as_of: int | None, view: ShardView, done: str = "restored") -> int:
-    """The upper of a shard in which the time can be `done`, such as "restored". Raises UpperMismatch, InvalidUsage."""
+def check_complete(
+    name: str, as_of: int | None, view: ShardView, done: str = "restored", before: int | None = None
+) -> int:
+    """The upper of a shard in which the time can be `done`, such as "restored". Raises UpperMismatch, InvalidUsage.
+
+    `before`: the caller gave this cut, whose last time before it is `as_of`.
+    """
     if as_of is None:
         raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
     upper = check_open(name, view, done)
     if not upper and as_of >= 0:
         raise InvalidUsage(f"nothing was written to shard {name!r} yet, so nothing can be {done}")
     if view.upper.less_equal(as_of):
-        raise InvalidUsage(
-            f"time {as_of} of shard {name!r} is not complete: its upper is {view.upper}; give an earlier one"
-        )
+        what = f"time {as_of}" if before is None else f"a time before {before}"
+        raise InvalidUsage(f"{what} of shard {name!r} is not complete: its upper is {view.upper}; give an earlier one")
     return upper
 
 

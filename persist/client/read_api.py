@@ -16,7 +16,7 @@ from persist.client.listen import Listen, Subscription
 from persist.client.row_reader import expand_rows, first_negative, multiplicities
 from persist.client.shard_base import ShardBase
 from persist.client.shared_lease_reads import hold_shared, read_unleased
-from persist.client.snapshot import LATEST_TRIES_MAX, Held, ReadLease, Snapshot, Tagged, hold_time
+from persist.client.snapshot import LATEST_TRIES_MAX, Held, ReadLease, Snapshot, Tagged, hold_time, open_before_all
 from persist.client.timestamps import BEFORE_ALL, NothingWritten, as_of_at, resolve_time, to_datetime
 from persist.client.write import Time
 from persist.core import commands as c
@@ -244,9 +244,13 @@ class ReadMethods(ShardBase):
 
     def _listen(self, as_of: int | None, end: Antichain, selection: Selection, purpose: str) -> Listen:
         known = self._schema_of(selection)
-        lease = ReadLease.open(self._transport, self.name, Antichain(max(as_of or 0, 0)), purpose, self._settings.read)
+        transport, name, settings = self._transport, self.name, self._settings.read
+        if as_of == BEFORE_ALL:
+            lease = open_before_all(transport, name, purpose, settings)
+        else:
+            lease = ReadLease.open(transport, name, Antichain(as_of or 0), purpose, settings)
         try:
-            listener = Listen(self._transport, self.name, lease, (as_of, end), self._settings.read, selection)
+            listener = Listen(transport, name, lease, (as_of, end), settings, selection)
         except BaseException:
             lease.close()
             raise

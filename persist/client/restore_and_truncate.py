@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar, Literal, Self
@@ -21,7 +22,7 @@ from persist.core import commands as c
 from persist.core import truncations_and_drops
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.errors import Conflict, InvalidUsage, TokenReused, UnknownShard, UpperMismatch, shown
+from persist.core.errors import Conflict, InvalidUsage, NotReadable, TokenReused, UnknownShard, UpperMismatch, shown
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
 from persist.core.shard_settings import DROP as DROP
@@ -209,12 +210,12 @@ class TruncateOperation(RewriteOperation):
     def _attempt(self, token: Token | None, retries: int, *, dry_run: bool, repeats: bool) -> Truncated:
         """`repeats`: the shard was truncated that far, so the time before the cut may be forgotten."""
         before, view = self.time, self._view()
-        check_complete(self.name, before - 1, view, "truncated")
+        check_complete(self.name, before - 1, view, "truncated", before)
         if repeats and (dry_run or (token is None and self.passes is None)):
             return self._result(c.Appended(view.upper, view.upper), 0)
         if repeats and (landed := self._repeated(token)) is not None:
             return self._landed_outcome(landed)
-        with self._held(before - 1, self.read.shared_by(READS_AT_ONCE)) as held:
+        with _naming(before, self.name), self._held(before - 1, self.read.shared_by(READS_AT_ONCE)) as held:
             if dry_run:
                 count, upper = Count(), held.view.upper
                 count.read(self._writable(before - 1, self._rows(held, count, None)))
@@ -370,10 +371,13 @@ class DropOperation(RewriteOperation):
     def _dry_run(self) -> tuple[Antichain, int]:
         """The upper, and how many rows would be removed. Raises InvalidUsage if a drop is refused."""
         before = self.time
-        check_complete(self.name, before - 1, self._view(), "truncated")
+        check_complete(self.name, before - 1, self._view(), "truncated", before)
         if before <= read_facts(self.transport, self.name, self.read.retry_s).facts.truncated.before:
             return self._view().upper, 0
-        with hold_time(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
+        with (
+            _naming(before, self.name),
+            hold_time(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held,
+        ):
             return self.counted(held)
 
     def counted(self, held: Held) -> tuple[Antichain, int]:
@@ -410,3 +414,18 @@ def cut_of(transport: OneShard, name: str, before: Point, retry_s: float) -> Nam
     resolution = resolve_time(transport, name, before, 0.0, retry_s)
     upper = resolution.upper.element
     return NamedTime(TIME_MAX if upper is None else upper, to_datetime(resolution.at_ms))
+
+
+@contextmanager
+def _naming(before: int, name: str) -> Iterator[None]:
+    """Raise NotReadable of the time before a cut with a message that names the cut, which the caller gave."""
+    try:
+        yield
+    except NotReadable as error:
+        if error.details.get("as_of") != [before - 1]:
+            raise
+        raise NotReadable(
+            f"shard {name!r} is readable from {error.details.get('since')} on: rows written before {before} can no "
+            "longer be distinguished from later ones",
+            **error.details,
+        ) from error

@@ -277,7 +277,7 @@ def hold_time(
         checked_time("as_of", as_of, BEFORE_ALL)
         time = as_of
         if as_of == BEFORE_ALL:  # a hold on one time alone, such as 0, would not show that nothing was there before
-            lease = ReadLease.open(transport, name, Antichain(0), purpose, settings, must_hold=False)
+            lease = open_before_all(transport, name, purpose, settings, must_hold=False)
         else:
             lease = _lease_at(transport, name, as_of, purpose, settings)
     try:
@@ -288,6 +288,24 @@ def hold_time(
     except BaseException:
         lease.close()
         raise
+
+
+def open_before_all(
+    transport: Transport, name: str, purpose: str, settings: ReadSettings, *, must_hold: bool = True
+) -> ReadLease:
+    """A hold on everything that comes after BEFORE_ALL. `must_hold` as in `ReadLease.open`. Raises NotReadable."""
+    try:
+        return ReadLease.open(transport, name, Antichain(0), purpose, settings, must_hold=must_hold)
+    except NotReadable as error:
+        since = error.details.get("since")
+        if since is None:
+            raise
+        raise NotReadable(
+            f"shard {name!r} is readable from {since} on, not as of {BEFORE_ALL}, when it was empty: its history was "
+            "forgotten, or rows were erased",
+            as_of=[BEFORE_ALL],
+            since=since,
+        ) from error
 
 
 def at_latest(transport: Transport, name: str, action: Callable[[int], _T]) -> _T:

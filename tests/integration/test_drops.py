@@ -260,7 +260,7 @@ def test_a_bundle_that_was_written_before_a_drop_was_forgotten_is_left() -> None
 @pytest.mark.parametrize(
     ("asked", "error", "sentence"),
     [
-        ({"before": 6}, InvalidUsage, "time 5 of shard 'orders' is not complete: its upper is"),
+        ({"before": 6}, InvalidUsage, "a time before 6 of shard 'orders' is not complete: its upper is"),
         ({"before": 2, "mode": "erase"}, InvalidUsage, "mode is 'erase'; it must be 'retract' or 'drop'"),
         ({"before": 1}, NotReadable, "rows written before 1 can no longer be distinguished"),
     ],

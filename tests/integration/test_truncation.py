@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.worker import Worker
-from persist import Antichain, InvalidUsage, Shard, TokenReused, UnknownShard, UpperMismatch
+from persist import Antichain, InvalidUsage, NotReadable, Shard, TokenReused, UnknownShard, UpperMismatch
 from persist.client.idempotency import is_final
 from persist.client.timestamps import to_datetime
 from persist.core.ids import token_of_key
@@ -235,7 +235,7 @@ def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("asked", "error", "sentence"),
     [
-        ({"before": 5}, InvalidUsage, "time 4 of shard 'orders' is not complete: its upper is"),
+        ({"before": 5}, InvalidUsage, "a time before 5 of shard 'orders' is not complete: its upper is"),
         ({"before": -1}, InvalidUsage, "before is -1; it must be a time"),
         ({"before": "yesterday"}, InvalidUsage, "before is 'yesterday'"),
         ({"before": 2, "dry_run": 1}, InvalidUsage, "dry_run"),
@@ -250,3 +250,10 @@ def test_what_is_wrong_is_refused(
     with pytest.raises(error, match=sentence):
         shard.truncate(**asked)  # type: ignore[arg-type]
     assert machine.location.machine(NAME).refresh() == before
+
+
+def test_a_cut_whose_history_was_forgotten_is_named_as_it_was_given(shard: Shard) -> None:
+    """It named the time before the cut."""
+    shard.forget(3)
+    with pytest.raises(NotReadable, match=r"readable from \[3\] on: rows written before 2 can no longer"):
+        shard.truncate(2)

@@ -178,7 +178,8 @@ def _check_conditions(state: State, command: c.Rewrite, point: int, time: int) -
         )
     is_about_a_time = command.undoes is not None or command.truncates is not None
     if is_about_a_time and not 0 <= point < time:
-        raise InvalidUsage(f"time {point} of shard {state.name!r} is not complete: its upper is {state.upper}")
+        what = f"time {point}" if command.truncates is None else f"a time before {command.truncates}"
+        raise InvalidUsage(f"{what} of shard {state.name!r} is not complete: its upper is {state.upper}")
     if command.undoes is not None and command.undoes < (at := erased_at(state)):
         raise NotReadable(  # a reader from before the erasure must not bring erased rows back
             f"rows of shard {state.name!r} were erased at time {at}: the contents at {point} cannot be restored",

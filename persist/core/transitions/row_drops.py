@@ -28,7 +28,8 @@ def drops_rows(state: State, cut: int) -> bool:
     """Whether a drop before `cut` would remove rows, judging by parts. Raises InvalidUsage, NotReadable."""
     if cut < 1 or state.upper.less_equal(cut - 1):
         raise InvalidUsage(
-            f"time {cut - 1} of shard {state.name!r} is not complete: its upper is {state.upper}; give an earlier cut"
+            f"a time before {cut} of shard {state.name!r} is not complete: its upper is {state.upper}; give an earlier "
+            "cut"
         )
     if cut <= state.truncated.before:
         return False
