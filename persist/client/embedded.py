@@ -54,7 +54,7 @@ def erased_before(location: Location, name: str, before: int) -> dict[str, Any]:
     state = machine.refresh()
     at = gone_at(state, before)
     if not state.tombstone and state.upper.less_equal(at):
-        raise InvalidUsage(f"time {at} of shard {name!r} is not complete: its upper is {state.upper}")
+        raise InvalidUsage(f"a time before {before} of shard {name!r} is not complete: its upper is {state.upper}")
     scan = scan_shard(location, machine, at)
     state = machine.refresh()
     is_done = is_rewritten(state, at)

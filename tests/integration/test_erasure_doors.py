@@ -114,6 +114,8 @@ def test_python_tells_what_shows_rows_that_went_before_a_time(machine: Machine, 
     for wrong in ({}, {"erasure": "e1", "before": 2}, {"before": "2"}, {"before": -1}, {"before": 9}):
         with pytest.raises(InvalidUsage):
             shard.erased(**wrong)  # type: ignore[call-overload]
+    detail = http.get(f"{PATH}/erasures", params={"before": 9}).json()["detail"]
+    assert detail.startswith("a time before 9 of shard"), "the caller gave no time 8"
 
 
 # One for each way in which a path refuses; the rules have their tests in Python.
