@@ -21,14 +21,15 @@ from persist.cli.connection_args import add_subcommand, check_there, where_of
 from persist.cli.output_files import STDOUT, replacing
 from persist.client.timestamps import instant_text, read_instant, retention_ms
 from persist.commit.clocks_and_ids import SystemClock, SystemIds
-from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up
-from persist.copies.backup_restore import RestoreRequest, ShardRestored, restore, select_backup, verify_backup
+from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up, check_shards
+from persist.copies.backup_restore import RestoreRequest, ShardRestored, select_backup, select_shards, verify_backup
 from persist.copies.backup_store import Backup, BackupStore, KeepRule, check_separate, prune
 from persist.copies.recovery import GAP, Recovered, RecoveryRequest, plan, run_recovery
 from persist.copies.state_file import FILE_BYTES_MAX, export_state, import_state, read_file
 from persist.copies.throttled_blob import read_rate
 from persist.copies.verify import Depth
 from persist.core.errors import InvalidUsage
+from persist.core.ids import check_shard_name
 from persist.formats.store_errors import translated
 
 EXIT_FOUND = 1  # faults, or unreadable backups
@@ -112,6 +113,7 @@ def _create(arguments: argparse.Namespace) -> int:
     request.check()
     with closing(where_of(arguments).open(must_exist=True)) as location:
         check_separate(location.blob.url, arguments.to)
+        check_shards(location, request)  # before the store of the backups is created
         with blob_at(arguments.to, must_exist=False) as blob, _progress_line() as show:
             backup = back_up(location, BackupStore(blob, SystemClock(), SystemIds()), request, show)
     print(json.dumps(_line(backup)))
@@ -169,13 +171,14 @@ def _restore(arguments: argparse.Namespace) -> int:
     choice.check()
     with backups_at(arguments.source) as store:
         backup = select_backup(store, at, arguments.backup)
+        selected = select_shards(store, backup, choice)  # before the location is created
         with closing(where_of(arguments).open()) as location, _progress_line() as show:
-            restored = restore(store, backup, location, choice, show)
+            restored = selected.restore(location, show)
     for shard in restored:
         if arguments.ahead:
             print(json.dumps({"shard": shard.name, "sent": shard.sent, "ahead": True}))
         else:
-            print(json.dumps({**_restored_line(shard), "left": shard.left}))
+            print(json.dumps(_restored_line(shard)))
     print(json.dumps({"backup": backup.id, "shards": len(restored), "sent": sum(shard.sent for shard in restored)}))
     return 0
 
@@ -193,7 +196,8 @@ def _prune(arguments: argparse.Namespace) -> int:
 def _recover(arguments: argparse.Namespace) -> int:
     """0: done. 1: with `--dry-run`, there are shards whose newest version would not be recovered."""
     with ExitStack() as stack:
-        location = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
+        where = where_of(arguments)
+        location = stack.enter_context(closing(where.open(must_exist=True, reads_only=arguments.dry_run)))
         older = None
         if arguments.older_consensus:
             check_there(arguments.older_consensus)
@@ -243,19 +247,24 @@ def _import_state(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InvalidUsage(f"{arguments.file} cannot be read: {error.strerror}") from error
     state_file = read_file(data)
-    with ExitStack() as stack:
+    check_shard_name(arguments.as_name)
+    with ExitStack() as stack:  # what may be refused comes before the location, which may be created
+        source = None if arguments.source is None else stack.enter_context(blob_at(arguments.source))
         location = stack.enter_context(closing(where_of(arguments).open()))
-        source = location.blob
-        if arguments.source is not None:
-            source = stack.enter_context(blob_at(arguments.source))
-        imported = import_state(location, state_file, arguments.as_name, source, keeps_policies=arguments.keep_policies)
+        imported = import_state(
+            location,
+            state_file,
+            arguments.as_name,
+            location.blob if source is None else source,
+            keeps_policies=arguments.keep_policies,
+        )
     print(json.dumps(_restored_line(imported)))
     return 0
 
 
 def _restored_line(shard: ShardRestored) -> dict[str, Any]:
     line = {"shard": shard.name, "upper": shard.upper, "sent": shard.sent, "policy_taken_away": shard.policy}
-    return {**line, "critical_readers": list(shard.readers)}
+    return {**line, "critical_readers": list(shard.readers), "left": shard.left}
 
 
 def _line(backup: Backup) -> dict[str, Any]:

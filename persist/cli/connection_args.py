@@ -48,16 +48,18 @@ class Where:
             raise InvalidUsage("give either --dir, or both --blob and --consensus")
         return self.blob, self.consensus
 
-    def open(self, settings: LocationSettings | None = None, *, must_exist: bool = False) -> Location:
-        """Open the location. Raises InvalidUsage if the arguments contradict each other."""
+    def open(
+        self, settings: LocationSettings | None = None, *, must_exist: bool = False, reads_only: bool = False
+    ) -> Location:
+        """Open the location; `reads_only`: as for a dry run, which creates no store. Raises InvalidUsage."""
         urls, path = self.urls(), self.path
         if urls is not None:
             if must_exist:
                 check_there(urls[0])
-            return open_stores(*urls, settings=settings)
+            return open_stores(*urls, reads_only=reads_only, settings=settings)
         if must_exist and not path.exists():
             raise InvalidUsage(f"{path} does not exist; give --dir, or --blob and --consensus")
-        return open_location(f"persist://{url_path(path)}", settings=settings)
+        return open_location(f"persist://{url_path(path)}", reads_only=reads_only, settings=settings)
 
 
 def read_size(option: str, text: str) -> int:

@@ -301,7 +301,8 @@ def _promote(arguments: argparse.Namespace) -> int:
     RegionEntry(urls).check()
     with ExitStack() as stack:
         blob = stack.enter_context(blob_at(arguments.home_blob)) if arguments.home_blob else None
-        location = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
+        where = where_of(arguments)
+        location = stack.enter_context(closing(where.open(must_exist=True, reads_only=arguments.dry_run)))
         if arguments.dry_run:
             check_copy(location)
             recovered = plan(location, replace(request, fenced=[] if blob is None else [blob]))

@@ -25,7 +25,8 @@ from blob.blob_urls import may_exist
 from blob.cache import CachedBlob
 from blob.metrics import MeteredBlob
 from blob.private_files import FILE_MODE, make_directories, replace_file
-from consensus import Consensus, ConsensusNotWritable, open_consensus
+from consensus import Consensus, ConsensusMisconfigured, ConsensusNotWritable, open_consensus
+from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.node_store import CACHE_BYTES_MAX, NodeCache, StaleIndex
 from persist.commit.clocks_and_ids import (
@@ -345,21 +346,32 @@ def all_names(names: Callable[[str, str, int], list[str]], prefix: str) -> Itera
         after = page[-1]
 
 
-def open_location(url: str, **options: object) -> Location:
-    """Open `persist:///path`, creating the directory when it is missing or empty."""
-    blob_url, consensus_url = directory_urls(url)
-    return open_stores(blob_url, consensus_url, **options)
+def open_location(url: str, *, reads_only: bool = False, **options: object) -> Location:
+    """Open `persist:///path`, creating the directory when it is missing or empty, unless `reads_only`."""
+    blob_url, consensus_url = directory_urls(url, makes=not reads_only)
+    return open_stores(blob_url, consensus_url, reads_only=reads_only, **options)
 
 
-def open_stores(blob_url: str, consensus_url: str, **options: object) -> Location:
+def open_stores(blob_url: str, consensus_url: str, *, reads_only: bool = False, **options: object) -> Location:
+    """Open a location. With `reads_only` no file is created: a consensus store that does not exist is empty."""
     with ExitStack() as opened, translated():
-        blob = open_blob(blob_url)
+        blob = open_blob(blob_url, makes=not reads_only)
         opened.callback(blob.close)
-        consensus = open_consensus(consensus_url)
+        consensus = _existing_or_empty(consensus_url) if reads_only else open_consensus(consensus_url)
         opened.callback(consensus.close)
         location = Location(blob, consensus, **options)  # type: ignore[arg-type]
         opened.pop_all()
     return location
+
+
+def _existing_or_empty(url: str) -> Consensus:
+    try:
+        open_consensus(url, reads_only=True).close()
+    except ConsensusMisconfigured as error:
+        if str(error).endswith("does not exist"):
+            return MemoryConsensus(url)
+        raise
+    return open_consensus(url)  # a database without our table is empty, too
 
 
 def directory_urls(url: str, *, makes: bool = True) -> tuple[str, str]:

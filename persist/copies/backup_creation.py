@@ -17,6 +17,7 @@ from itertools import islice
 
 from blob import BlobNotFound
 from persist.client.arguments import checked
+from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.many_shards import check_at_once
 from persist.client.snapshot import ReadLease, ReadSettings
@@ -119,9 +120,19 @@ def back_up(
     """
     request.check()
     binding = location.identity.check()
+    check_shards(location, request)
     store.open(binding.location_id)
     with store.run(RUNNING) as run:
         return _BackupRun(location, store, request, report, run).make(binding.location_id, binding.epoch)
+
+
+def check_shards(location: Location, request: BackupRequest) -> None:
+    """Raise UnknownShard if a named shard does not exist, and InvalidUsage if there is none at all."""
+    client = Client(EmbeddedTransport(location))
+    for name in request.names:
+        client.shard(name)
+    if not request.names and next(iter(location.all_names(request.prefix, with_dropped=False)), None) is None:
+        raise InvalidUsage("there is no shard to back up")
 
 
 @dataclass(frozen=True, slots=True)

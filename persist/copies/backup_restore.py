@@ -88,7 +88,7 @@ class ShardRestored:
     """A restored shard, and its upper now. `sent` bytes were copied.
 
     `policy`: its row retention policy was removed. `readers`: critical ones, which hold its history as before. `left`:
-    an earlier run had restored it, and it was written to since; it was left unchanged. `upper` None: only its blobs
+    an earlier run had restored it; it was left unchanged, with all that was changed since. `upper` None: only its blobs
     were copied, ahead.
     """
 
@@ -100,7 +100,7 @@ class ShardRestored:
     left: bool
 
     @classmethod
-    def of(cls, location: Location, state: State, sent: int, *, has_policy: bool, left: bool = False) -> ShardRestored:
+    def of(cls, location: Location, state: State, sent: int, *, has_policy: bool, left: bool) -> ShardRestored:
         """For a shard whose log began with `state`."""
         readers = tuple(reader.purpose or key for key, reader in state.critical_readers.items())
         upper = location.machine(state.name).refresh().upper.to_json()
@@ -155,16 +155,20 @@ def restore(
     or damaged; the shards before it are restored), NotReadable (the history does not reach back to `at`, or an erasure
     is pending), UpperMismatch (a shard is closed, and cannot be restored to `at`).
     """
+    return select_shards(store, backup, request).restore(location, report)
+
+
+def select_shards(store: BackupStore, backup: Backup, request: RestoreRequest) -> RestorePlan:
+    """Find the shards in the backup, and check that they can be restored to the wall clock of the request.
+
+    Needs no location, so that a request that is refused does not create one. Raises what `restore` raises for a backup.
+    """
     request.check()
     wanted = _wanted(backup, request)
-    location.identity.check()
-    check_format_version(location, f"backup {backup.id}", backup.format_version)
-    restoring = _Restore(store, location, request, backup, report)
-    restoring.check_at(wanted)
-    restoring.check_free(wanted)
-    with ThreadPoolExecutor(request.at_once, thread_name_prefix="persist-restore") as pool:
-        restoring.counter = ProgressCounter(len(wanted), report)
-        return [restoring.restore_shard(shard, pool) for shard in wanted]
+    shows_all = request.at is None or instant_ms("at", request.at) == backup.at_ms
+    restore_plan = RestorePlan(store, backup, request, tuple(wanted), None if shows_all else request.at)
+    restore_plan.check_at()
+    return restore_plan
 
 
 def _wanted(backup: Backup, request: RestoreRequest) -> list[ShardBackup]:
@@ -181,42 +185,33 @@ def _wanted(backup: Backup, request: RestoreRequest) -> list[ShardBackup]:
     return wanted
 
 
-class _Restore:
-    def __init__(
-        self, store: BackupStore, location: Location, request: RestoreRequest, backup: Backup, report: ReportProgress
-    ) -> None:
-        self._store = store
-        self._location = location
-        self._request = request
-        self._backup = backup
-        shows_all = request.at is None or instant_ms("at", request.at) == backup.at_ms
-        self._at = None if shows_all else request.at
-        self._blob = PacedBlob(store.blob, request.rate, location.clock)
-        self.counter = ProgressCounter(0, report)
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """The shards `wanted` of a backup. `at`: the wall clock to restore them to; None: the one of the backup."""
 
-    def check_free(self, wanted: Sequence[ShardBackup]) -> None:
-        """Raise Conflict if a name has a log that this restore did not begin."""
-        names_in_use = []
-        for shard in wanted:
-            name = self._request.as_name or shard.name
-            with translated():
-                head = self._location.consensus.head(name)
-            if head is not None and not self._location.versions.is_begun(replace(self._state(shard), name=name)):
-                names_in_use.append(name)
-        if names_in_use:
-            raise Conflict(
-                f"{len(names_in_use)} of these names are, or were, in use in this location: "
-                f"{first_names(names_in_use)}. Restore them into another location, or leave them out"
-            )
+    store: BackupStore
+    backup: Backup
+    request: RestoreRequest
+    wanted: tuple[ShardBackup, ...]
+    at: datetime | None
 
-    def check_at(self, wanted: Sequence[ShardBackup]) -> None:
+    def restore(self, location: Location, report: ReportProgress = lambda progress: None) -> list[ShardRestored]:
+        """Restore the shards into a location; see `restore`."""
+        location.identity.check()
+        check_format_version(location, f"backup {self.backup.id}", self.backup.format_version)
+        restoring = _Restore(self, location, report)
+        restoring.check_free()
+        with ThreadPoolExecutor(self.request.at_once, thread_name_prefix="persist-restore") as pool:
+            return [restoring.restore_shard(shard, pool) for shard in self.wanted]
+
+    def check_at(self) -> None:
         """Raise NotReadable, UpperMismatch or ConstraintViolated if a shard cannot be restored to that wall clock."""
-        if self._at is None:
+        if self.at is None:
             return
-        with open_backup(self._store, self._backup, [shard.name for shard in wanted]) as location:
+        with open_backup(self.store, self.backup, [shard.name for shard in self.wanted]) as location:
             client = Client(EmbeddedTransport(location))
             refused: dict[str, NotReadable] = {}
-            for shard in wanted:
+            for shard in self.wanted:
                 try:
                     self._check_goes_back(client, shard.name)
                 except NotReadable as error:
@@ -224,13 +219,13 @@ class _Restore:
         if refused:
             first = next(iter(refused.values()))
             names = first_names(list(refused))
-            others = "" if len(refused) == len(wanted) else f"; or restore only the other shards, all but {names}"
+            others = "" if len(refused) == len(self.wanted) else f"; or restore only the other shards, all but {names}"
             raise NotReadable(first.message + others, **{**first.details, "shards": list(refused)[:NAMED_MAX]})
 
     def _check_goes_back(self, client: Client, name: str) -> None:
         """Also raises ConstraintViolated: rows of that time violate a constraint that was set later."""
-        assert self._at is not None
-        client.shard(name).snapshot(self._at).close()
+        assert self.at is not None
+        client.shard(name).snapshot(self.at).close()
         view = client.transport.view(name, ViewRequest(with_batches=False))
         check_open(name, view, "restored to an earlier time")
         if view.erasing:
@@ -241,12 +236,42 @@ class _Restore:
                 since=view.upper.to_json(),
             )
         transport, settings = OneShard(client.transport, view.shard_id), HandleSettings()
-        to = NamedTime.of("as_of", self._at, transport, name, (0.0, settings.read.retry_s))
+        to = NamedTime.of("as_of", self.at, transport, name, (0.0, settings.read.retry_s))
         try:
             RestoreOperation.of(transport, name, settings, to).check()
         except ConstraintViolated as error:
             message = f"shard {name!r} of the backup cannot have its rows of that time: {error.message}"
             raise ConstraintViolated(message, **error.details) from error
+
+
+class _Restore:
+    def __init__(self, planned: RestorePlan, location: Location, report: ReportProgress) -> None:
+        self._plan = planned
+        self._location = location
+        self._request = planned.request
+        self._at = planned.at
+        self._blob = PacedBlob(planned.store.blob, planned.request.rate, location.clock)
+        self._counter = ProgressCounter(len(planned.wanted), report)
+        self._restored_before: set[str] = set()
+
+    def check_free(self) -> None:
+        """Raise Conflict if a name has a log that this restore did not begin."""
+        names_in_use = []
+        for shard in self._plan.wanted:
+            name = self._request.as_name or shard.name
+            with translated():
+                head = self._location.consensus.head(name)
+            if head is None:
+                continue
+            if self._location.versions.is_begun(replace(self._state(shard), name=name)):
+                self._restored_before.add(name)
+            else:
+                names_in_use.append(name)
+        if names_in_use:
+            raise Conflict(
+                f"{len(names_in_use)} of these names are, or were, in use in this location: "
+                f"{first_names(names_in_use)}. Restore them into another location, or leave them out"
+            )
 
     def restore_shard(self, shard: ShardBackup, pool: ThreadPoolExecutor) -> ShardRestored:
         original = self._state(shard)
@@ -254,27 +279,28 @@ class _Restore:
         has_policy = state is not original
         if self._at is not None:
             state = without_feed(state)
-        sums = self._store.sums(shard)
+        sums = self._plan.store.sums(shard)
         renaming = None
         if self._request.as_name is not None:
             version = self._location.versions.format_version
             renaming = Renaming(self._request.as_name, version, lambda key: self._read(key, *sums[key]))
             state = renaming.state(state)
-        count = self.counter.add
+        count = self._counter.add
         sent = copy_blobs(self._location, self._read, sums, renaming, pool, lambda size: count(blobs=1, sent=size))
         if self._request.ahead:
-            self.counter.add(shards_done=1)
+            self._counter.add(shards_done=1)
             return ShardRestored(state.name, None, sent, False, (), False)
         begin_shard(self._location, state)
         shard_handle = Client(EmbeddedTransport(self._location)).shard(state.name)
         was_written_to = shard_handle.upper() != state.upper  # since an earlier run restored it
         if self._at is not None and not was_written_to:
             shard_handle.restore(self._at)
-        self.counter.add(shards_done=1)
-        return ShardRestored.of(self._location, state, sent, has_policy=has_policy, left=was_written_to)
+        is_left = was_written_to or (self._at is None and state.name in self._restored_before)
+        self._counter.add(shards_done=1)
+        return ShardRestored.of(self._location, state, sent, has_policy=has_policy, left=is_left)
 
     def _state(self, shard: ShardBackup) -> State:
-        data = self._store.get(shard.state)
+        data = self._plan.store.get(shard.state)
         state = decode_state(data, self._location.settings.build)
         if (state.name, str(state.shard_id), int(state.seqno)) != (shard.name, shard.shard_id, shard.seqno):
             raise Corruption(f"{shard.state.key} holds another State than the manifest says")
@@ -285,7 +311,7 @@ class _Restore:
         with translated():
             data = self._blob.get(BLOBS + key)
         if size_and_crc(data) != (size, crc):
-            raise Corruption(f"{BLOBS}{key} in {self._store.blob.url} is damaged: its checksum differs")
+            raise Corruption(f"{BLOBS}{key} in {self._plan.store.blob.url} is damaged: its checksum differs")
         return data
 
 

@@ -130,8 +130,8 @@ def import_state(
 ) -> ShardRestored:
     """Create the shard `name` from a file, with copies of the blobs in `source`.
 
-    Repeating it after an error continues it. Raises InvalidUsage, Conflict (the name is, or was, in use), Corruption (a
-    blob is missing or damaged; the shard is not created then).
+    Repeating it after an error continues it, and leaves a shard that it created as it is. Raises InvalidUsage, Conflict
+    (the name is, or was, in use), Corruption (a blob is missing or damaged; the shard is not created then).
     """
     check_shard_name(name)
     location.identity.check()
@@ -161,7 +161,7 @@ def import_state(
     with ThreadPoolExecutor(4, thread_name_prefix="persist-import") as pool:
         sent = copy_blobs(location, read, file.sums, renaming, pool)
     begin_shard(location, state)
-    return ShardRestored.of(location, state, sent, has_policy=original is not file.state)
+    return ShardRestored.of(location, state, sent, has_policy=original is not file.state, left=head is not None)
 
 
 def _are_sums(blobs: object) -> bool:

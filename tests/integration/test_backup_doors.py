@@ -239,6 +239,47 @@ WRONG: dict[str, Wrong] = {
 DOCUMENTED = error_rows("docs/backup.md", "backup ")
 
 
+@pytest.mark.parametrize(
+    ("command", "created"),
+    [
+        ("restore nosuch --from {kept} --dir {new}", "new"),
+        ("restore eu/items --from {kept} --dir {new} --at 2020-01-01T00:00:00Z --backup {id}", "new"),
+        ("restore --from {kept} --dir {new} --as two", "new"),
+        ("import-state {state} --as copy --dir {new} --from file://{root}/none", "new"),
+        ("import-state {state} --as a//b --dir {new} --from {kept}", "new"),
+        ("create nosuch --dir {data} --to file://{new}", "new"),
+        ("create --prefix no --dir {data} --to file://{new}", "new"),
+        ("recover --dry-run --blob file://{data}/blob --consensus sqlite:///{new}.db", "new.db"),
+    ],
+)
+def test_a_refusal_or_a_dry_run_creates_no_store(
+    place: Place, capsys: pytest.CaptureFixture[str], command: str, created: str
+) -> None:
+    """`restore` of a shard that the backup lacks left a whole, empty location."""
+    state = place.root / "state.json"
+    assert run(capsys, "export-state", "eu/items", "--dir", place.data, "-o", state)[0] == 0
+    places = {"kept": place.url, "new": place.root / "new", "root": place.root, "data": place.data, "state": state}
+    words = command.format(**places, id=place.manifest().parent.name).split()
+    assert run(capsys, *words)[0] == 1
+    assert not (place.root / created).exists()
+
+
+def test_a_second_restore_or_import_says_that_it_left_the_shard(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said that it had restored a shard whose settings and columns had changed since."""
+    state, new = place.root / "state.json", place.root / "new"
+    assert run(capsys, "export-state", "eu/items", "--dir", place.data, "-o", state)[0] == 0
+    for words in (
+        ("restore", "eu/items", "--as", "copy", "--from", place.url, "--dir", new),
+        ("import-state", state, "--as", "imported", "--from", f"file://{place.data}/blob", "--dir", new),
+    ):
+        assert run(capsys, *words)[1][0]["left"] is False
+        with persist.connect(f"persist://{new}") as client:
+            client.shard(words[words.index("--as") + 1]).tag("mine", at=0)
+        assert run(capsys, *words)[1][0]["left"] is True
+
+
 def test_every_row_of_the_page_has_its_test() -> None:
     assert list(DOCUMENTED) == [row for row in WRONG if row in DOCUMENTED]
 
