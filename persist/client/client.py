@@ -302,12 +302,12 @@ class Client(Timeable):
             tag: a tag of the source, instead of a time.
             keep_policies: whether the clone keeps the row policy of the source. Without it the clone has none until one
                 is set.
-        Raises: Conflict (the name is taken, or it is that of a dropped shard whose blobs the source uses; nothing was
-            changed), UnknownShard (there is no such source), InvalidUsage (no such tag or time), NotReadable (that
-            time was forgotten, or the clone would not keep it: tag it; nothing was changed), Overloaded (the source has
-            10,000 clones that still use its blobs), Indeterminate (it may have happened: look whether the clone
-            exists). After any other error there is no clone, or with an earlier time one as of now, to be restored or
-            dropped.
+        Raises: Conflict (the name is taken, or it is that of a dropped shard whose blobs the source uses, or an erasure
+            of the source is not complete; nothing was changed), UnknownShard (there is no such source), InvalidUsage
+            (no such tag or time), NotReadable (that time was forgotten, or the clone would not keep it: tag it; nothing
+            was changed), Overloaded (the source has 10,000 clones that still use its blobs), Indeterminate (it may have
+            happened: look whether the clone exists). After any other error there is no clone, or with an earlier time
+            one as of now, to be restored or dropped.
         """
         if (home := self._at(source, writes=True)) is not self:
             return home.clone(source, name, as_of=as_of, tag=tag, keep_policies=keep_policies)

@@ -318,16 +318,10 @@ def changes_between(start: Side, end: Side, request: DiffRequest, settings: Read
         schema, reader = part_reader(earlier.transport, earlier.view, shared)
         later_schema, later_reader = part_reader(later.transport, later.view, shared)
         request.check_names(earlier.view)
-        if schema != later_schema:
-            if (schema.arrow, schema.key) == (later_schema.arrow, later_schema.key):
-                raise InvalidUsage(
-                    f"shards {start[1]!r} and {end[1]!r} have equal columns with different ids, defaults or "
-                    "constraints, since their columns were changed in different ways; only shards of equal schema are "
-                    "compared: copy the rows of one into a shard that is created with the schema of the other"
-                )
+        if (schema.arrow, schema.key) != (later_schema.arrow, later_schema.key):
             raise InvalidUsage(
                 f"shards {start[1]!r} and {end[1]!r} have different columns or keys: {_schema_text(schema)}, and "
-                f"{_schema_text(later_schema)}; only shards of equal schema are compared"
+                f"{_schema_text(later_schema)}; only shards of equal columns are compared"
             )
         larger, reader = max((earlier, reader), (later, later_reader), key=lambda side: _bytes(side[0].runs))
         ranges = _ranges(larger, larger.runs, request.num_splits, schema, reader)

@@ -123,7 +123,7 @@ class HistoryMethods(ShardBase):
         Args:
             start: the time to compare with, or a wall clock with its zone; -1 is before the first write.
             end: the same; None is the latest complete time. An `end` before `start` gives the reverse difference.
-            other: the shard whose contents at `end` are compared, of equal schema and opened by the same client; None
+            other: the shard whose contents at `end` are compared, of equal columns and opened by the same client; None
                 is this one.
             num_splits: as `snapshot` says.
             columns: those to return. Rows that differ only in other columns are still different rows.

@@ -132,7 +132,8 @@ class Cloning:
     def clone(self, source: str, name: str, keep_policies: bool = False, caller: Caller = NOBODY) -> State:
         """Create the shard `name` with the current contents of `source`; returns its State.
 
-        Raises InvalidUsage, UnknownShard (there is no such source), Conflict (the name is taken; nothing was changed),
+        Raises InvalidUsage, UnknownShard (there is no such source), Conflict (the name is taken, or an erasure of the
+        source is not complete; nothing was changed),
         Overloaded (too many clones), Indeterminate (it may have happened: check whether the clone exists).
         """
         if check_shard_name(source) == check_shard_name(name):
@@ -153,6 +154,11 @@ class Cloning:
             raise UnknownShard(dropped(state.name))
         if state.since.is_empty:
             raise InvalidUsage(f"shard {state.name!r} is closed to reads, so it cannot be cloned")
+        if any(erasure.proof is None for erasure in state.erasures.values()):
+            raise Conflict(
+                f"an erasure of shard {state.name!r} is not complete, and a clone would keep its rows: clone it when "
+                f"`persist erase list {state.name}` shows it as erased"
+            )
         return state
 
     def _tombstone_of(self, name: str) -> State | None:

@@ -93,10 +93,27 @@ ARROW_ALLOCATOR = ("ARROW_DEFAULT_MEMORY_POOL", "system")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+class _StoreOnce(argparse._StoreAction):
+    """An option with one value, which is refused if it is given twice: the first value would be ignored."""
+
+    _is_given = False
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if self._is_given and self.option_strings:
+            raise argparse.ArgumentError(self, "given twice, which takes one value")
+        self._is_given = True
+        super().__call__(parser, namespace, values, option_string)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors do not show the secrets in URLs."""
 
     _words: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "allow_abbrev": False})
+        for action in (None, "store"):
+            self.register("action", action, _StoreOnce)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._words = tuple(args or ())

@@ -297,3 +297,23 @@ def test_an_import_notices_a_signal_that_arrives_just_before_it_reads(tmp_path: 
     finally:
         end.cancel()
         writer.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["create", "t", "--schema", "a int64, b int64", "--key", "a", "--key", "b"],
+        ["erase", "start", "t", "--where", "a = 1", "--where", "b = 1"],
+        ["cat", "t", "--columns=a", "--columns", "b"],
+        ["cat", "t", "--lim", "1"],
+    ],
+    ids=" ".join,
+)
+def test_an_option_with_one_value_is_given_once_and_in_full(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last one counted: an erasure left rows, and a table had another key."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "given twice" in (said := capsys.readouterr().err) or "unrecognized arguments: --lim" in said

@@ -33,7 +33,6 @@ from persist.core.errors import (
     Expired,
     Indeterminate,
     InvalidUsage,
-    NotReadable,
     PersistError,
     Unavailable,
 )
@@ -190,20 +189,6 @@ def test_an_earlier_time_and_a_tag(shards: Shards) -> None:
     assert made.snapshot().to_arrow().num_rows == 2
     assert made.snapshot(3).to_arrow().num_rows == 4, "its history goes on"
     assert shards.client.clone("h", "h3", as_of=2).snapshot().to_arrow().num_rows == 3
-
-
-def test_times_before_an_erasure_that_readers_hold_are_not_readable_in_a_clone(shards: Shards) -> None:
-    source = shards.client.shard("a")
-    with closing(source.open_reader(0)):
-        source.erase(keys=["a0"])
-        source.configure(history="7d")
-        clone = shards.client.clone("a", "b")
-        assert source.since().element == 0
-        assert clone.since().element == 3, "the time of the erasure"
-        with pytest.raises(NotReadable):
-            clone.restore(0)
-        assert clone.count() == 2
-        clone.insert([{"k": "b0", "v": 0}])
 
 
 # --- what is refused, and leaves nothing

@@ -194,6 +194,21 @@ def test_what_was_empty_when_it_was_rewritten_and_joined_to_later_rows_is_rewrit
     assert shard.erased(told.id).done
 
 
+def test_a_shard_is_not_cloned_before_its_erasures_are_complete(world: World, machine: Machine, shard: Shard) -> None:
+    """The clone would keep the rows, in its tags, its log and its own files, and the receipt would not know of it."""
+    shard.insert([{"id": "a", "v": "one@example.org"}, {"id": "b", "v": "1"}])
+    shard.tag("before", 0)
+    told = shard.erase(keys=["a"])
+    for as_of in (None, 0):
+        with pytest.raises(Conflict, match=r"an erasure of shard '.*' is not complete.*persist erase list"):
+            machine.client.clone(NAME, "copy", as_of=as_of)
+    assert machine.client.shards() == [NAME]
+    shard.untag("before")
+    expect_erased(machine, told.id, "one@example.org")
+    assert machine.client.clone(NAME, "copy").count() == 1
+    assert found(world, "one@example.org") == []
+
+
 def test_what_a_killed_put_has_left_is_abandoned_before_the_receipt(
     monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
 ) -> None:

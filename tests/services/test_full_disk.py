@@ -69,7 +69,7 @@ def has_rollup(client: Client) -> bool:
     assert isinstance(transport, EmbeddedTransport)
     if max(transport.location.machine("orders").refresh().rollups) > 1:
         return True
-    client.shard("orders").update_attributes([persist.AttributeUpdate.replace("ab" * 16, 1)])
+    client.shard("orders").attributes.update(persist.AttributeUpdate.replace("ab" * 16, 1))
     return False
 
 

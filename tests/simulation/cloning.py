@@ -69,11 +69,14 @@ def _clone(host: Host) -> None:
     else:
         return
     run.cloned.add(source)
-    before = run.truth(source).state.upper
+    before, erased = run.truth(source).state.upper, _is_erased(host, source)
     run.oracle.note(f"{host.process.name} clones {source} as {name}")
     try:
         host.client.clone(source, name)
-    except Conflict:
+    except Conflict as error:
+        if "erasure" in error.message:
+            expect(erased or _is_erased(host, source), "cloned", f"{source} was not cloned, and is not erased")
+            return
         taken = name in truths or _uses_own(host, source, name)
         expect(taken, "cloned", f"{name} is not there, and a clone of that name was refused")
         return
@@ -88,6 +91,11 @@ def _clone(host: Host) -> None:
 def _is_usable(host: Host, name: str) -> bool:
     truth = host.run.oracle.shards.get(name)
     return truth is not None and not truth.state.is_closed and name != DOOMED
+
+
+def _is_erased(host: Host, name: str) -> bool:
+    """Whether an erasure of the shard is not complete."""
+    return any(erasure.proof is None for erasure in host.run.truth(name).state.erasures.values())
 
 
 def _uses_own(host: Host, source: str, name: str) -> bool:

@@ -10,7 +10,6 @@ from persist.core.attribute import NO_INDEX
 from persist.core.audit_log import CLONE, NOBODY, Caller, CommandEntry, Committed, births
 from persist.core.batch import Description, HollowBatch, trace_of
 from persist.core.blob_keys import belongs_to, is_loan_key, shard_of
-from persist.core.erasure_progress import erased_from
 from persist.core.errors import Conflict, Expired, InvalidUsage, Overloaded, ReadOnly, SchemaMismatch
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX
 from persist.core.ids import INCARNATION_MAX, LoanId, SeqNo, check_shard_name, family_of, shard_id_of
@@ -345,7 +344,6 @@ def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: st
     state = without_feed(state)
     while state.writers:
         state = retired(state, state.writers, state.lease_now_ms)
-    since = max(state.since, erased_from(state))  # only readers of the source hold times before an erasure
     born = [*births(state.outcomes), *(file.last for file in state.files_of(OUTCOMES))]
     return replace(
         state,
@@ -353,8 +351,6 @@ def clone_of(state: State, name: str, loans: Mapping[LoanId, str], commit_id: st
         shard_id=shard_id_of(name),
         seqno=FIRST,
         walltime_ms=max(now_ms, state.walltime_ms),
-        since=since,
-        history_hold=max(state.history_hold, since),
         commit_id=commit_id,
         incarnation=0,
         leased_readers={},
