@@ -22,12 +22,12 @@ from persist.core import commands as c
 from persist.core import truncations_and_drops
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.errors import Conflict, InvalidUsage, NotReadable, TokenReused, UnknownShard, UpperMismatch, shown
+from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpperMismatch, shown
 from persist.core.frontier import EMPTY, MINIMUM, TIME_MAX, Antichain, frontier
 from persist.core.ids import Token, mint
 from persist.core.shard_settings import DROP as DROP
 from persist.core.shard_settings import RETRACT as RETRACT
-from persist.core.shard_view import ShardView, ViewRequest
+from persist.core.shard_view import ShardView
 from persist.core.transitions.part_admission import DIFF_MAX
 from persist.core.truncations_and_drops import clipped, contents, floor_at, runs_until
 from persist.parts import DIFF, PartReader, current_schema, negated
@@ -327,7 +327,7 @@ class DropOperation(RewriteOperation):
         pending, removed = False, (None if before else 0)
         if before and done.lower == done.upper:
             with after_commit(f"the truncation of shard {self.name!r} before {before}"):
-                pending, removed = self._fate(done.lower)
+                pending, removed = self._fate(done.lower, own)
         return Truncated(before, self.to.timestamp, done.lower, done.upper, removed, DROP, pending)
 
     def _forced(self, token: Token) -> c.Appended:
@@ -340,33 +340,20 @@ class DropOperation(RewriteOperation):
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _fate(self, requested: Antichain) -> tuple[bool, int | None]:
+    def _fate(self, requested: Antichain, token: Token) -> tuple[bool, int | None]:
         """Whether a drop that took no time is still pending, and how many rows it removed, if that is known.
 
         For a repeated token, `requested` is the upper at the first call. Raises Conflict: it was withdrawn since.
         """
-        before = self.time
         try:
             facts = read_facts(self.transport, self.name, self.read.retry_s).facts
-            if facts.pending >= before:
-                return True, None
-            removed = 0 if facts.upper == requested else None
-            if facts.truncated.before >= before:
-                return False, removed
-            view = self.transport.view(self.name, ViewRequest())
         except UnknownShard:  # it was dropped since
             return False, None
-        is_effective = any(drop.at == requested.element and drop.cut >= before for drop in view.drops)  # and was undone
-        runs = contents(runs_of(view), view.drops, view.upper.element or TIME_MAX)
-        if is_effective or not any(truncations_and_drops.begins(part) < before for run in runs for part in run.parts):
-            return False, removed
-        raise Conflict(
-            f"the truncation of shard {self.name!r} before {before} was withdrawn: at time {requested}, where it was "
-            "pending, rows are retracted perhaps from before the cut. Nothing was truncated; ask again with another "
-            "token, for a cut after that time",
-            before=before,
-            at=requested.to_json(),
-        )
+        if facts.pending >= self.time:
+            return True, None
+        if facts.truncated.before < self.time:  # perhaps it was withdrawn after the answer
+            self._drop(EMPTY, token)
+        return False, 0 if facts.upper == requested else None
 
     def _dry_run(self) -> tuple[Antichain, int]:
         """The upper, and how many rows would be removed. Raises InvalidUsage if a drop is refused."""

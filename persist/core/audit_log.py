@@ -122,6 +122,7 @@ RETIRED_PER_COMMIT_MAX = 1_000  # lapsed writers; the rest follows with later co
 class TokenOutcome(Record, frozen=True):
     """The outcome of the command of one token: its interval `[lower, upper)`; `at_ms`: when, by the State's clock.
 
+    A drop that waited for the time `lower` of an appending writer took no time, and has an `upper` of `[0]`.
     `digest` is of the request, so that a token is not reused for another command. Empty: unknown.
     """
 
@@ -129,6 +130,11 @@ class TokenOutcome(Record, frozen=True):
     upper: Antichain
     digest: bytes
     at_ms: int
+
+    @property
+    def waited(self) -> bool:
+        """Whether it is of a drop that was pending when it was answered."""
+        return self.upper < self.lower
 
 
 def key_of(identity: Token | WriterId) -> str:

@@ -298,6 +298,18 @@ def test_a_drop_that_had_nothing_to_do_is_remembered(shard: Shard) -> None:
     assert shard.snapshot().to_arrow() == before
 
 
+def test_a_drop_that_had_nothing_to_do_was_not_withdrawn(shard: Shard) -> None:
+    """Also if a restore has undone the truncation that had removed the rows."""
+    tokens = {before: token_of_key(f"nightly-{before}") for before in (1, 2)}
+    shard.truncate(2)  # at 5
+    first = {before: shard.truncate(before, mode="drop", token=token) for before, token in tokens.items()}
+    assert {done.removed for done in first.values()} == {0}
+    shard.restore(4)
+    for before, token in tokens.items():
+        again = shard.truncate(before, mode="drop", token=token)
+        assert (again.lower, again.changed, again.pending) == (first[before].lower, False, False)
+
+
 def test_a_view_without_truncations_is_as_it_was(machine: Machine, shard: Shard) -> None:
     """A client that does not know of them reads it. One with drops it refuses, since it would show dropped rows."""
     view = view_of(state(machine), ViewRequest())

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from compactor.orphans import Sweeper
 from compactor.tasks import Eraser, retention_task
 from compactor.worker import Worker
-from persist.client import unique_insert
+from persist.client import restore_and_truncate, unique_insert
 from persist.client.embedded import EmbeddedTransport
 from persist.client.erasure_api import EraseOperation
 from persist.client.shard import Shard
@@ -178,6 +178,61 @@ def test_the_token_of_a_truncation_that_was_withdrawn_tells_so(shard: Shard, wit
     append(shard, shard.upper().element or 0)
     assert min(ids(shard)) >= 4
     assert shard.truncate(2, token=token).removed is None, "the later one has taken these rows too"
+
+
+@pytest.mark.parametrize("withdraw", [retracts, lambda shard: shard.erase(keys=[1])], ids=["retracted", "erased"])
+def test_a_withdrawn_truncation_is_not_done_once_merges_have_moved_the_times(
+    world: World, machine: Machine, shard: Shard, withdraw: Callable[[Shard], None]
+) -> None:
+    token, earlier = token_of_key("orders-1"), token_of_key("orders-2")
+    assert shard.truncate(2, token=token).pending
+    assert shard.truncate(1, token=earlier).pending, "it waits for the one that comes further"
+    withdraw(shard)
+    for time in range(shard.upper().element or 0, 8):
+        append(shard, time)
+    shard.forget(7)
+    maintain(machine)
+    assert all(part.time_min > 2 for part in machine.location.machine(NAME).refresh().trace.parts())
+    other = world.machine().shard(NAME)
+    for before, known in ((2, token), (1, earlier)):
+        with pytest.raises(Conflict) as refused:
+            other.truncate(before, token=known)
+        assert refused.value.details == {"before": before, "at": [4]}
+    assert 0 in ids(other)
+    other.drop()
+    assert not other.truncate(2, token=token).pending
+
+
+def test_a_truncation_that_is_withdrawn_before_its_call_returns_tells_so(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client retracts between the commit and the question whether it is pending."""
+    asked, read = [], restore_and_truncate.read_facts
+
+    def withdrawn_first(*given: Any) -> Any:
+        asked.append(given)
+        if len(asked) == 2:
+            retracts(shard)
+        return read(*given)
+
+    monkeypatch.setattr(restore_and_truncate, "read_facts", withdrawn_first)
+    with pytest.raises(Conflict):
+        shard.truncate(2)
+
+
+def test_a_truncation_that_was_effective_and_undone_is_not_withdrawn(machine: Machine, shard: Shard) -> None:
+    token = token_of_key("orders-1")
+    assert shard.truncate(2, token=token).pending
+    shard.insert([{"id": 9}])  # from here on the service has the times
+    shard.restore(3)
+    for _ in range(2):
+        again = shard.truncate(2, token=token)
+        assert (again.pending, again.changed, ids(shard)) == (False, False, [0, 1, 2, 3])
+        shard.forget((shard.upper().element or 0) - 1)
+        maintain(machine)
+        machine.location.machine(NAME).apply(c.ForgetOutlived())
+    state = machine.location.machine(NAME).refresh()
+    assert (state.drops, state.floor) == ((), 2)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -38,6 +38,7 @@ from persist.core.spill import ENTRIES, FILES_MAX, OUTCOMES, SpillKind
 from persist.core.state import Policy, State, WriterState
 from persist.core.state_diff import trace_between
 from persist.core.transitions.context import RETRY_SOON_S, SOUND, Context, Verdict
+from persist.core.transitions.row_drops import check_still_dropped
 
 _WRITING: Mapping[type[c.Command], str] = {
     c.Insert: "insert",
@@ -203,7 +204,10 @@ def outcome_of(state: State, key: str, context: Context) -> TokenOutcome | None:
 
 
 def answered(state: State, command: c.WriterCommand, context: Context) -> c.Appended | None:
-    """The first answer to the command; None: it is new. Raises TokenReused, OutcomeForgotten."""
+    """The first answer to the command; None: it is new. Raises TokenReused, OutcomeForgotten.
+
+    Raises Conflict if it is a drop that waited, and was withdrawn.
+    """
     known = outcome_of(state, key_of(command.token), context)
     if known is None:
         _check_known(state, command.token, context)
@@ -212,7 +216,11 @@ def answered(state: State, command: c.WriterCommand, context: Context) -> c.Appe
         raise _forgotten(state, command.token, context)
     if known.digest and command.digest and known.digest != command.digest:
         raise _reused(state, command.token)
-    return c.Appended(known.lower, known.upper)
+    if not known.waited:
+        return c.Appended(known.lower, known.upper)
+    if isinstance(command, c.Rewrite) and command.tombstone is not None:
+        check_still_dropped(state, command.tombstone.element or 0, known.lower)
+    return c.Appended(known.lower, known.lower)
 
 
 def with_outcome(state: State, command: c.WriterCommand, result: c.Appended, context: Context) -> State:

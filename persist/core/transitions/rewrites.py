@@ -21,6 +21,7 @@ from persist.core.transitions.policy_and_erasure_progress import with_passed_cut
 from persist.core.transitions.row_drops import (
     check_not_withdrawn,
     drops_rows,
+    is_waiting,
     without_cuts,
     without_pending,
     without_undue,
@@ -84,11 +85,17 @@ def rewrite(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
         following = replace(following, service_times=with_times(following.service_times, time, time + 1))
         following, result = push(following, command, result, runs, context)
     elif effects.is_remembered or is_alone(command):  # so that a late retry changes nothing
-        following = with_answer(following, command, result, context)
+        following = with_answer(following, command, _remembered(following, command, result), context)
     if command.erasure is not None:
         request = ErasureRequest(stored(runs), command.erasure.tags) if waits else None
         following = _with_erasure(following, command, command.erasure, time, request, context)
     return following, result
+
+
+def _remembered(state: State, command: c.Rewrite, result: c.Appended) -> c.Appended:
+    """The answer as the outcome of a token remembers it: see `TokenOutcome.waited`."""
+    cut = None if command.tombstone is None else command.tombstone.element
+    return c.Appended(result.lower, MINIMUM) if cut and is_alone(command) and is_waiting(state, cut) else result
 
 
 def _with_what_is_asked(state: State, command: c.Rewrite, context: Context) -> State:
@@ -139,7 +146,8 @@ def _has_nothing_to_truncate(state: State, command: c.Rewrite) -> bool:
     """Whether a truncation has no rows to remove, whatever the upper. A drop may also settle a pending one."""
     if command.tombstone is not None:
         return command.tombstone == MINIMUM
-    return command.truncates is not None and command.truncates <= state.truncated.before
+    settled = without_pending(state).truncated.before  # a pending one may yet be withdrawn
+    return command.truncates is not None and command.truncates <= settled
 
 
 def _is_only_added_to(state: State, before: int, expected: Antichain) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from persist.core.batch import HollowBatch, Part, Run, batch_of, parts_of, trace_of
 from persist.core.erasure_progress import pending_erasures, pending_runs
-from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
+from persist.core.errors import Conflict, InvalidUsage, NotReadable, UpperMismatch
 from persist.core.frontier import Antichain
 from persist.core.persistent_map import with_changes
 from persist.core.readable_times import cut_times, earliest_readable, is_kept
@@ -67,6 +67,27 @@ def without_undue(state: State, runs: Iterable[Run], upper: Antichain | None = N
     The retracted rows may be from before its cut, and would get a negative multiplicity.
     """
     return without_pending(state, upper) if any(part.diff_min < 0 for part in parts_of(runs)) else state
+
+
+def is_waiting(state: State, cut: int) -> bool:
+    """Whether rows from before `cut` are removed by the pending drop, and no earlier truncation removed them."""
+    return dropped_before(state) >= cut > without_pending(state).truncated.before
+
+
+def check_still_dropped(state: State, cut: int, at: Antichain) -> None:
+    """Raise Conflict if the drop before `cut`, which was pending at `at`, was withdrawn, and no other came that far.
+
+    A drop that became effective stays in the State, even after a restore. Merges move the times of parts, so parts do
+    not show it.
+    """
+    if not state.is_closed and max(dropped_before(state), state.truncated.before) < cut:
+        raise Conflict(
+            f"the truncation of shard {state.name!r} before {cut} was withdrawn: at time {at}, where it was pending, "
+            "rows are retracted perhaps from before the cut. Nothing was truncated; choose a cut after that time, and "
+            "another token",
+            before=cut,
+            at=at.to_json(),
+        )
 
 
 def check_not_withdrawn(state: State, cut: int) -> None:
