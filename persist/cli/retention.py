@@ -107,7 +107,7 @@ def _truncate(arguments: argparse.Namespace) -> int:
             result = client.truncate(cut, **options)
             for outcome in result.outcomes:
                 print(json.dumps(outcome.to_json()))
-            return 0 if result.complete else 1
+            return 1 if result.failed else 0
         assert before is not None
         shard, mode = client.shard(arguments.name), mode_of(arguments.mode)
         truncated = shard.truncate(before, mode=mode, force=arguments.force, **options)

@@ -448,9 +448,9 @@ class Client(Timeable):
         """Truncate every shard of a `cut`, as `Shard.truncate` does: one shard after the other, not atomically.
 
         An error of one shard is part of its outcome, and does not stop the others; the result is `complete` if none was
-        refused. Repeating it is safe: it completes the rest, and changes nothing in shards that are truncated that far.
-        `dry_run`, `retries` and `info` are as there. Up to 64 shards are truncated `at_once`, each in the memory of a
-        truncation.
+        refused or is pending. Repeating it is safe: it completes the rest, and changes nothing in shards that are
+        truncated that far. `dry_run`, `retries` and `info` are as there. Up to 64 shards are truncated `at_once`, each
+        in the memory of a truncation.
 
         Raises: InvalidUsage (the cut is of another location, or an argument is invalid; nothing was changed).
         """

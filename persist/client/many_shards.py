@@ -229,8 +229,8 @@ class CutTruncated:
 
     @property
     def complete(self) -> bool:
-        """Whether every shard is truncated that far. Otherwise repeat the call to complete the rest."""
-        return all(outcome.error is None for outcome in self.outcomes)
+        """Whether every shard is truncated that far, none `pending`. Otherwise repeat the call."""
+        return all(outcome.done is not None and not outcome.done.pending for outcome in self.outcomes)
 
     @property
     def failed(self) -> tuple[ShardTruncated, ...]:
@@ -347,7 +347,8 @@ def truncate_by_cut(transport: Transport, cut: Cut, settings: HandleSettings, as
                 raise UpperMismatch(closed, expected=None, actual=[])
             shard = OneShard(transport, cut.shard_id(name))
             truncation = TruncateOperation.of(shard, name, settings, NamedTime(before), info=info)
-            done = truncation.run(None, asked.retries, dry_run=asked.dry_run)
+            derived = ids.token_of_key(f"truncate by cut {cut.taken_ms} before {before}")
+            done = truncation.run(None, asked.retries, dry_run=asked.dry_run, derived=derived)
         except PersistError as error:
             return ShardTruncated(name, None, error)
         return ShardTruncated(name, done, None)

@@ -189,13 +189,24 @@ class TruncateOperation(RewriteOperation):
     what: ClassVar[str] = "truncate before"
     done: ClassVar[str] = "truncated before"
 
-    def run(self, token: Token | None, retries: int, *, dry_run: bool, force: bool = False) -> Truncated:
-        """Raises what `Shard.truncate` says. `force` as for a drop."""
+    def run(
+        self, token: Token | None, retries: int, *, dry_run: bool, force: bool = False, derived: Token | None = None
+    ) -> Truncated:
+        """Raises what `Shard.truncate` says. `force` as for a drop.
+
+        `derived` is the token of a drop that may wait, without a caller's token: a repetition learns from it whether
+        the drop was withdrawn.
+        """
 
         def attempt() -> Truncated:
             facts = read_facts(self.transport, self.name, self.read.retry_s).facts
             if facts.done.appended:  # only its writer chooses times, so the truncation has to be a drop
-                return self.as_drop().run(token, dry_run=dry_run, force=force)
+                drop, is_new = self.as_drop(), facts.pending > 0 or facts.truncated.before < self.time
+                if token is None and derived is not None and is_new and not dry_run:
+                    done = drop.run(derived, dry_run=False, force=force)
+                    if done.pending or done.changed:
+                        return done  # otherwise perhaps a restore has undone it since
+                return drop.run(token, dry_run=dry_run, force=force)
             return self._attempt(token, retries, dry_run=dry_run, repeats=self.time <= facts.truncated.before)
 
         try:  # a dry run asks what it would remove now, and not for the outcome of the token

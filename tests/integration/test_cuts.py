@@ -149,6 +149,30 @@ def test_what_one_shard_refuses_leaves_the_others_alone_and_the_same_again_compl
     assert outcome.to_json()["error"]["kind"] == "upper_mismatch"
 
 
+def test_a_truncation_by_a_cut_is_not_complete_while_it_waits(machine: Machine, http: TestClient) -> None:
+    """A shard that is fed by append truncates with the next commit of its writer, unless that withdraws it."""
+    shards = [machine.client.create_shard(name, SCHEMA, ["id"]) for name in ("fed/a", "fed/b", "fed/c")]
+    for shard in shards:
+        shard.append([{"id": 0}], 0, 1)
+    cut = machine.client.cut(prefix="fed/")
+    for _ in range(2):
+        done = machine.client.truncate(cut)
+        assert (done.complete, done.failed) == (False, ())
+        assert all(outcome.done and outcome.done.pending for outcome in done.outcomes)
+    shards[0].append([{"id": 1}], 1, 2)
+    shards[1].append([{"id": 0, "__diff": -1}], 1, 2)
+    shards[2].erase(keys=[0])
+    body = http.post("/v1/truncate", content=cut.to_json()).json()
+    assert body["complete"] is False
+    assert [shard.get("error", {}).get("kind") for shard in body["shards"]] == [None, "conflict", "conflict"]
+    assert [ids(machine, shard.name) for shard in shards] == [[1], [], [0]]
+    shards[0].insert([{"id": 2}])  # from here on the service has the times
+    shards[0].restore(0)
+    assert ids(machine, "fed/a") == [0]
+    assert machine.client.truncate(cut).outcomes[0].done, "a restore has undone it, so it is done again"
+    assert ids(machine, "fed/a") == []
+
+
 def test_a_cut_of_another_location_or_of_a_later_epoch_is_refused(world: World, machine: Machine) -> None:
     cut = machine.client.cut(NAMES)
     for wrong in (
