@@ -204,6 +204,21 @@ def test_functions_are_short() -> None:
     assert complaints(python_files(*PACKAGES, "bench", "examples"), long_functions) == []
 
 
+def test_commands_print_json_or_lines_whose_control_characters_are_escaped() -> None:
+    """`persist shards NAME` printed the name of a cursor, which could take the terminal over."""
+    commands = [path for package in ("persist", "rpc", "compactor") for path in (ROOT / package / "cli").glob("*.py")]
+    assert commands
+    raw = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path in commands
+        if path.name != "terminal.py"
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "print" and call.args
+        if not ast.unparse(call.args[0]).startswith("json.dumps(")
+    ]
+    assert raw == [], "use `print_line`"
+
+
 def test_nothing_is_left_open() -> None:
     assert complaints(python_files(*PACKAGES, "bench", "examples", "tests"), open_work) == []
 

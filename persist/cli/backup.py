@@ -306,11 +306,11 @@ def _progress_line() -> Iterator[Callable[[Progress], None]]:
         return
 
     def show(progress: Progress) -> None:
-        print(
+        sys.stderr.write(
             f"\r{progress.shards_done} of {progress.shards} shards, {progress.blobs} blobs, "
-            f"{progress.sent / 1e6:,.1f} MB sent ",
-            end="", file=sys.stderr, flush=True,
-        )  # fmt: skip
+            f"{progress.sent / 1e6:,.1f} MB sent "
+        )
+        sys.stderr.flush()
 
     try:
         yield show

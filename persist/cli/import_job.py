@@ -21,7 +21,7 @@ from persist.cli.connection_args import add_shard_arguments, check_given, client
 from persist.cli.long_running import ended_by_sigterm
 from persist.cli.row_files import RowPiece, RowSource, first_bad
 from persist.cli.schema import schema_of
-from persist.cli.terminal import ProgressBar, Screen, columns, plain
+from persist.cli.terminal import ProgressBar, Screen, columns, print_line
 from persist.client.arguments import columns_of
 from persist.client.client import Client
 from persist.client.commit_info import HistoryEntry
@@ -521,4 +521,5 @@ def _print_result(result: dict[str, Any]) -> None:
             text += f"; rows may have been removed by {by}: --again imports them again"
     else:
         text += f" {at}" if result["done"] == "imported" else ", nothing to do"
-    print(f"{plain(label)}: {text}", flush=True)
+    print_line(f"{label}: {text}")
+    sys.stdout.flush()

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 from msgspec import Struct, ValidationError, convert
 
 from persist.cli.connection_args import add_client_arguments, connection_to, url_of, where_of
-from persist.cli.terminal import complain, plain, texts_of
+from persist.cli.terminal import complain, plain, print_line, texts_of
 from persist.client.arguments import ClientTls, normalize_url
 from persist.core import errors
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
@@ -132,14 +132,14 @@ def _show(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> int:
             sys.stdout.write(piece)
     else:
         if result.seqno is not None:
-            print(plain(f"{query.name if query.what != 'part' else 'shard'} v{result.seqno}"))
+            print_line(f"{query.name if query.what != 'part' else 'shard'} v{result.seqno}")
         for line in lines(result.about_json(), result.rows_json()):
-            print(line)
+            print_line(line)
     findings = result.findings_json()
     if not arguments.json:
         for finding in findings:
             where = f"{finding['shard']}: " if finding["shard"] is not None else ""
-            print(plain(f"DAMAGED {where}{finding['what']}"))
+            print_line(f"DAMAGED {where}{finding['what']}")
     return FOUND if findings else HEALTHY
 
 
@@ -154,7 +154,10 @@ def _show_log(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> 
             entry = json.loads(line)
             newest = entry["seqno"]
             damaged = damaged or entry["finding"] is not None
-            print(line.rstrip("\n") if arguments.json else log_line(entry))
+            if arguments.json:
+                sys.stdout.write(line)
+            else:
+                print_line(log_line(entry))
         if newest:
             query = Query("log", query.name, first=str(newest + 1), last=query.last, follow=True)
         if not arguments.follow or (last is not None and newest >= last):

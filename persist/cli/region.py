@@ -22,6 +22,7 @@ from persist.cli.backup import EXIT_LOST, blob_at, show_recovered
 from persist.cli.connection_args import Where, add_subcommand, check_given, read_age_ms, trust_in, where_of
 from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.long_running import LEVELS, configure_logs, on_signals
+from persist.cli.terminal import print_line
 from persist.commit.clocks_and_ids import SystemClock
 from persist.copies.recovery import GAP, RecoveryRequest, plan
 from persist.copies.throttled_blob import read_rate
@@ -280,7 +281,7 @@ def _switch(arguments: argparse.Namespace) -> int:
         copy = stack.enter_context(closing(where_of(arguments).open(must_exist=True)))
         replicator = None if arguments.replicated else Replicator(home.blob, copy.blob, home.clock)
         switch = Switch(home, copy, arguments.region, arguments.of, replicator, entry.epoch)
-        report = partial(print, file=sys.stderr, flush=True)
+        report = partial(print_line, out=sys.stderr)
         if arguments.undo:
             print(json.dumps({"taken_back": switch.undo(report)}))
             return 0

@@ -129,7 +129,7 @@ def _cut(arguments: argparse.Namespace) -> int:
     at = None if arguments.at is None else read_instant("--at", arguments.at)
     with client_of(arguments) as client:
         cut = client.cut(arguments.names or None, prefix=arguments.prefix, at=at, cursors=arguments.cursor or ())
-    print(cut.to_json())
+    sys.stdout.write(cut.to_json() + "\n")
     return 0
 
 

@@ -15,7 +15,7 @@ from persist.cli.connection_args import add_shard_arguments, client_of, shard_of
 from persist.cli.long_running import ended_by_sigterm, on_signals
 from persist.cli.output_files import STDOUT, is_stdout, output_path, replacing
 from persist.cli.row_files import FORMATS, form_of
-from persist.cli.terminal import NDJSON, Output, Screen, add_format, add_selection, columns, plain, show_changes
+from persist.cli.terminal import NDJSON, Output, Screen, add_format, add_selection, columns, print_line, show_changes
 from persist.client.client import Client
 from persist.client.read_api import NOW, THEN
 from persist.client.timestamps import read_point
@@ -57,7 +57,7 @@ def run_cat(arguments: argparse.Namespace) -> int:
         raise InvalidUsage("--count can only be combined with --as-of and --where")
     with shard_of(arguments) as shard:
         if arguments.count:
-            print(shard.count(arguments.where, selection["as_of"]))
+            print_line(str(shard.count(arguments.where, selection["as_of"])))
             return 0
         with shard.snapshot(**selection, limit=arguments.limit) as snapshot:
             output.show(snapshot)
@@ -91,7 +91,7 @@ def run_export(arguments: argparse.Namespace) -> int:
             out.write(data)
     report = sys.stderr if is_stdout(path) else sys.stdout  # keep the report out of the rows
     if Screen.of(report).is_terminal:
-        print(f"{plain(arguments.file)}: {counted.summary()}", file=report)
+        print_line(f"{arguments.file}: {counted.summary()}", report)
     else:
         fields = {"shard": arguments.name, "file": arguments.file, "rows": counted.count, "as_of": snapshot.as_of}
         print(json.dumps(fields), file=report)

@@ -15,7 +15,7 @@ from typing import Any
 from persist.cli import connection_args, row_files
 from persist.cli.connection_args import add_client_arguments, check_given, client_of
 from persist.cli.schema import add_check_argument, read_checks, read_columns, read_schema_file, schema_of
-from persist.cli.terminal import Screen, plain
+from persist.cli.terminal import Screen, complain, plain, print_line
 from persist.client.arguments import columns_of
 from persist.client.client import Client
 from persist.client.many_shards import check_names_or_prefix
@@ -68,7 +68,7 @@ def _show_from_server(client: Client, arguments: argparse.Namespace) -> None:
 
     if arguments.names:
         for name in client.shards(arguments.prefix):
-            print(name)
+            print_line(name)
     elif arguments.name is not None:
         client.shard(arguments.name)  # raises if it was dropped
         view = view_of(arguments.name)
@@ -79,7 +79,7 @@ def _show_from_server(client: Client, arguments: argparse.Namespace) -> None:
 
 def _list(names: Iterable[str], summary_of: Callable[[str], dict[str, Any]], as_json: bool) -> None:
     if not as_json:
-        print(f"{'shard':40} {'since':>12} {'upper':>12} {'batches':>8} {'updates':>12} {'bytes':>14}")
+        print_line(f"{'shard':40} {'since':>12} {'upper':>12} {'batches':>8} {'updates':>12} {'bytes':>14}")
     for name in names:
         try:
             fields = summary_of(name)
@@ -88,11 +88,11 @@ def _list(names: Iterable[str], summary_of: Callable[[str], dict[str, Any]], as_
         if as_json:
             print(json.dumps(fields))
         elif "error" in fields:
-            print(f"{name:40} {fields['error']}")
+            print_line(f"{name:40} {fields['error']}")
         else:
             since, upper = _frontier(fields["since"]), _frontier(fields["upper"])
             counts = f"{fields['batches']:>8} {fields['updates']:>12} {fields['bytes']:>14}"
-            print(f"{name:40} {since:>12} {upper:>12} {counts}{'  dropped' if fields['dropped'] else ''}")
+            print_line(f"{name:40} {since:>12} {upper:>12} {counts}{'  dropped' if fields['dropped'] else ''}")
 
 
 def summary(state: State | ShardView) -> dict[str, Any]:
@@ -165,11 +165,11 @@ def _show(fields: dict[str, Any], as_json: bool) -> None:
         return
     for key, value in fields.items():
         if isinstance(value, list) and key not in ("since", "upper"):
-            print(f"{key}: {'' if value else 'none'}")
+            print_line(f"{key}: {'' if value else 'none'}")
             for item in value:
-                print("  " + ", ".join(f"{k} {v}" for k, v in item.items()))
+                print_line("  " + ", ".join(f"{k} {v}" for k, v in item.items()))
         else:
-            print(f"{key}: {_frontier(value) if isinstance(value, list) else value}")
+            print_line(f"{key}: {_frontier(value) if isinstance(value, list) else value}")
 
 
 def _frontier(value: list[int]) -> str:
@@ -204,7 +204,7 @@ def run_create(arguments: argparse.Namespace) -> int:
             arguments.name, schema.arrow, schema.key, history=arguments.history, unique=arguments.unique, checks=checks
         ).schema
     if Screen.of(sys.stdout).is_terminal:
-        print(f"shard {arguments.name} {text}, ordered by {', '.join(created.key)}")
+        print_line(f"shard {arguments.name} {text}, ordered by {', '.join(created.key)}")
     else:
         columns = {field.name: str(field.type) for field in created.arrow}
         print(json.dumps({"shard": arguments.name, "done": outcome, "columns": columns, "key": list(created.key)}))
@@ -246,7 +246,7 @@ def run_drop(arguments: argparse.Namespace) -> int:
         dropped = client.drop_shards(prefix=prefix) if prefix is not None else None  # which only lists them
         names = names if dropped is None else tuple(outcome.shard for outcome in dropped.outcomes)
         if not arguments.yes and not _is_confirmed(names):
-            print(f"persist drop: nothing was dropped: {len(names)} would be; give --yes to drop them", file=sys.stderr)
+            complain("persist drop", f"nothing was dropped: {len(names)} would be; give --yes to drop them")
             return REFUSED
         if dropped is None or names:
             dropped = client.drop_shards(names, force=arguments.force)
@@ -260,7 +260,8 @@ def _is_confirmed(names: Sequence[str]) -> bool:
         return False
     shown = [plain(name) for name in names[:SHOWN_MAX]]
     more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
-    print(f"drop {', '.join(shown)}{more}? [y/N] ", end="", file=sys.stderr, flush=True)
+    sys.stderr.write(f"drop {', '.join(shown)}{more}? [y/N] ")
+    sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

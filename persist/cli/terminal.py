@@ -83,6 +83,14 @@ def plain(text: str) -> str:
     return _CONTROL.sub(lambda values: repr(values.group())[1:-1], text)
 
 
+def print_line(text: str, out: TextIO | None = None) -> None:
+    """Print a line that is not JSON, on standard output by default. Every command prints such lines by this.
+
+    Control characters are escaped also if the output is not a terminal: it may be shown in one later.
+    """
+    print(plain(text), file=out)
+
+
 def width_of(text: str) -> int:
     if text.isascii():
         return len(text)
@@ -313,7 +321,9 @@ class ProgressBar:
         """Report that `done` of `total` bytes of the shard or file `name` have been read."""
         share = 1.0 if total <= 0 else min(1.0, done / total)
         filled = round(share * WIDTH)
-        line = f"{name[-40:]} [{'#' * filled}{'.' * (WIDTH - filled)}] {done / MIB:,.1f} of {total / MIB:,.1f} MiB"
+        line = (
+            f"{plain(name[-40:])} [{'#' * filled}{'.' * (WIDTH - filled)}] {done / MIB:,.1f} of {total / MIB:,.1f} MiB"
+        )
         with self._lock:
             if share < 1 and self._is_terminal:
                 self._out.write("\r" + line[:LINE_MAX].ljust(LINE_MAX))

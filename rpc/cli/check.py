@@ -27,7 +27,7 @@ from persist.check.location_checks import BackupFacts, ExternalState, TokenFacts
 from persist.cli.backup import backups_at
 from persist.cli.connection_args import add_client_arguments, check_given, where_of
 from persist.cli.inspect import FOUND, HEALTHY, exit_of, open_readonly, server_of, understood
-from persist.cli.terminal import complain, plain, texts_of
+from persist.cli.terminal import complain, print_line, texts_of
 from persist.commit.clocks_and_ids import SystemClock
 from persist.commit.location import Location
 from persist.copies.blob_repair import LEFT, PUT, REPLACED, put_anew, repair_blobs, replace_part
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(result.text())
     else:
         for line in _lines(result):
-            print(plain(line))
+            print_line(line)
     return FOUND if result.findings else HEALTHY
 
 
@@ -203,7 +203,7 @@ def repair(arguments: argparse.Namespace) -> int:
             what = f"replace part {part_id} of shard {name!r} by {file}"
             if replacement is None:
                 what = f"remove {located.part.rows} rows from shard {name!r} permanently"
-            print(f"would {what}; give --yes to do it")
+            print_line(f"would {what}; give --yes to do it")
             if replacement is None:
                 print(json.dumps(_part_json(located)))
             return FOUND

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import persist
 from blob import without_secrets
 from persist.cli.output_files import OutputLost, drop_output, take_streams
-from persist.cli.terminal import complain, without_secrets_of
+from persist.cli.terminal import complain, print_line, without_secrets_of
 from persist.core.errors import InvalidUsage, PersistError
 
 # group -> command -> (module, one line of help)
@@ -245,10 +245,10 @@ def add_completion(parser: argparse.ArgumentParser) -> None:
 
 def run_completion(arguments: argparse.Namespace) -> int:
     if arguments.line is None:
-        print(_SCRIPTS[arguments.shell], end="")
+        sys.stdout.write(_SCRIPTS[arguments.shell])
     else:
         for word in candidates(arguments.line):
-            print(word)
+            print_line(word)
     return 0
 
 

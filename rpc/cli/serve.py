@@ -20,6 +20,7 @@ from persist.check.location_checks import open_places
 from persist.cli.connection_args import Where, check_given
 from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.long_running import LEVELS, announce, configure_logs
+from persist.cli.terminal import print_line
 from persist.client.client import Connection
 from persist.commit.location import Location, LocationSettings
 from persist.core.errors import InvalidUsage
@@ -126,8 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = loaded.settings
     if arguments.check:
         _check(settings)
-        print("\n".join(effective_settings(loaded)))
-        print("".join(f"# {_unknown(name, meant)}\n" for name, meant in misspelt(os.environ)), end="")
+        for line in (*effective_settings(loaded), *(f"# {_unknown(*name)}" for name in misspelt(os.environ))):
+            print_line(line)
         return 0
     if settings.maintenance and settings.tokens_file and settings.maintenance_token is None:
         settings = replace(settings, maintenance_token=mint("maintenance")[0])
@@ -185,7 +186,8 @@ def _serve(settings: ServerSettings, listener: socket.socket) -> int:
         def ready() -> None:
             if watch is not None:
                 watch.start()
-            print(url_of(listener, settings), flush=True)
+            print_line(url_of(listener, settings))
+            sys.stdout.flush()
             keeper.begin()
 
         serve(location, settings, listener, ready)

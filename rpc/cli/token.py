@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -50,7 +51,8 @@ def _create(arguments: argparse.Namespace) -> int:
         tokens = _tokens(path)
         token = _mint(arguments, path, tokens)
         try:
-            print(token, flush=True)
+            sys.stdout.write(f"{token}\n")
+            sys.stdout.flush()
         except OSError:  # it was not shown, and cannot be shown again
             _replace(path, tokens)
             raise

@@ -184,6 +184,14 @@ def test_rows_in_csv_or_ndjson_could_take_a_terminal_over(directory: Path, form:
     assert not set(out) & {"\x1b", "\x9b"}
 
 
+def test_names_of_cursors_cannot_take_a_terminal_over(directory: Path) -> None:
+    with persist.connect(f"persist://{directory / 'data'}") as client:
+        client.shard("orders").critical_reader("mine\x1b[2J")
+    out, _ = in_terminal("shards", "orders", "--dir", "data")
+    assert r"mine\x1b[2J" in out
+    assert "\x1b" not in out
+
+
 # --- the list of commands
 
 
