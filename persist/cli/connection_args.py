@@ -76,7 +76,7 @@ def read_size(option: str, text: str) -> int:
 def read_age_ms(option: str, text: str) -> int:
     """Parse an age option such as `24h`, `50ms` or `none` to milliseconds. Raises InvalidUsage."""
     try:
-        age_ms = history_ms(text, option)
+        age_ms = history_ms(text, option, takes_zero=True)
     except InvalidUsage:
         age_ms = None
     if age_ms is None:

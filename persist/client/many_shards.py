@@ -474,6 +474,7 @@ def drop_shards(
 ) -> ShardsDropped:
     """Drop the shards. Raises what `Client.drop_shards` says."""
     check_dropped(chosen, prefix)
+    checked("force", force, bool)
     names = chosen_names(transport, chosen, prefix, DROPPED_MAX)
     if len(names) > DROPPED_MAX:
         raise InvalidUsage(f"one call drops at most {DROPPED_MAX} shards; give fewer names, or a longer prefix")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from persist.attributes.attribute_handle import AttributeUpdates
 from persist.client import dml_plans
-from persist.client.arguments import checked_sets
+from persist.client.arguments import checked, checked_sets
 from persist.client.commit_info import Info
 from persist.client.dml_plans import BoundVerb, Contents, Plan, RowSet
 from persist.client.optimistic_edit import Edited
@@ -52,12 +52,14 @@ Condition: TypeAlias = Any  # a text, an expression, or None
 
 
 def source(column: str) -> pc.Expression:
-    """The value of a column of the source, by its name `column`, in clauses of `Shard.merge`. Raises nothing."""
+    """The value of a column of the source, by its name `column`, in clauses of `Shard.merge`. Raises InvalidUsage."""
+    checked("column", column, str)
     return pc.field(SOURCE + column)
 
 
 def target(column: str) -> pc.Expression:
-    """The value of a column of the shard, by its name `column`, in clauses of `Shard.merge`. Raises nothing."""
+    """The value of a column of the shard, by its name `column`, in clauses of `Shard.merge`. Raises InvalidUsage."""
+    checked("column", column, str)
     return pc.field(TARGET + column)
 
 
@@ -182,6 +184,8 @@ class MergePlan:
     verb: ClassVar[str] = "merge_into"
 
     def bound(self, schema: ShardSchema) -> BoundVerb:
+        if self.on == ():
+            raise InvalidUsage("on is empty; name the columns by which rows match, or leave it out for the key columns")
         keyed = key_schema(schema, self.on)
         columns = dml_plans.names_given(self.rows, schema)
         for name in keyed.key:

@@ -322,6 +322,7 @@ class Shard(WriteMethods, ReadMethods, EditMethods, RetentionMethods, ErasureMet
         Raises: Conflict (readers hold it), UnknownShard (its name belongs to another shard by now), Indeterminate (it
             may have happened, or may yet: look at the shard before you write more to it).
         """
+        checked("force", force, bool)
         self._send(c.Drop(force))
 
     def close(self) -> None:

@@ -163,7 +163,7 @@ def retention_ms(kept: timedelta | str, what: str = "history", *, takes_none: bo
     if timedelta(0) < kept < MILLISECOND:
         none = ", or timedelta(0) to keep none" if takes_none else ""
         raise InvalidUsage(f"{what} is {kept!r}; it must be at least a millisecond{none}")
-    return history_ms(f"{kept // MILLISECOND}ms", what, takes_none=takes_none)
+    return history_ms(f"{kept // MILLISECOND}ms", what, takes_none=takes_none, takes_zero=takes_none)
 
 
 def period_ms(period: object, what: str, such_as: str = "90d") -> int:

@@ -198,4 +198,7 @@ def as_updates(updates: Any) -> tuple[AttributeUpdate, ...]:
     for update in listed:
         if not isinstance(update, AttributeUpdate):
             raise InvalidUsage(f"attributes are changed by AttributeUpdate, not {type(update).__name__}")
+        _check_int64(update.key, update.value)
+        if update.expected is not None:
+            _check_int64(update.key, update.expected)
     return listed

@@ -19,6 +19,7 @@ LIFE_DIGITS = 8  # of a shard's id, which distinguish the lives of a name
 INCARNATION_MAX = 16**LIFE_DIGITS - 1
 TOKEN_CHARS_MAX = 200  # of a caller's own text
 NAME_CHARS_MAX = 256  # that every consensus store accepts in a key
+PART_CHARS_MAX = 128  # of the region, and of the rest, of the name of a shard
 _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9._-]{1,128})?\Z")
 
 
@@ -129,6 +130,10 @@ def check_shard_name(name: object) -> str:
 
     It does not begin with `-`, since a command line would take it for an option.
     """
+    if isinstance(name, str) and (most := max(map(len, name.split("/")))) > PART_CHARS_MAX:
+        raise InvalidUsage(
+            f"shard name {shown(name)} has a part of {most} characters; at most {PART_CHARS_MAX} are possible"
+        )
     if not isinstance(name, str) or not _NAME.match(name) or name.strip("./") == "" or ".." in name.split("/"):
         raise InvalidUsage(
             f"shard name {shown(name)} is not of the form name or region/name with letters, digits, '.', '_' and '-', "

@@ -269,17 +269,20 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, 
 _AGE = re.compile(r"([0-9]{1,15})(ms|s|m|h|d|w)")
 
 
-def history_ms(given: object, what: str = "history", *, takes_none: bool = True) -> int | None:
+def history_ms(
+    given: object, what: str = "history", *, takes_none: bool = True, takes_zero: bool = False
+) -> int | None:
     """The `history_ms` of a text such as `7d`, `none` or `forever`. Raises InvalidUsage naming `what`.
 
-    Without `takes_none` an age of zero is refused too.
+    An age of zero such as `0d`, which is more likely a mistake than `none`, is refused without `takes_zero`.
     """
     age_ms: int | None = -1
     if given in (NONE, FOREVER):
         age_ms = 0 if given == NONE else None
     elif isinstance(given, str) and (age := _AGE.fullmatch(given)):
         age_ms = int(age[1]) * _UNITS_MS[age[2]]
-    if age_ms is not None and not (0 if takes_none else 1) <= age_ms <= HISTORY_MS_MAX:
+    least = 0 if takes_zero or (takes_none and given == NONE) else 1
+    if age_ms is not None and not least <= age_ms <= HISTORY_MS_MAX:
         others = f"{NONE!r} or {FOREVER!r}" if takes_none else f"or {FOREVER!r}"
         raise InvalidUsage(f"{what} is {shown(given)}; it must be an age such as '7d' (ms, s, m, h, d or w), {others}")
     return age_ms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,19 @@ import pyarrow.compute as pc
 import pytest
 from fastapi.testclient import TestClient
 
-from persist import Client, InvalidUsage, Shard, TokenReused, Unavailable, UpperMismatch, connect
+from persist import (
+    AttributeUpdate,
+    Client,
+    InvalidUsage,
+    Shard,
+    TokenReused,
+    Unavailable,
+    UpperMismatch,
+    connect,
+    named_key,
+    source,
+    target,
+)
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import ForwardingTransport
 from persist.core import commands as c
@@ -47,6 +60,35 @@ def test_a_token_stood_for_the_text_of_an_expression(machine: Machine, shard: Sh
     assert shard.update({column: one}, token=token).lower == done.lower
     with pytest.raises(TokenReused):
         shard.update({column: other}, token=token)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda shard: shard.drop(force="no"), "force is 'no'"),
+        (lambda shard: shard.attributes.update(AttributeUpdate.replace(named_key("a"), 1.0)), "attribute .* 1.0"),
+        (lambda shard: shard.merge([{"k": 1}], on=[]).when_matched_delete().execute(), "on is empty"),
+        (lambda shard: source(7), "column is 7"),
+        (lambda shard: target(7), "column is 7"),
+        (lambda shard: shard.configure(history="0d"), "history is '0d'"),
+        (lambda shard: shard.configure(history="0ms"), "history is '0ms'"),
+    ],
+)
+def test_what_is_refused_is_named(shard: Shard, call: Callable[[Shard], object], named: str) -> None:
+    """Some named "a command of 44 bytes"; an age of zero meant no history."""
+    with pytest.raises(InvalidUsage, match=named):
+        call(shard)
+
+
+def test_no_history_is_a_word_or_a_timedelta(shard: Shard) -> None:
+    assert shard.configure(history="none").history_ms == 0
+    assert shard.configure(history=timedelta(0)).history_ms == 0
+
+
+@pytest.mark.parametrize("name", ["x" * 129, "eu/" + "x" * 129])
+def test_a_name_that_is_too_long_is_told_its_length(machine: Machine, name: str) -> None:
+    with pytest.raises(InvalidUsage, match="129 characters; at most 128"):
+        machine.client.shard(name)
 
 
 @pytest.mark.parametrize(("column", "of"), [("f", "d"), ("n", "s"), ("s", "d"), ("n", "d")])
