@@ -54,6 +54,8 @@ def check_step(old: State, new: State) -> None:
     appended = new.trace.batches[len(old.trace.batches) :]
     if appended and old.trace.batches and appended[0].desc.lower != new.trace.batches[-len(appended) - 1].desc.upper:
         raise Corruption(f"a batch of shard {old.name!r} would not begin where the one before it ends")
+    if new.erasures is not old.erasures or new.upper != old.upper:
+        _check_erasures(new)
     if new.rollups is not old.rollups and old.rollups and max(new.rollups, default=0) < max(old.rollups):
         raise Corruption(f"shard {old.name!r} would lose its newest rollup")
 
@@ -185,12 +187,17 @@ def _check_others(state: State) -> None:
     if state.seal.last is not None and any(at_ms >= state.seal.last.at_ms for at_ms in state.marks):
         raise Corruption(f"a mark of shard {state.name!r} is not older than its last one")
     _check_entries(state)
-    if any(one.pending is not None and state.upper != Antichain(one.at) for one in state.erasures.values()):
-        raise Corruption(f"an erasure of shard {state.name!r} is pending, and not at the upper {state.upper}")
+    _check_erasures(state)
     if any(seqno > state.seqno for seqno in state.rollups):
         raise Corruption(f"shard {state.name!r} names a rollup of the future")
     if any(reader.seqno > state.seqno for reader in state.leased_readers.values()):
         raise Corruption(f"a reader of shard {state.name!r} holds a seqno of the future")
+
+
+def _check_erasures(state: State) -> None:
+    """A pending erasure is at the next time, which is settled by whatever moves the upper."""
+    if any(one.pending is not None and state.upper != Antichain(one.at) for one in state.erasures.values()):
+        raise Corruption(f"an erasure of shard {state.name!r} is pending, and not at the upper {state.upper}")
 
 
 def _check_index(state: State) -> None:

@@ -539,3 +539,30 @@ def test_the_history_of_commits_goes_when_the_rows_do(shard: Shard) -> None:
     before = len(list(shard.history()))
     append(shard, 4)
     assert (shard.tags(), before, [one.operation for one in shard.history()]) == ({}, 4 + 2, ["append"])
+
+
+def _pend_policy(shard: Shard) -> None:
+    shard.retain({"rows": 1, "cut_every": "1s"}, confirm=True)
+
+
+PENDING: dict[str, Callable[[Shard], Any]] = {
+    "truncation": lambda shard: shard.truncate(2),
+    "policy": _pend_policy,
+    "erasure": lambda shard: shard.erase(keys=[1]),
+    "erasure of nothing": lambda shard: shard.erase(keys=[9]),
+}
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("pend", PENDING.values(), ids=PENDING)
+def test_a_shard_is_dropped_with_what_is_pending(world: World, machine: Machine, pend: Any, force: bool) -> None:
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="1d")
+    for time in range(4):
+        append(shard, time)
+    pend(shard)
+    shard.drop(force=force)
+    world.pass_ms(DAY_MS)
+    maintain(machine)
+    again = machine.client.create_shard(NAME, SCHEMA, ["id"])
+    append(again, 0)
+    assert (ids(again), again.erasures()) == ([0], {})

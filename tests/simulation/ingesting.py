@@ -155,6 +155,19 @@ def check_ingested(host: Host) -> None:
     pending = [one.id for one in shard.erasures().values() if one.phase == "pending"]
     expect(not pending, "erased", f"erasures {pending} are pending after a commit of the ingester")
     run.path("all ingested")
+    _drop_with_pending(host, client, shard)
+
+
+def _drop_with_pending(host: Host, client: Client, shard: Shard) -> None:
+    """The shard is dropped while an erasure waits for its ingester; its name is free once that is collected."""
+    there = [row["position"] for row in shard.snapshot().to_arrow().to_pylist()]
+    if there and shard.erase(keys=there[:1]).phase == "pending":
+        host.run.path("dropped with a pending erasure")
+    shard.drop(force=True)
+    Collector(host.location, GC).run(FED)
+    again = client.create_shard(FED, COLUMNS, ["position"])
+    found = again.upper().element, again.erasures()
+    expect(found == (0, {}), "dropped", f"the next life of {FED} has the upper and the erasures {found}")
 
 
 # --- broken builds

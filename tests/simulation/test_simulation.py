@@ -47,7 +47,9 @@ COPY_PATHS = (
 )  # fmt: skip
 
 
-FED_PATHS = ("all ingested", "erasure pending", "erasure retracted", "ingested", "minted")
+FED_PATHS = (
+    "all ingested", "dropped with a pending erasure", "erasure pending", "erasure retracted", "ingested", "minted",
+)  # fmt: skip
 
 
 def test_a_few_seeds_keep_every_promise() -> None:

@@ -94,7 +94,8 @@ def drop(state: State, command: c.Drop, context: Context) -> tuple[State, c.Done
     trace = state.trace
     if not state.upper.is_empty:
         trace = trace.push(HollowBatch(Description(state.upper, EMPTY, MINIMUM), (), 0))
-    return replace(state, trace=trace, since=EMPTY, leased_readers={}, critical_readers={}), c.Done()
+    # Pending erasures await a time that never comes; all rows are deleted now. Certificates are kept until the drop.
+    return replace(state, trace=trace, since=EMPTY, leased_readers={}, critical_readers={}, erasures={}), c.Done()
 
 
 def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State, c.Finalised]:
@@ -104,7 +105,8 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
     if len(batches) > 1 or batches[0].runs:
         taken = batches[:FINALISE_BATCHES_PER_STEP]
         emptied = HollowBatch(Description(taken[0].desc.lower, taken[-1].desc.upper, MINIMUM), (), 0)
-        state = replace(state, trace=trace_of((emptied, *batches[len(taken) :])))
+        # Older builds dropped a shard with its pending erasures, which no State at the upper [] may have.
+        state = replace(state, trace=trace_of((emptied, *batches[len(taken) :])), erasures={})
         return state, c.Finalised(done=False)
     store_ms = context.now_ms if command.store_ms is None else command.store_ms
     born = [*births(state.outcomes), *(file.last for file in state.files_of(OUTCOMES))]

@@ -43,6 +43,10 @@ class Model:
     readers: dict[str, float] = field(default_factory=dict)
     critical: dict[str, tuple[float, str]] = field(default_factory=dict)
     tombstone: bool = False
+    fed: bool = False  # by `append`: then an erasure waits for the next time
+    waiting: list[tuple[str, int]] = field(default_factory=list)  # what pending erasures will retract
+    waits: int = 0  # pending erasures
+    erased: float = 0  # the time of the last one: no new reader holds an earlier one
 
     def snapshot(self, as_of: int) -> dict[str, int]:
         """The multiset as of a time: what it holds how often."""
@@ -83,6 +87,7 @@ class Model:
             raise Refused("upper_mismatch")
         self._check_end(upper)
         self._push(known, token, upper, [update for update in updates if update[1] >= self.upper])
+        self.fed = True
         known.answer = (lower, upper)
         self.writers[writer] = known
         return known.answer
@@ -104,7 +109,8 @@ class Model:
             elif time == CLOSED:
                 answers.append("unknown_shard" if self.since == CLOSED else "upper_mismatch")
             else:
-                self.upper = time + 1
+                self.fed = False
+                self._complete(time + 1)
                 self.taken.add(time)
                 self.updates += [(key, int(time), diff) for key, diff in rows]
                 known.token, known.answer = token, (time, time + 1)
@@ -117,13 +123,51 @@ class Model:
         if upper <= self.upper:
             return (upper, upper)
         self._check_end(upper)
-        before, self.upper = self.upper, upper
+        before = self.upper
+        self._complete(upper)
         return (before, upper)
+
+    def erasable(self) -> list[tuple[str, int]]:
+        """The rows that an erasure may retract: those of the latest time, without what others will retract."""
+        if self.upper in (0, CLOSED):
+            return []
+        there = sums((*self.snapshot(int(self.upper) - 1).items(), *self.waiting))
+        return sorted((key, -count) for key, count in there.items())
+
+    def erase(self, writer: str, token: str, force: bool, retracted: list[tuple[str, int]]) -> tuple[float, float]:
+        known = self._writer(writer)
+        if known.token >= token:
+            return known.again(token)
+        self._open()
+        if self.upper == CLOSED:
+            raise Refused("upper_mismatch")
+        if self.upper == 0:
+            raise Refused("invalid_usage")
+        time = self.upper
+        self.waiting += retracted
+        self.waits += 1
+        if force or not self.fed:
+            self.taken.add(time)
+            self._complete(time + 1)
+        known.token, known.answer = token, (time, self.upper)
+        self.writers[writer] = known
+        return known.answer
+
+    def _complete(self, upper: float) -> None:
+        """The upper moves: what waits for the next time is retracted there, and what held earlier history lets go."""
+        at, self.upper = self.upper, max(self.upper, upper)
+        if not self.waits or at == self.upper:
+            return
+        self.updates += [(key, int(at), diff) for key, diff in self.waiting]
+        self.waiting, self.waits, self.erased = [], 0, at
+        holds = self._holds()
+        if self.since != CLOSED and min(holds, default=0) != CLOSED:
+            self.since = max(self.since, min([*holds, at]))
 
     def _push(self, writer: Writer, token: str, upper: float, updates: list[Update]) -> None:
         writer.token, writer.answer = token, (self.upper, upper)
         self.updates += updates
-        self.upper = upper
+        self._complete(upper)
 
     def _writer(self, writer: str) -> Writer:
         self._alive()
@@ -136,8 +180,9 @@ class Model:
     def register_reader(self, reader: str, since: float | None) -> float:
         self._open()
         if reader not in self.readers:
-            wanted = self.since if since is None else since
-            if wanted < self.since:
+            earliest = max(self.since, self.erased)
+            wanted = earliest if since is None else since
+            if wanted < earliest:
                 raise Refused("not_readable")
             self.readers[reader] = wanted
         return self.readers[reader]
@@ -161,7 +206,7 @@ class Model:
 
     def register_critical(self, reader: str, opaque: str) -> tuple[float, str, float]:
         self._open()
-        since, held = self.critical.setdefault(reader, (self.since, opaque))
+        since, held = self.critical.setdefault(reader, (max(self.since, self.erased), opaque))
         return (since, held, self.since)
 
     def downgrade_critical(
@@ -195,10 +240,13 @@ class Model:
 
     def _recompute(self) -> None:
         """A lease holds at most the latest complete time, and at the end nothing. Only a drop closes both frontiers."""
-        leased = [min(since, max(self.upper - 1, 0)) for since in self.readers.values() if since != CLOSED]
-        held = min([*leased, *(since for since, _ in self.critical.values())], default=self.since)
+        held = min(self._holds(), default=self.since)
         if not held == self.upper == CLOSED:
             self.since = max(self.since, held)
+
+    def _holds(self) -> list[float]:
+        leased = [min(since, max(self.upper - 1, 0)) for since in self.readers.values() if since != CLOSED]
+        return [*leased, *(since for since, _ in self.critical.values())]
 
     # --- the end
 
@@ -214,6 +262,7 @@ class Model:
         if not force and any(since != CLOSED for since in holds):
             raise Refused("conflict")
         self.upper = self.since = CLOSED
+        self.waiting, self.waits = [], 0
         self.readers.clear()
         self.critical.clear()
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from persist.core import commands as c
 from persist.core.batch import Part, Run
+from persist.core.erasure_progress import pending_erasures
 from persist.core.errors import PersistError
 from persist.core.frontier import EMPTY, Antichain
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
@@ -163,6 +164,7 @@ class HoldsAgainstModel(RuleBasedStateMachine):
         state = self.shard.state
         assert (number(state.upper), number(state.since)) == (self.model.upper, self.model.since)
         assert state.tombstone == self.model.tombstone
+        assert len(pending_erasures(state)) == self.model.waits
 
 
 class ShardAgainstModel(HoldsAgainstModel):
@@ -173,6 +175,7 @@ class ShardAgainstModel(HoldsAgainstModel):
         self.inline = inline
         self.contents: dict[str, list[Update]] = {}  # the rows of every part ever made, by part id
         self.merges: list[c.MergeResult] = []  # prepared, to be applied later or again
+        self.erasures = 0
         self.register_reader(READERS[0], 0)
 
     def token(self, writer: WriterId, ahead: int) -> Token:
@@ -253,6 +256,20 @@ class ShardAgainstModel(HoldsAgainstModel):
         results = self.shard.commit(*commands)
         assert [r.kind if isinstance(r, PersistError) else appended(r) for r in results] == expected
 
+    @rule(writer=writers, ahead=aheads, force=st.sampled_from([False, False, True]), count=st.integers(0, 2))
+    def erase(self, writer: WriterId, ahead: int, force: bool, count: int) -> None:
+        """Erase all rows of some keys: at the next time, or pending in a shard that is fed by `append`."""
+        self.erasures += 1
+        token, retracted = self.token(writer, ahead), self.model.erasable()[:count]
+        upper = 1 if self.model.upper == CLOSED else int(self.model.upper)
+        erasure = c.NewErasure(numbered("e", self.erasures), pending=self.model.waits, force=force)
+        runs = self.runs([(key, 0, diff) for key, diff in retracted])
+        self.told(
+            c.Rewrite(writer, token, Antichain(upper), upper - 1, c.ERASE, runs, erasure=erasure),
+            lambda: self.model.erase(writer, token, force, retracted),
+            appended,
+        )
+
     @precondition(lambda self: len(self.contents) > 8)
     @rule(force=st.booleans(), steps=st.integers(0, 3))
     def drop(self, force: bool, steps: int) -> None:
@@ -260,6 +277,12 @@ class ShardAgainstModel(HoldsAgainstModel):
         if self.shard.state.is_closed:
             for _ in range(steps):
                 self.model.tombstone = self.shard.one(c.Finalise()) == c.Finalised(done=True)
+
+    @precondition(lambda self: self.model.fed and self.model.upper != CLOSED)
+    @rule(writer=writers, count=st.integers(0, 1))
+    def drop_while_an_erasure_is_pending(self, writer: WriterId, count: int) -> None:
+        self.erase(writer, 1, False, count)
+        self.drop(True, 1)
 
     @precondition(lambda self: self.model.tombstone and self.inline)
     @rule()
