@@ -125,7 +125,8 @@ def _is_until(entry: HistoryEntry, landed: int) -> bool:
 
 
 def _changes_rows(entry: HistoryEntry) -> bool:
-    return bool(entry.rows) or entry.operation in WITHOUT_COUNT
+    is_pending = entry.lower == entry.upper and entry.operation in TRUNCATIONS  # it may yet be withdrawn
+    return bool(entry.rows) or (entry.operation in WITHOUT_COUNT and not is_pending)
 
 
 # The import: one commit for each file, or one for all. Its idempotency token follows from the bytes of the files and

@@ -27,7 +27,7 @@ from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
 from persist.core.transitions.context import SOUND, UNCHECKED, Verdict
 from persist.core.transitions.lease_expiry import with_lease_clock
-from persist.core.transitions.outcomes_and_audit import check_room, entry_of, recorded
+from persist.core.transitions.outcomes_and_audit import check_room, entry_of, recorded, settled_entries
 from persist.core.transitions.part_admission import departed
 from persist.core.transitions.wall_clocks import stamped
 
@@ -219,9 +219,11 @@ def _stepped(
             if isinstance(command, c.Append) and command.lower < state.upper < command.upper:
                 commands[index] = command = _done((yield AppendCount(state, command)))
             following, result = step(state, command, context)
-            entry = None
+            entry, settled = None, []
             if following is not state:
                 entry = entry_of(state, following, command, result, callers[index], context.verdict)
+            if entry is not None and isinstance(command, (c.WriteCommand, c.AdvanceUpper)):
+                settled = settled_entries(state, following, entries)
             if entry is not None and isinstance(command, c.WriteCommand):
                 check_room(state, ENTRIES, context.policy)
         except Exception as error:  # even a bug affects only the command that triggers it
@@ -229,10 +231,11 @@ def _stepped(
             continue
         outcomes.append(result)
         if entry is not None:
-            if following.erasures is not state.erasures and isinstance(command, (c.WriteCommand, c.AdvanceUpper)):
+            settled.append(entry)
+            if any(one.operation == c.ERASE and one.lower < one.upper for one in settled):
                 # An erasure also removes the callers' texts of earlier entries, in this commit too.
                 entries.clear()
-            entries.append(entry)
+            entries += settled
         if following is not state:
             inserted = result if isinstance(command, c.Insert) and isinstance(result, c.Appended) else None
             has_time = inserted is not None and inserted.lower < inserted.upper  # one without rows takes none

@@ -17,8 +17,10 @@ PURPOSE_CHARS_MAX = 256
 PAGE_MAX = 1_000  # entries in one answer
 
 CLONE = "clone"
-POINTS = {"restore": "restore to", "truncate": "truncate before", "drop_before": "drop before"}
-"""Operations with a target time, which their entry's purpose contains, and the words before that time."""
+POINTS = {"restore": "restore to", "truncate": "truncate before", "drop_before": "drop before", "erase": "erasure"}
+"""Operations with a target, a time or the id of an erasure, which their entry's purpose contains, and the words before
+it.
+"""
 MERGE, BUNDLE, COLLECT, AGE = "merge", "bundle", "collect", "age"
 MAINTENANCE = frozenset({MERGE, BUNDLE, COLLECT, AGE})  # operations that do not change the contents
 
@@ -40,6 +42,8 @@ NOBODY = Caller()
 class CommandEntry(Record, frozen=True):
     """What one command did. `[lower, upper)` are the times that it added or affected (docs/history.md).
 
+    A drop or an erasure that is pending affects none; once it is effective it has a second entry, with its time.
+
     `rows` and `size` (bytes) are what it added, as in `event_count` and `byte_count`. `retractions` are the rows with a
     negative multiplicity; None: unknown. `caller` None: unknown.
     """
@@ -53,10 +57,16 @@ class CommandEntry(Record, frozen=True):
     caller: Caller | None = None
 
 
-def purpose_of(operation: str, point: int, purpose: str) -> str:
-    """The purpose in the entry of an operation with a target time: the caller's text, then that time."""
-    words = f"{POINTS[operation]} {point}"
+def purpose_of(operation: str, target: int | str, purpose: str) -> str:
+    """The purpose in the entry of an operation with a target: the caller's text, then the target."""
+    words = f"{POINTS[operation]} {target}"
     return purpose if purpose == words else ", ".join(filter(None, (purpose, words)))
+
+
+def is_about(entry: CommandEntry, operation: str, target: int | str) -> bool:
+    """Whether the entry is of this operation with this target."""
+    purpose = entry.caller.purpose if entry.caller is not None else ""
+    return entry.operation == operation and purpose_of(operation, target, "") == purpose.rpartition(", ")[2]
 
 
 def point_of(entry: CommandEntry) -> int | None:

@@ -160,6 +160,11 @@ def effects(rewrite: Rewrite) -> Effects:
     )
 
 
+def target_of(rewrite: Rewrite) -> int | str | None:
+    """The target that the commit history names: a time, or the id of an erasure; None: it has none."""
+    return effects(rewrite).point if rewrite.erasure is None else rewrite.erasure.erasure
+
+
 def scopes_of(command: Command) -> tuple[tuple[str, ...], ...]:
     """The scopes that a command needs: one of each group."""
     return effects(command).scopes if isinstance(command, Rewrite) else (command.scopes,)

@@ -538,7 +538,42 @@ def test_the_history_of_commits_goes_when_the_rows_do(shard: Shard) -> None:
     assert shard.tags().keys() == {"then"}
     before = len(list(shard.history()))
     append(shard, 4)
-    assert (shard.tags(), before, [one.operation for one in shard.history()]) == ({}, 4 + 2, ["append"])
+    assert (shard.tags(), before, [one.operation for one in shard.history()]) == ({}, 4 + 3, ["append", "erase"])
+
+
+@pytest.mark.parametrize("end", [append, lambda shard, time: shard.insert([{"id": time}])], ids=["append", "insert"])
+def test_a_truncation_is_in_the_history_of_commits_when_asked_for_and_when_effective(shard: Shard, end: Any) -> None:
+    shard.truncate(2, info={"ticket": 1})
+    end(shard, 4)
+    written, effective, asked = list(shard.history(3))
+    assert (written.lower, written.upper, written.rows) == (4, 5, 1)
+    assert [(one.operation, one.lower, one.upper) for one in (effective, asked)] == [
+        ("drop_before", 4, 5),
+        ("drop_before", 4, 4),
+    ]
+    assert effective.seqno == written.seqno > asked.seqno
+    assert {(one.point, one.purpose, str(one.info)) for one in (effective, asked)} == {
+        (2, "drop before 2", "{'ticket': 1}")
+    }
+
+
+def test_a_truncation_that_is_withdrawn_is_never_effective_in_the_history_of_commits(shard: Shard) -> None:
+    shard.truncate(2)
+    shard.append(pa.table({"id": [1], "__diff": [-1]}), 4, 5)
+    append(shard, 5)
+    told = [(one.operation, one.lower, one.upper) for one in shard.history(3)]
+    assert told == [("append", 5, 6), ("append", 4, 5), ("drop_before", 4, 4)]
+
+
+def test_erasures_are_in_the_history_of_commits_once_they_are_effective(shard: Shard) -> None:
+    first = shard.erase(keys=[1])
+    second = shard.erase(keys=[2, 3])
+    assert [(one.rows, one.lower, one.upper) for one in shard.history(2)] == [(0, 4, 4)] * 2, "nothing is retracted yet"
+    append(shard, 4, 6)
+    written, *erased = list(shard.history())
+    assert (written.operation, written.rows, written.retractions, written.upper) == ("append", 2, 0, 6)
+    told = {(one.purpose, one.rows, one.retractions, one.lower, one.upper) for one in erased}
+    assert told == {(f"erase, erasure {first.id}", 1, 1, 4, 5), (f"erase, erasure {second.id}", 2, 2, 4, 5)}
 
 
 def _pend_policy(shard: Shard) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,12 @@ def test_what_a_policy_takes_may_be_a_part_and_by_hand_it_is_the_whole() -> None
 def test_a_restore_to_a_time_that_is_not_recorded_may_have_removed_rows() -> None:
     unknown = entry("restore", 9)
     assert after(INSERT, 3, [unknown]).removed_by == (unknown,)
+
+
+def test_a_truncation_that_is_pending_may_be_withdrawn() -> None:
+    pending = replace(entry("drop_before", 9, point=9, rows=0), upper=9)
+    assert after(INSERT, 3, [pending]).is_whole
+    assert after(INSERT, 3, [pending, entry("drop_before", 9, point=9, rows=0)]).undone_by is not None
 
 
 def test_what_writes_no_row_removes_none() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from persist.core import commands as c
@@ -24,11 +24,14 @@ from persist.core.audit_log import (
     Committed,
     TokenOutcome,
     born_ms,
+    is_about,
     key_of,
     purpose_of,
 )
-from persist.core.batch import Part
+from persist.core.batch import Part, parts_of
 from persist.core.blob_keys import belongs_to
+from persist.core.erasure import Erasure
+from persist.core.erasure_progress import pending_erasures, pending_runs
 from persist.core.errors import InvalidUsage, OutcomeForgotten, Overloaded, TokenReused
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.ids import SeqNo, Token, WriterId, writer_of
@@ -39,6 +42,7 @@ from persist.core.state import Policy, State, WriterState
 from persist.core.state_diff import trace_between
 from persist.core.transitions.context import RETRY_SOON_S, SOUND, Context, Verdict
 from persist.core.transitions.row_drops import check_still_dropped
+from persist.core.truncations_and_drops import pending_drop
 
 _WRITING: Mapping[type[c.Command], str] = {
     c.Insert: "insert",
@@ -66,6 +70,7 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.ProveErasure: "erased",
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
+_WRITTEN = ("trace", "attributes", "schemas", "drops", "erasures")  # fields of a State: a write changed one of them
 ENTRIES_KEPT_MAX = 256  # commits whose entries a State without retention of history holds
 INFO_KEPT_BYTES = 64 * 1024  # of callers' texts in them
 
@@ -75,7 +80,8 @@ def entry_of(
 ) -> CommandEntry | None:
     """The commit history's entry for the command that led from one State to the other; None: it has none.
 
-    A write that changed neither rows nor times nor attributes has none, so a retry makes no second entry.
+    A write that changed neither rows nor times nor attributes, and that left nothing pending, has none, so a retry
+    makes no second entry. What pending erasures added with the command is in `settled_entries`.
     """
     if isinstance(command, c.TakeCuts) and after.cuts is before.cuts and after.tags is before.tags:
         return None
@@ -85,19 +91,19 @@ def entry_of(
         return None
     if kind in _WRITING:
         if isinstance(command, c.Rewrite):
-            operation, point = command.operation, c.effects(command).point
-            if point is not None:
-                known_caller = replace(caller, purpose=purpose_of(operation, point, caller.purpose))
-        changed = (after.trace, after.attributes, after.schemas)
-        if all(
-            now is then for now, then in zip(changed, (before.trace, before.attributes, before.schemas), strict=True)
-        ):
+            operation, target = command.operation, c.target_of(command)
+            if target is not None:
+                known_caller = replace(caller, purpose=purpose_of(operation, target, caller.purpose))
+        if all(getattr(after, name) is getattr(before, name) for name in _WRITTEN):
             return None
         lower, upper = before.upper, after.upper
         if lower == upper and isinstance(result, c.Appended):  # rows joined a batch of the same commit
             lower, upper = result.lower, result.upper
-        rows, size = after.event_count - before.event_count, after.byte_count - before.byte_count
-        return CommandEntry(operation, lower, upper, rows, size, _retractions(_added(before, command)), known_caller)
+        erased = list(parts_of(pending_runs(_effective_erasures(before, after))))
+        rows = after.event_count - before.event_count - sum(part.updates for part in erased)
+        size = after.byte_count - before.byte_count - sum(part.size for part in erased)
+        added = _added(before, command) if after.trace is not before.trace else ()
+        return CommandEntry(operation, lower, upper, rows, size, _retractions(added), known_caller)
     if kind in _MENDING:
         change = trace_between(before.trace, after.trace)
         if change is None or not change.batches:
@@ -115,6 +121,44 @@ def entry_of(
         operation = "take_back"
     upper = MINIMUM if kind is c.Recreate else after.upper
     return CommandEntry(operation, upper, upper, caller=known_caller)
+
+
+def settled_entries(before: State, after: State, recent: Sequence[CommandEntry]) -> list[CommandEntry]:
+    """The entries of a pending drop and of pending erasures that a write made effective at the upper of `before`.
+
+    Their callers are those of the entries that they had while they were pending, in `before` or in `recent`, those of
+    the same commit. If such an entry is in a file already, its caller is unknown.
+    """
+    at = before.upper
+    drop = pending_drop(before.drops, at)
+    if drop is not None and (drop not in after.drops or after.upper.less_equal(drop.at)):
+        drop = None
+    erasures = _effective_erasures(before, after)
+    if at.element is None or (drop is None and not erasures):
+        return []
+    earlier = (entry for seqno in sorted(before.entries) for entry in before.entries[seqno].entries)
+    asked = [entry for entry in (*earlier, *recent) if entry.lower == entry.upper == at]
+
+    upper = Antichain(at.element + 1)
+
+    def settled(operation: str, target: int | str, parts: Sequence[Part] = ()) -> CommandEntry:
+        caller = next((entry.caller for entry in reversed(asked) if is_about(entry, operation, target)), None)
+        caller = caller or Caller(purpose=purpose_of(operation, target, ""))
+        rows, size = sum(part.updates for part in parts), sum(part.size for part in parts)
+        return CommandEntry(operation, at, upper, rows, size, _retractions(parts), caller)
+
+    entries = [settled(c.DROP_BEFORE, drop.cut)] if drop is not None else []
+    for key, erasure in erasures.items():
+        entries.append(settled(c.ERASE, key, list(parts_of(pending_runs({key: erasure})))))
+    return entries
+
+
+def _effective_erasures(before: State, after: State) -> Mapping[str, Erasure]:
+    """The pending erasures of `before` that have retracted their rows in `after`, by id."""
+    if after.erasures is before.erasures:
+        return {}
+    known = after.erasures
+    return {key: one for key, one in pending_erasures(before).items() if key in known and known[key].pending is None}
 
 
 def is_maintenance(entry: CommandEntry) -> bool:

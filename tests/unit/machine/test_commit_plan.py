@@ -158,7 +158,35 @@ def test_what_callers_said_in_the_commit_of_an_erasure_before_it_goes_too(base: 
     commit, _ = planned(written.following, before, erase, after, told=told)
     [committed] = commit.following.entries.values()
     assert [(entry.operation, entry.caller) for entry in committed.entries] == [
-        ("erase", None),
+        ("erase", Caller(purpose=f"erasure {new.erasure}")),
         ("tag", Caller(info=b'{"for":"bob"}')),
     ]
     assert commit.following.info_bytes == len(b'{"for":"bob"}')
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_entry_of_an_erasure_that_was_pending_has_the_caller_who_asked(base: State, together: bool) -> None:
+    """Also if it was asked for in the commit that makes it effective, after which the earlier history is gone."""
+
+    def append(number: int, time: int) -> c.Append:
+        runs = (make_run(make_part(number, times=(time, time), inline=100)),)
+        return c.Append(WRITER, Token(numbered("i", number)), Antichain(time), Antichain(time + 1), runs)
+
+    asked = Caller("ann", "cleaning", b'{"for":"ann"}')
+    fed, _ = planned(base, append(1, 0), told=replace(given(), callers=[Caller(info=b'{"for":"bob"}')]))
+    runs, new = (make_run(make_part(2, inline=100, diff_sum=-1)),), c.NewErasure(numbered("e", 1))
+    erase = c.Rewrite(WRITER, Token(numbered("i", 2)), Antichain(1), 0, c.ERASE, runs, erasure=new)
+    if together:
+        told = replace(given(), callers=[asked, NOBODY])
+        commit, _ = planned(fed.following, erase, append(3, 1), told=told)
+    else:
+        pending, _ = planned(fed.following, erase, told=replace(given(), callers=[asked]))
+        assert [len(commit.entries) for commit in pending.following.entries.values()] == [1, 1, 1]
+        commit, _ = planned(pending.following, append(3, 1))
+    [committed] = commit.following.entries.values()
+    asked = replace(asked, purpose=f"cleaning, erasure {new.erasure}")
+    assert [(entry.operation, entry.caller, entry.rows, entry.size) for entry in committed.entries] == [
+        ("erase", asked, 1, 100),
+        ("append", None, 1, 100),
+    ]
+    assert commit.following.info_bytes == len(asked.info)
