@@ -41,9 +41,9 @@ def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
         usual = load(*sources)
         return LoadedConfig(replace(usual.settings, policy=POLICY), usual.sources)
 
-    def opened(url: str) -> FusedBlob:
+    def opened(url: str, *, makes: bool = True) -> FusedBlob:
         journal.say("up")
-        return FusedBlob(open_blob(url), fuse)
+        return FusedBlob(open_blob(url, makes=makes), fuse)
 
     with (
         patch.object(persist.commit.location, "open_blob", opened),
