@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -86,11 +86,16 @@ class Place:
             client.shard("eu/orders").insert([{"id": number, "v": "alone"}])
 
     def promote(self, *more: str) -> int:
-        return run("region", "promote", "us", "--of", "eu", *self.new, *(more or ("--home-is-lost",)))
+        return run("region", "promote", "us", "--of", "eu", *self._unless(more), *(more or ("--home-is-lost",)))
 
     def switch(self, *more: str) -> int:
         home = ("--home-blob", self.blob, "--home-consensus", self.consensus)
-        return run("region", "switch", "us", "--of", "eu", *self.new, *home, *more)
+        return run("region", "switch", "us", "--of", "eu", *self._unless(more), *home, *more)
+
+    def _unless(self, more: Sequence[str]) -> list[str]:
+        """The stores of the new home that `more` does not give."""
+        pairs = (("--blob", self.copy), ("--consensus", self.fresh))
+        return [word for option, url in pairs if option not in more for word in (option, url)]
 
     def blobs(self) -> dict[str, list[str]]:
         found = {}
