@@ -250,12 +250,6 @@ class RewriteOperation(ABC):
     def _view(self) -> ShardView:
         return self.transport.view(self.name, ViewRequest(with_batches=False))
 
-    def _writable_upper(self) -> Antichain:
-        """The upper. Raises UpperMismatch if nothing can be written."""
-        view = self._view()
-        check_open(self.name, view, self.done.split()[0])
-        return view.upper
-
     def _staged(self, view: ShardView, batches: Iterator[pa.RecordBatch]) -> tuple[Run, ...]:
         return self._writer(view).stage_for_one_commit(batches, None)
 

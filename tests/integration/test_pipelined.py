@@ -232,8 +232,8 @@ def test_a_closed_writer_takes_no_more(shard: Shard) -> None:
         writer.append(event("w", 1))
 
 
-def test_a_writer_that_was_abandoned_with_appends_not_sent_says_so(shard: Shard, monkeypatch: Any) -> None:
-    """Flush and close waited for ever for what nobody was going to send."""
+def hold_commits(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Inserts of writers set the first event, and wait for the second before they commit."""
     sending, go_on = threading.Event(), threading.Event()
     commit = WriteHandle.commit_insert
 
@@ -243,6 +243,12 @@ def test_a_writer_that_was_abandoned_with_appends_not_sent_says_so(shard: Shard,
         return commit(self, *args, **given)
 
     monkeypatch.setattr(WriteHandle, "commit_insert", held_up)
+    return sending, go_on
+
+
+def test_a_writer_that_was_abandoned_with_appends_not_sent_says_so(shard: Shard, monkeypatch: Any) -> None:
+    """Flush and close waited for ever for what nobody was going to send."""
+    sending, go_on = hold_commits(monkeypatch)
     writer = shard.pipelined_writer("w")
     told: list[BaseException] = []
 
@@ -303,15 +309,7 @@ def test_rows_that_wait_keep_the_columns_that_they_had_when_they_were_appended(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were staged by the names of later rows, by which two columns had exchanged theirs."""
-    sending, go_on = threading.Event(), threading.Event()
-    commit = WriteHandle.commit_insert
-
-    def held_up(self: WriteHandle, *args: Any, **given: Any) -> Any:
-        sending.set()
-        assert go_on.wait(WAIT_S)
-        return commit(self, *args, **given)
-
-    monkeypatch.setattr(WriteHandle, "commit_insert", held_up)
+    sending, go_on = hold_commits(monkeypatch)
     with shard.pipelined_writer("w") as writer:
         writer.append(event("w", 1))
         assert sending.wait(WAIT_S)

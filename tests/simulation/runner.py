@@ -378,8 +378,8 @@ def _check_write(run: Run, write: Write) -> None:
     if write.answer == "refused":
         # A try under way may still be remembered as one that found nothing left to truncate.
         is_idle = write.kind == "truncate" and write.landed is not None and write.landed[0] == write.landed[1]
-        told = f"{what} was told that it failed, but it landed at {write.landed}"
-        expect(write.landed is None or is_idle, "rejected", told)
+        sentence = f"{what} was told that it failed, but it landed at {write.landed}"
+        expect(write.landed is None or is_idle, "rejected", sentence)
     if write.answer != "ok" or write.kind == "advance":
         return
     if write.kind == "attributes":
