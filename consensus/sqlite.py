@@ -15,7 +15,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +47,7 @@ WAL_TRIES_MAX = 100  # to turn on the write-ahead log, 10 ms apart. A try may wa
 EXCLUSIVE_TIMEOUT_S = 0.1  # how long one try to lock the file exclusively waits, on a full disk
 VACUUM_BYTES_MAX = 1024**3  # a larger file is not vacuumed by `scrub`: writers would wait too long
 MOVED_ROWS_MAX = 10_000  # new rows read per poll; the next poll reads further rows
+FORK_WAIT_S = 1.0  # how long a fork waits for calls of other threads; a call that waits for a lock of the file is safe
 
 EMPTY_WITH_LOG = (
     "{0} is empty and SQLite would delete its write-ahead log, so it is not opened: save a copy of that log, and "
@@ -70,6 +71,53 @@ _DEFINITE = {
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 _NO_ROOM = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_FULL}
 _MISCONFIGURED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY}
+
+
+class _Calls:
+    """The calls of SQLite that are under way in this process: a fork waits until there are none.
+
+    SQLite's allocator has a mutex. A child that was forked while another thread held it would wait for ever in its
+    first call, also for a connection of its own.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._forking = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            while self._forking:
+                self._changed.wait()
+            self._under_way += 1
+
+    def __exit__(self, *_error: object) -> None:
+        with self._changed:
+            self._under_way -= 1
+            if self._forking:
+                self._changed.notify_all()
+
+    def before_fork(self) -> None:
+        self._changed.acquire()
+        self._forking = True
+        self._changed.wait_for(lambda: not self._under_way, FORK_WAIT_S)
+
+    def after_fork_in_parent(self) -> None:
+        self._forking = False
+        self._changed.notify_all()
+        self._changed.release()
+
+    def after_fork_in_child(self) -> None:
+        self.__init__()  # type: ignore[misc]  # the threads that were inside, or waited, do not exist here
+
+
+# Of the process, as SQLite's mutex is: a fork cannot know which stores are open.
+_calls = _Calls()
+os.register_at_fork(
+    before=_calls.before_fork,
+    after_in_parent=_calls.after_fork_in_parent,
+    after_in_child=_calls.after_fork_in_child,
+)
 
 
 class SqliteConsensus(SqlConsensus):
@@ -160,6 +208,11 @@ class SqliteConsensus(SqlConsensus):
             return ConsensusIndeterminate(f"{self.url} failed while writing: {error}")
         return ConsensusUnavailable(f"{self.url} failed a {kind}: {error}")
 
+    @contextlib.contextmanager
+    def _connection(self, kind: Kind) -> Iterator[Any]:
+        with _calls, super()._connection(kind) as connection:
+            yield connection
+
     def _create_table(self, connection: Any) -> None:
         exists = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
         if not connection.execute(exists, (TABLE.name,)).fetchone():
@@ -181,7 +234,7 @@ class SqliteConsensus(SqlConsensus):
         # Uses a dedicated connection: taking one from the pool each time costs a tenth of a commit.
         check_process(self._pid, self.url, ConsensusUsage)
         text, parameters = bind(compiled, values)
-        with self._write_lock:
+        with self._write_lock, _calls:
             self._check_file()
             pooled = self._writer or self._pooled_connection()
             try:
@@ -227,7 +280,9 @@ class SqliteConsensus(SqlConsensus):
             if writer is not None:
                 writer.close()
         self._turns.close()
-        super().close()
+        self._notifier.close()  # which waits for the poller: not as a call
+        with _calls:
+            super().close()
 
     def follow(self, key: str) -> Callable[[], None]:
         """Poll often until the returned function is called, which may be called twice."""
@@ -268,7 +323,9 @@ class SqliteConsensus(SqlConsensus):
         """
         while not stop.is_set():
             try:
-                with self._connection("read") as connection:
+                with contextlib.ExitStack() as taken:
+                    with _calls:  # and each poll is a call, not all of them together
+                        connection = taken.enter_context(super()._connection("read"))
                     if not connection.is_temporary:
                         self._poll_connection(connection, stop)
             except ConsensusError as error:
@@ -277,25 +334,28 @@ class SqliteConsensus(SqlConsensus):
 
     def _poll_connection(self, connection: sqlite3.Connection, stop: threading.Event) -> None:
         version: int | None = None
-        last = connection.execute("SELECT coalesce(max(rowid), 0) FROM consensus_log").fetchone()[0]
+        newest = "SELECT coalesce(max(rowid), 0) FROM consensus_log"
+        with _calls:
+            last = connection.execute(newest).fetchone()[0]
         while not stop.wait(POLL_INTERVAL_S if self._followers else 0):
             if not self._followers:
                 self._followed.wait(IDLE_POLL_INTERVAL_S)
             if stop.is_set():
                 return
-            newest_version = connection.execute("PRAGMA data_version").fetchone()[0]
-            if newest_version == version:
-                continue
-            version = newest_version
-            moved = "SELECT rowid, key FROM consensus_log WHERE rowid > ? ORDER BY rowid LIMIT ?"
-            rows = connection.execute(moved, (last, MOVED_ROWS_MAX)).fetchall()
-            if rows:
-                last = rows[-1][0]
-                self._notifier.publish({row[1] for row in rows})
-            elif connection.execute("SELECT coalesce(max(rowid), 0) FROM consensus_log").fetchone()[0] < last:
-                last, version = 0, None  # VACUUM may renumber rows: any of them may have moved
-            if len(rows) == MOVED_ROWS_MAX:
-                version = None
+            with _calls:
+                newest_version = connection.execute("PRAGMA data_version").fetchone()[0]
+                if newest_version == version:
+                    continue
+                version = newest_version
+                moved = "SELECT rowid, key FROM consensus_log WHERE rowid > ? ORDER BY rowid LIMIT ?"
+                rows = connection.execute(moved, (last, MOVED_ROWS_MAX)).fetchall()
+                if rows:
+                    last = rows[-1][0]
+                    self._notifier.publish({row[1] for row in rows})
+                elif connection.execute(newest).fetchone()[0] < last:
+                    last, version = 0, None  # VACUUM may renumber rows: any of them may have moved
+                if len(rows) == MOVED_ROWS_MAX:
+                    version = None
 
 
 class _Connection(sqlite3.Connection):
@@ -486,7 +546,7 @@ class ReadingSqlite(SqliteConsensus):
         for _ in range(READ_TRIES_MAX):
             before = self._stamp()
             try:
-                with contextlib.closing(self._open_at(before)) as connection:
+                with _calls, contextlib.closing(self._open_at(before)) as connection:
                     rows: list[Any] = connection.execute(text, parameters).fetchall()
             except Exception as error:
                 if self._stamp().identity != before.identity:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from consensus.sqlite import SqliteConsensus
 from persist.core.errors import InvalidUsage
 from tests.support.server import url_of
 from tests.support.waiting import WAIT_S
@@ -19,6 +22,7 @@ from tests.support.waiting import WAIT_S
 SCHEMA = pa.schema([("id", pa.int64())])
 CHILDREN = 4
 INSERTS = 25
+FORKS = 100  # of which 4 children hung, with three readers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -118,3 +122,39 @@ def test_children_that_connect_anew_write_each_row_once_at_the_time_they_are_tol
     at = dict(zip(updates["id"].to_pylist(), updates["__time"].to_pylist(), strict=True))
     assert len(at) == updates.num_rows == 1 + CHILDREN * INSERTS
     assert dict(acknowledged).items() <= at.items()
+
+
+def test_a_child_does_not_wait_for_what_another_thread_held_inside_sqlite(tmp_path: Path) -> None:
+    """SQLite's allocator has a mutex: a child that inherits it locked waits for ever, with a store of its own too."""
+    path, ended = str(tmp_path / "log.db"), threading.Event()
+    store = SqliteConsensus(path)
+    store.begin("k", 1, b"x")
+
+    def read() -> None:
+        while not ended.is_set():
+            store.scan("k", 1, 1)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        for number in range(FORKS):
+            receiving, sending = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os.write(sending, SqliteConsensus(path).scan("k", 1, 1)[0].data)
+                finally:
+                    os._exit(0)
+            os.close(sending)
+            if not select.select([receiving], [], [], WAIT_S)[0]:
+                os.kill(pid, signal.SIGKILL)
+                pytest.fail(f"child {number} hangs")
+            assert os.read(receiving, 100) == b"x"
+            os.close(receiving)
+            os.waitpid(pid, 0)
+    finally:
+        ended.set()
+        for reader in readers:
+            reader.join()
+        store.close()
