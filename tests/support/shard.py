@@ -63,7 +63,7 @@ def make_part(
         time=None,
         time_min=times[0],
         time_max=times[1],
-        diff_min=1,
+        diff_min=1 if diff_sum is None or diff_sum >= 0 else -1,  # what a sum below 0 needs
         diff_max=1,
         diff_sum=rows if diff_sum is None else diff_sum,
         sorted=True,
