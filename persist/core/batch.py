@@ -302,10 +302,12 @@ class Batches(Sequence[HollowBatch]):
     def _all_blocks(self) -> tuple[_Block, ...]:
         return (*self._blocks, self._newest)
 
-    def is_start_of(self, other: Batches) -> bool:
-        """Whether the other one is this one with more batches at its end, as it nearly always is. False: unknown."""
-        held = len(self._newest)
-        return self._blocks is other._blocks and other._newest[:held] == self._newest  # by identity, in C
+    def added_to(self, earlier: Batches) -> _Block | None:
+        """The batches at its end that an earlier sequence, from which it was derived, did not have. None: unknown."""
+        held = len(earlier._newest)
+        if self._blocks is not earlier._blocks or self._newest[:held] != earlier._newest:  # by identity, in C
+            return None
+        return self._newest[held:]
 
     def with_more(self, batch: HollowBatch) -> Batches:
         if len(self._newest) < BLOCK_MAX:
@@ -356,7 +358,7 @@ def _of_blocks(blocks: Sequence[_Block]) -> Batches:
 def common_start(before: Iterable[HollowBatch], after: Iterable[HollowBatch]) -> int:
     """The number of equal batches at the beginning of both. Shared blocks are skipped."""
     old, new = batches_of(before), batches_of(after)
-    return len(old) if old.is_start_of(new) else _common(old._all_blocks(), new._all_blocks())
+    return len(old) if new.added_to(old) is not None else _common(old._all_blocks(), new._all_blocks())
 
 
 def common_end(before: Iterable[HollowBatch], after: Iterable[HollowBatch], most: int) -> int:
@@ -504,8 +506,12 @@ class Trace(Record, frozen=True, dict=True, gc=True):
         before, after = self.batches, later.batches
         if before is after:
             return None
+        assert type(before) is type(after) is Batches  # `__post_init__` has seen to that
+        added = after.added_to(before)
+        if added is not None:  # nearly always: batches were appended
+            return (len(before), 0, added) if added else None
         first = common_start(before, after)
-        if first == len(before):  # nearly always: batches were appended
+        if first == len(before):
             return (first, 0, tuple(after[first:])) if first < len(after) else None
         tail = common_end(before, after, min(len(before), len(after)) - first)
         return first, len(before) - first - tail, tuple(after[first : len(after) - tail])
