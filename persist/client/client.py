@@ -509,8 +509,8 @@ class Client(Timeable):
     def close(self) -> None:
         """Release connections, and end the background work of stores that this client opened. Raises nothing.
 
-        Close its snapshots, listeners and writers first. If they are used afterwards, they may open connections that
-        nothing closes.
+        Close its snapshots, listeners and writers first. Waits of other threads, such as those of listeners, end with
+        InvalidUsage, and later calls raise it.
         """
         for far in self._far.values():
             far.close()

@@ -92,6 +92,8 @@ class Listen(Timeable):
         try:
             while not self.done:
                 yield from self.next_events(VIEW_WAIT_S)
+                if self._closed:  # by another thread, while this one waited
+                    return
             self.close()
         except GeneratorExit:  # the loop was left, or the iterator was forgotten
             self._closed = True
@@ -129,7 +131,7 @@ class Listen(Timeable):
         self._seen = view.seen
         check_held(view, max(self.frontier.element - 1, 0))
         upper = min(view.upper, self._until)
-        if upper <= lower:
+        if upper <= lower or self._closed:
             return
         wanted, reader = self._reader(view)
         for drop in drops_within(view.drops, lower.element or 0, upper.element):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from persist.commit.clocks_and_ids import Clock
 from persist.commit.state_loader import Versions
-from persist.core.errors import Corruption, HistoryLost, PersistError, ReadOnly, UnknownShard
+from persist.core.errors import Corruption, HistoryLost, InvalidUsage, PersistError, ReadOnly, UnknownShard
 from persist.core.shard_view import SeenVersion
 from persist.core.state import State
 from persist.core.transitions.context import Renewed
@@ -102,7 +102,7 @@ class CachedState:
         self._moved = threading.Condition(self._lock)
         self._leases = LeaseWatch(clock)
         self._state: State | None = None
-        self._lost: HistoryLost | None = None
+        self._failed: HistoryLost | InvalidUsage | None = None
         self._waiting = 0
         self._watchers: list[Callable[[State], None]] = []
         self._unfollow: Callable[[], None] | None = None
@@ -119,16 +119,17 @@ class CachedState:
     def refresh(self) -> State:
         """The current State: it includes every commit that was acknowledged before this call.
 
-        HistoryLost: the log has lost commits that this process has read. Every later call raises it too.
+        HistoryLost: the log has lost commits that this process has read. InvalidUsage: the location was closed. Every
+        later call raises it too.
         """
         with self._refresh_lock:
-            if self._lost is not None:
-                raise HistoryLost(self._lost.message)
+            if self._failed is not None:
+                raise type(self._failed)(self._failed.message)
             cached, asked_s = self._state, self._clock.monotonic()
             try:
                 state = self._versions.load(self.name) if cached is None else self._versions.catch_up(cached)
             except HistoryLost as error:
-                self._lose(error)
+                self.fail(error)
                 raise
             except (Corruption, ReadOnly):  # ReadOnly: its log ends before what was copied into its store
                 self._versions.identity.check_no_copy()
@@ -173,8 +174,8 @@ class CachedState:
     def publish(self, state: State) -> State:
         """Cache `state` unless a newer one is cached; return the cached State."""
         with self._lock:
-            if self._lost is not None:
-                raise HistoryLost(self._lost.message)
+            if self._failed is not None:
+                raise type(self._failed)(self._failed.message)
             cached = self._state
             if cached is not None and cached.seqno >= state.seqno:
                 return cached
@@ -186,10 +187,10 @@ class CachedState:
             watcher(state)
         return state
 
-    def _lose(self, error: HistoryLost) -> None:
-        """Drop the cached State, and wake all waiters, which then raise the error."""
+    def fail(self, error: HistoryLost | InvalidUsage) -> None:
+        """Drop the cached State, and wake all waiters, which then raise the error, as every later call does."""
         with self._lock:
-            last, self._state, self._lost = self._state, None, error
+            last, self._state, self._failed = self._state, None, error
             self._moved.notify_all()
             watchers = tuple(self._watchers)
         for watcher in watchers:

@@ -71,19 +71,31 @@ def moment(clock: Clock) -> Moment:
 
 
 class OwnProcess:
-    """The process that opened an object. A fork copies its sockets and locks, but not its threads."""
+    """The process that opened an object, and until when. A fork copies its sockets and locks, but not its threads."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._pid = os.getpid()
+        self._is_closed = False
 
     @property
     def is_left(self) -> bool:
         """Whether this is a fork of that process."""
         return os.getpid() != self._pid
 
+    def close(self) -> None:
+        """From here on the object is closed."""
+        self._is_closed = True
+
+    @property
+    def closed(self) -> InvalidUsage:
+        """The error of calls of a closed object."""
+        return InvalidUsage(f"{self._what} was closed; call persist.connect again")
+
     def check(self) -> None:
-        """Raises InvalidUsage in a fork: two processes on one socket would read each other's answers."""
+        """Raises InvalidUsage: it was closed, or in a fork, where two processes would read each other's answers."""
+        if self._is_closed:
+            raise self.closed
         if self.is_left:
             raise InvalidUsage(
                 f"{self._what} was opened before this process was forked from process {self._pid}; call "

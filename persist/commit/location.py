@@ -166,7 +166,7 @@ class Location:
         self.poll_s = POLL_WITHOUT_PUSH_S if self._unsubscribe is None else POLL_WITH_PUSH_S
 
     def machine(self, name: str) -> Machine:
-        """The machine of the shard, which may not exist yet. Raises InvalidUsage after a fork."""
+        """The machine of the shard, which may not exist yet. Raises InvalidUsage in a fork, and after `close`."""
         self._process.check()
         with self._lock:
             machine = self._machines.get(name)
@@ -313,6 +313,9 @@ class Location:
         self.background.close()
         if self.publisher is not None:
             self.publisher.close()
+        self._process.close()
+        for machine in self.machines():
+            machine.fail(self._process.closed)  # ends waits of other threads
         self.blob.close()
         self.consensus.close()
 

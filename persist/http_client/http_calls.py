@@ -151,7 +151,6 @@ class HttpCalls:
 
         A call that is not safe raises Unavailable (it did not happen) or Indeterminate without a retry.
         """
-        self._process.check()
         with Requesting() as request:
             request_id = request.named(self._ids)
             return self._call(call, request_id) if self.tracer is None else self._traced(call, request_id, self.tracer)
@@ -175,6 +174,7 @@ class HttpCalls:
         ends = begun + deadlines.at_most(math.inf)
         tries = 0
         while True:
+            self._process.check()
             deadline = min(begun + (self.timeout_s if self._was_answered else self._connect_s), ends)
             late = min(deadline + call.wait_s, ends)
             for server in self.servers.order(call.shard):
@@ -204,6 +204,7 @@ class HttpCalls:
         )
 
     def close(self) -> None:
+        self._process.close()
         for pool in self._pools.values():
             pool.close()
 

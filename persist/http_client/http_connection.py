@@ -200,6 +200,7 @@ class ConnectionPool:
         self._connect_s = connect_s
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
+        self._waiting: set[_Connection] = set()
         self._closed = False
         self._probes = probes
         self._host_line = f"host: {parts.netloc}\r\n"
@@ -215,19 +216,33 @@ class ConnectionPool:
     ) -> Reply:
         """One request and its whole response within `timeout_s`, with a body of at most `bytes_max` bytes.
 
-        Raises NotSent, InvalidUsage, TimedOut, and Broken, also for a longer response.
+        Raises NotSent, InvalidUsage, TimedOut, and Broken, also for a longer response, and for a GET, which may wait
+        for a time to come, if the pool is closed.
         """
         head = self._head(method, path, headers, body)
         connection = self._take(timeout_s)
         try:
             connection.send(head, body, timeout_s)
-            connection.wait(self._is_there if self._probes else None)
+            with self._interruptible(connection) if method == "GET" else contextlib.nullcontext():
+                connection.wait(self._is_there if self._probes else None)
             reply = connection.answer(method == "HEAD", bytes_max)
         except BaseException:
             connection.close()
             raise
         self._give(connection)
         return reply
+
+    @contextlib.contextmanager
+    def _interruptible(self, connection: _Connection) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise Broken("the client was closed")
+            self._waiting.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.discard(connection)
 
     @contextlib.contextmanager
     def stream(self, path: str, headers: Mapping[str, str], silent_s: float) -> Iterator[tuple[Reply, Iterator[bytes]]]:
@@ -247,6 +262,8 @@ class ConnectionPool:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            for connection in self._waiting:
+                connection.interrupt()
         for connection in idle:
             connection.close()
 
@@ -326,6 +343,11 @@ class _Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+    def interrupt(self) -> None:
+        """End a wait by another thread, which finds the connection broken."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def wait(self, is_there: Callable[[float], bool] | None) -> None:
         """Wait for the response to begin, probing the server (by `is_there`) less and less often. Raises Broken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -256,3 +257,55 @@ def test_a_stream_over_http_that_ends_or_is_left_holds_nothing(tmp_path: Path) -
                 with closing(urllib.request.urlopen(request)) as answer:
                     assert answer.read(None if query else 10)
                 wait_until(lambda shard=shard: is_dropped(shard), "the hold was given back")
+
+
+@BY_BOTH
+def test_closing_a_client_ends_the_waits_of_other_threads(client: Client) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard.insert([{"id": 1}])
+    listen, started, ended = shard.listen(None), threading.Semaphore(0), []
+
+    def follow() -> None:
+        for _event in listen:
+            started.release()
+
+    def await_a_time_to_come() -> None:
+        started.release()
+        shard.snapshot(50, wait_s=2 * WAIT_S)
+
+    def run(wait: Callable[[], None]) -> None:
+        with pytest.raises(InvalidUsage, match="closed"):
+            wait()
+        ended.append(wait)
+
+    threads = [threading.Thread(target=run, args=(wait,), daemon=True) for wait in (follow, await_a_time_to_come)]
+    for thread in threads:
+        thread.start()
+        assert started.acquire(timeout=WAIT_S)
+    client.close()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(ended) == 2
+    with pytest.raises(InvalidUsage, match="closed"):
+        shard.upper()
+
+
+@BY_BOTH
+def test_a_listener_that_another_thread_closes_ends_without_an_error(client: Client) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard.insert([{"id": 1}])
+    listen, got, seen = shard.listen(None), [], threading.Event()
+
+    def follow() -> None:
+        for event in listen:
+            got.append(event.updates["id"].to_pylist())
+            seen.set()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    assert seen.wait(WAIT_S)
+    listen.close()
+    shard.insert([{"id": 2}])  # which ends the wait
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert got == [[1]]
