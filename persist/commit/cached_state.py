@@ -102,7 +102,8 @@ class CachedState:
         self._moved = threading.Condition(self._lock)
         self._leases = LeaseWatch(clock)
         self._state: State | None = None
-        self._failed: HistoryLost | InvalidUsage | None = None
+        self._lost: HistoryLost | None = None
+        self._ended: InvalidUsage | None = None
         self._waiting = 0
         self._watchers: list[Callable[[State], None]] = []
         self._unfollow: Callable[[], None] | None = None
@@ -119,17 +120,16 @@ class CachedState:
     def refresh(self) -> State:
         """The current State: it includes every commit that was acknowledged before this call.
 
-        HistoryLost: the log has lost commits that this process has read. InvalidUsage: the location was closed. Every
-        later call raises it too.
+        HistoryLost: the log has lost commits that this process has read. Every later call raises it too.
         """
         with self._refresh_lock:
-            if self._failed is not None:
-                raise type(self._failed)(self._failed.message)
+            if self._lost is not None:
+                raise HistoryLost(self._lost.message)
             cached, asked_s = self._state, self._clock.monotonic()
             try:
                 state = self._versions.load(self.name) if cached is None else self._versions.catch_up(cached)
             except HistoryLost as error:
-                self.fail(error)
+                self._lose(error)
                 raise
             except (Corruption, ReadOnly):  # ReadOnly: its log ends before what was copied into its store
                 self._versions.identity.check_no_copy()
@@ -174,8 +174,8 @@ class CachedState:
     def publish(self, state: State) -> State:
         """Cache `state` unless a newer one is cached; return the cached State."""
         with self._lock:
-            if self._failed is not None:
-                raise type(self._failed)(self._failed.message)
+            if self._lost is not None:
+                raise HistoryLost(self._lost.message)
             cached = self._state
             if cached is not None and cached.seqno >= state.seqno:
                 return cached
@@ -187,10 +187,16 @@ class CachedState:
             watcher(state)
         return state
 
-    def fail(self, error: HistoryLost | InvalidUsage) -> None:
-        """Drop the cached State, and wake all waiters, which then raise the error, as every later call does."""
+    def end_waits(self, error: InvalidUsage) -> None:
+        """Have `wait_for` raise the error instead of waiting. Commits under way are not affected."""
         with self._lock:
-            last, self._state, self._failed = self._state, None, error
+            self._ended = error
+            self._moved.notify_all()
+
+    def _lose(self, error: HistoryLost) -> None:
+        """Drop the cached State, and wake all waiters, which then raise the error."""
+        with self._lock:
+            last, self._state, self._lost = self._state, None, error
             self._moved.notify_all()
             watchers = tuple(self._watchers)
         for watcher in watchers:
@@ -228,7 +234,7 @@ class CachedState:
         """The State once `ready(state)` is true, or the current one after `timeout_s`.
 
         Commits of this process wake the waiter at once. Those of other processes are found by a read every `poll_s`, or
-        sooner if a push channel calls `refresh`.
+        sooner if a push channel calls `refresh`. Raises the error of `end_waits`.
         """
         deadline = self._clock.monotonic() + timeout_s
         with self._lock:
@@ -238,8 +244,10 @@ class CachedState:
             state = self.refresh()
             while not ready(state) and (left := deadline - self._clock.monotonic()) > 0:
                 with self._lock:
-                    if self._state is state:
+                    if self._state is state and self._ended is None:
                         self._moved.wait(min(left, poll_s))
+                    if self._ended is not None:
+                        raise InvalidUsage(self._ended.message)
                     moved = self._state is not state
                 state = self.state() if moved else self.refresh()
             return state

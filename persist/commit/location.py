@@ -315,7 +315,7 @@ class Location:
             self.publisher.close()
         self._process.close()
         for machine in self.machines():
-            machine.fail(self._process.closed)  # ends waits of other threads
+            machine.end_waits(self._process.closed)
         self.blob.close()
         self.consensus.close()
 

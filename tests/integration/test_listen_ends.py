@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist import Client, Conflict, Corruption, Expired, InvalidUsage, ListenEvent, Shard, Unavailable
+from persist import Client, Conflict, Corruption, Expired, Indeterminate, InvalidUsage, ListenEvent, Shard, Unavailable
 from persist.client.embedded import EmbeddedTransport
 from persist.client.row_reader import Rows
 from persist.core.frontier import EMPTY, TIME_MAX
@@ -309,3 +309,38 @@ def test_a_listener_that_another_thread_closes_ends_without_an_error(client: Cli
     thread.join(WAIT_S)
     assert not thread.is_alive()
     assert got == [[1]]
+
+
+@pytest.mark.parametrize("place", ["directory", "server"])
+def test_writes_that_a_closing_client_interrupts_are_told_the_truth(place: str, tmp_path: Path) -> None:
+    landed, refused = set(), set()
+    with url_of(place, tmp_path) as url:
+        client = persist.connect(url)
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        begun = threading.Semaphore(0)
+
+        def write(first: int) -> None:
+            for id_ in range(first, first + 100_000):
+                try:
+                    shard.insert([{"id": id_}])
+                except InvalidUsage:
+                    refused.add(id_)
+                    return
+                except (Unavailable, Indeterminate):
+                    return
+                landed.add(id_)
+                begun.release()
+
+        threads = [threading.Thread(target=write, args=(number * 100_000,), daemon=True) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            assert begun.acquire(timeout=WAIT_S)
+        client.close()
+        for thread in threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+        with persist.connect(url) as other:
+            there = set(other.shard("orders").snapshot().to_arrow()["id"].to_pylist())
+    assert landed <= there
+    assert not refused & there
