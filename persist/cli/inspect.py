@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from itertools import chain, islice
-from typing import Any, Literal, TypeAlias
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 from msgspec import Struct, ValidationError, convert
 
 from persist.cli.connection_args import add_client_arguments, connection_to, url_of, where_of
 from persist.cli.terminal import complain, plain, print_line, texts_of
-from persist.client.arguments import ClientTls, normalize_url
+from persist.client.arguments import ClientTls
+from persist.commit.clocks_and_ids import SystemClock
 from persist.core import errors
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
-from persist.formats.http_messages import error_from_json
-from persist.http_client.http_connection import Broken, ConnectionPool, NotSent, Reply, tls_of
+from persist.http_client.http_calls import Call, HttpCalls, Servers
 from persist.inspect.documents import Document
 from persist.inspect.log_listing import POLL_S
 from persist.inspect.queries import OF_LOCATION, Query, answer, span_of
@@ -30,6 +29,7 @@ from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_di
 
 HEALTHY, FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
 Parser = argparse.ArgumentParser
+T = TypeVar("T")
 
 # question -> its line of help
 WHATS = {
@@ -102,7 +102,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     span_of(query)
     server = server_of(arguments)
     if server is not None:
-        with understood(server.url):
+        with closing(server), understood(server.url):
             return _show(server.ask, query, arguments)
     with closing(open_readonly(arguments)) as location:
         return _show(lambda query: answer(location, query), query, arguments)
@@ -168,72 +168,98 @@ def _show_log(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> 
 
 # Through a server: `GET /v1/inspect/…` and `GET /v1/shards/NAME/inspect/…`.
 
-ANSWER_S = 60.0  # that a server may be silent
-DOCUMENT_BYTES_MAX = 256 * 1024 * 1024  # of a table; JSON is streamed
-LINE_BYTES_MAX = 16 * 1024 * 1024
-END_BYTES = 64  # of a document, in which its end is searched
-_BEGINS = re.compile(rb'\s*\{\s*"persist"\s*:\s*"inspect"')
-_ENDS_HEALTHY = re.compile(rb'"findings"\s*:\s*\[\s*\]\s*\}\s*\Z')
-_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")  # which JSON never contains unescaped
+SERVER_S = 600.0  # for an answer
+AGAIN_S = 1.0  # for which a server that does not answer is asked again
+DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
 _OPTIONS = {"first": "from", "last": "to"}  # query fields whose HTTP parameters have other names
 
 
+class _ReceivedDocument(Struct):
+    """What an answer must have; a newer server may send more."""
+
+    persist: Literal["inspect"]
+    seqno: int | None
+    about: dict[str, Any] | None
+    rows: list[dict[str, Any]]
+    findings: list[dict[str, Any]]
+
+
+class _ReceivedEntry(Struct):
+    """What an entry of a log must have."""
+
+    seqno: int
+    finding: str | None
+
+
+@dataclass(frozen=True)
+class ServerAnswer:
+    """An answer of a server: JSON documents, for a log one of each entry. `received` None: it is a log."""
+
+    documents: list[Any]
+    received: _ReceivedDocument | None = None
+
+    @property
+    def seqno(self) -> int | None:
+        return None if self.received is None else self.received.seqno
+
+    def about_json(self) -> dict[str, Any] | None:
+        return None if self.received is None else self.received.about
+
+    def rows_json(self) -> Iterator[dict[str, Any]]:
+        return iter(() if self.received is None else self.received.rows)
+
+    def findings_json(self) -> list[dict[str, Any]]:
+        return [] if self.received is None else self.received.findings
+
+    def pieces(self) -> Iterator[str]:
+        return (f"{json.dumps(document)}\n" for document in self.documents)
+
+
 class Server:
-    """One or several servers of a location; the first that answers is used. `token` None: no authentication.
+    """One or several servers of a location. `token` None: no authentication.
 
     Raises InvalidUsage: the URL is not one of servers, or a PEM file cannot be used.
     """
 
     def __init__(self, url: str, token: str | None, trust: ClientTls | None = None) -> None:
-        urls = tuple(dict.fromkeys(map(normalize_url, url.split(","))))
-        tls = tls_of(urls, trust)
-        self._pools = {url: ConnectionPool(url, connect_s=ANSWER_S, tls=tls) for url in urls}
-        self._url = urls[0]
-        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-
-    @property
-    def url(self) -> str:
-        """The server that was used last."""
-        return self._url
+        clock = SystemClock()
+        self.url = url
+        self._calls = HttpCalls(Servers(url.split(","), clock), clock, token=token, trust=trust, timeout_s=AGAIN_S)
 
     def ask(self, query: Query) -> ServerAnswer:
         """Raises the error that the server returns, and Unavailable: it is unreachable, or no server of persist."""
-        pieces = self._open(path_of(query), ANSWER_S)
-        return ServerAnswer(chain(tuple(islice(pieces, 1)), pieces), query.what, self._url)
+        data = self._get(path_of(query))
+        if query.what == "log":
+            entries = [self._parsed(line) for line in data.splitlines()]
+            self._checked(entries, list[_ReceivedEntry])
+            return ServerAnswer(entries)
+        document = self._parsed(data)
+        return ServerAnswer([document], self._checked(document, _ReceivedDocument))
 
-    def document(self, path: str, silent_s: float) -> Any:
-        """The JSON at a path. `silent_s`: how long the server may pause. Raises as `ask` does."""
+    def document(self, path: str) -> Any:
+        """The JSON at a path. Raises as `ask` does."""
+        return self._parsed(self._get(path))
+
+    def close(self) -> None:
+        self._calls.close()
+
+    def _get(self, path: str) -> bytes:
+        reply = self._calls.call(Call("GET", path, wait_s=SERVER_S, bytes_max=DOCUMENT_BYTES_MAX))
+        if reply.status >= 300:  # not followed: the token is for this server
+            raise Unavailable(f"{self.url} redirects to another server: give the URL of the server itself")
+        return reply.data
+
+    def _parsed(self, data: bytes) -> Any:
         try:
-            return json.loads(_read_body(self._open(path, silent_s), "ask for fewer shards"))
-        except (Broken, ValueError, RecursionError) as error:
-            raise Unavailable(f"{self._url} is not a server of persist, or its answer was cut off") from error
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise Unavailable(f"{self.url} does not answer as a server of persist") from error
 
-    def _open(self, path: str, silent_s: float) -> Iterator[bytes]:
-        """Stream the body in non-empty pieces. Raises Broken: the answer was cut off."""
-        last_error: Exception | None = None
-        for url, pool in self._pools.items():
-            self._url = url
-            with ExitStack() as stack:
-                try:
-                    reply, pieces = stack.enter_context(pool.stream(path, self._headers, silent_s))
-                except (NotSent, Broken, InvalidUsage) as error:  # InvalidUsage: its certificate is not trusted
-                    last_error = error
-                    continue
-                if reply.status >= 300:
-                    raise _refusal(reply, url)
-                yield from filter(None, pieces)
-                return
-        raise Unavailable(f"{self._url} does not answer: {last_error}") from last_error
-
-
-def _read_body(pieces: Iterator[bytes], remedy: str) -> bytes:
-    """Read a whole body. Raises InvalidUsage: it is longer than DOCUMENT_BYTES_MAX."""
-    data = bytearray()
-    for piece in pieces:
-        data += piece
-        if len(data) > DOCUMENT_BYTES_MAX:
-            raise InvalidUsage(f"the answer has more than {DOCUMENT_BYTES_MAX} bytes; {remedy}")
-    return bytes(data)
+    def _checked(self, document: Any, kind: type[T]) -> T:
+        try:
+            return convert(document, kind)
+        except ValidationError as error:
+            raise Unavailable(f"{self.url} does not answer as a server of persist") from error
 
 
 def path_of(query: Query) -> str:
@@ -248,99 +274,6 @@ def path_of(query: Query) -> str:
     return f"{path}?{urlencode(params)}" if params else path
 
 
-class _ReceivedDocument(Struct):
-    """What an answer must have; a newer server may send more."""
-
-    persist: Literal["inspect"]
-    seqno: int | None
-    about: dict[str, Any] | None
-    rows: list[dict[str, Any]]
-    findings: list[dict[str, Any]]
-
-
-class ServerAnswer:
-    """An answer of a server, streamed."""
-
-    def __init__(self, pieces: Iterator[bytes], what: str, url: str) -> None:
-        self._pieces = pieces
-        self._what = what
-        self._url = url
-        self._document: _ReceivedDocument | None = None
-        self._findings: list[dict[str, Any]] = []
-
-    @property
-    def seqno(self) -> int | None:
-        return self._read().seqno
-
-    def about_json(self) -> dict[str, Any] | None:
-        return self._read().about
-
-    def rows_json(self) -> Iterator[dict[str, Any]]:
-        return iter(self._read().rows)
-
-    def findings_json(self) -> list[dict[str, Any]]:
-        return self._findings if self._document is None else self._document.findings
-
-    def pieces(self) -> Iterator[str]:
-        """Stream the JSON. Raises Unavailable: the answer was cut off."""
-        if self._what == "log":
-            yield from self._lines()
-            return
-        start, end, decoder = b"", b"", codecs.getincrementaldecoder("utf-8")("replace")
-        pieces = self._read_pieces()
-        while len(start) < END_BYTES and (piece := next(pieces, b"")):
-            start += piece
-        if start and not _BEGINS.match(start):
-            raise self._foreign_error()
-        for piece in chain((start,), pieces):
-            if _CONTROL.search(piece):
-                raise self._foreign_error()
-            end = (end + piece)[-END_BYTES:]
-            yield decoder.decode(piece)
-        if not end.endswith(b"]}\n"):
-            raise self._truncated_error()
-        if not _ENDS_HEALTHY.search(end):
-            self._findings = [{"shard": None, "what": "as the document says", "key": None}]
-
-    def _lines(self) -> Iterator[str]:
-        rest = b""
-        for piece in self._read_pieces():
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                entry = _parsed(line)
-                if not isinstance(entry, dict) or type(entry.get("seqno")) is not int or "finding" not in entry:
-                    raise self._foreign_error()
-                yield f"{line.decode('utf-8', 'replace')}\n"
-            if len(rest) > LINE_BYTES_MAX:
-                break
-        if rest:
-            raise self._truncated_error()
-
-    def _read(self) -> _ReceivedDocument:
-        if self._document is None:
-            data = _read_body(self._read_pieces(), "take --json")
-            document = _parsed(data)
-            if document is None and _BEGINS.match(data):
-                raise self._truncated_error()
-            try:
-                self._document = convert(document, _ReceivedDocument)
-            except ValidationError as error:
-                raise self._foreign_error() from error
-        return self._document
-
-    def _read_pieces(self) -> Iterator[bytes]:
-        try:
-            yield from self._pieces
-        except Broken as error:
-            raise self._truncated_error() from error
-
-    def _foreign_error(self) -> Unavailable:
-        return Unavailable(f"{self._url} does not answer as a server of persist")
-
-    def _truncated_error(self) -> Unavailable:
-        return Unavailable(f"the answer of {self._url} was cut off; ask again, and see the server's log")
-
-
 @contextmanager
 def understood(url: str) -> Iterator[None]:
     """Raise Unavailable if an answer lacks a field that is used, or the field has an unexpected type."""
@@ -348,23 +281,6 @@ def understood(url: str) -> Iterator[None]:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise Unavailable(f"{url} does not answer as a server of persist") from error
-
-
-def _parsed(data: bytes) -> Any:
-    """None: it is not JSON."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _refusal(reply: Reply, url: str) -> PersistError:
-    if reply.status < 400:
-        return Unavailable(f"{url} redirects to another server, which is refused: give the URL of the server itself")
-    error = _parsed(reply.data)
-    if isinstance(error, dict) and isinstance(error.get("kind"), str):
-        return error_from_json(error)
-    return Unavailable(f"{url} does not answer as a server of persist: HTTP error {reply.status}")
 
 
 # Formatting: the fields of the whole, a table of rows, and findings.

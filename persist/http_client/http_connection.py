@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 import ssl
@@ -244,20 +243,6 @@ class ConnectionPool:
             with self._lock:
                 self._waiting.discard(connection)
 
-    @contextlib.contextmanager
-    def stream(self, path: str, headers: Mapping[str, str], silent_s: float) -> Iterator[tuple[Reply, Iterator[bytes]]]:
-        """A GET whose body is read in pieces; `silent_s` is the longest silence."""
-        connection = self._take()
-        try:
-            connection.send(self._head("GET", path, headers, None), None, silent_s)
-            connection.ends = None
-            answer, reply = connection.begin(False)
-            if reply.status >= 400:
-                reply.data = connection.body(answer, ERROR_BYTES_MAX)
-            yield reply, connection.pieces(answer)
-        finally:
-            connection.close()
-
     def close(self) -> None:
         with self._lock:
             self._closed = True
@@ -291,7 +276,7 @@ class ConnectionPool:
             raise ValueError("a header contains a line break")
         return head.encode("latin-1")
 
-    def _take(self, timeout_s: float | None = None) -> _Connection:
+    def _take(self, timeout_s: float) -> _Connection:
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
@@ -335,7 +320,7 @@ class _Connection:
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
         self.reusable = False
-        self.ends: float | None = None  # the deadline of the response; None: only silence is bounded
+        self.ends = 0.0  # the deadline of the response
 
     def is_quiet(self) -> bool:
         """Whether nothing has arrived since the last response, not even the end of the connection."""
@@ -418,8 +403,7 @@ class _Connection:
     def _receive(self) -> bytes:
         """Received bytes; empty if the server has closed the connection."""
         try:
-            if self.ends is not None:
-                self._socket.settimeout(max(self._left(), LEAST_WAIT_S))
+            self._socket.settimeout(max(self._left(), LEAST_WAIT_S))
             return self._socket.recv(RECEIVE_BYTES)
         except TimeoutError as error:
             raise TimedOut("nothing came in time") from error
@@ -427,5 +411,4 @@ class _Connection:
             raise Broken(type(error).__name__) from error
 
     def _left(self) -> float:
-        assert self.ends is not None
         return self.ends - time.monotonic()

@@ -41,7 +41,6 @@ from persist.core.record import asdict
 from persist.core.state import State
 from rpc.auth import read_tokens, tokens_for_check
 
-SERVER_S = 600.0  # for a server to check all shards
 LINE_CHARS = 100
 LIMITS = (*AGES, "free")
 LOCAL_LIMITS = ("backup_age",)  # not known to a server
@@ -95,8 +94,8 @@ def _check(arguments: argparse.Namespace, limits: dict[str, str], thresholds: Ch
             raise InvalidUsage("--deep reads the stores directly: give --dir, or --blob and --consensus")
         parameters = {"pattern": arguments.name, **limits}
         query = urlencode({name: value for name, value in parameters.items() if value and name not in LOCAL_LIMITS})
-        with understood(server.url):
-            server_report = decode_report(server.document(f"/v1/check?{query}".rstrip("?"), SERVER_S))
+        with closing(server), understood(server.url):
+            server_report = decode_report(server.document(f"/v1/check?{query}".rstrip("?")))
         return _extended(server_report, backups, tokens, clock.now_ms(), thresholds)
     with closing(open_readonly(arguments)) as look, _stop_at_interrupt() as stop:
         read = PacedBlob(look.blob, wanted.rate, look.clock, stop)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -399,5 +399,7 @@ def test_a_token_with_a_prefix_was_told_the_names_of_other_shards(
 
 
 def test_one_that_does_not_answer_is_passed_over() -> None:
-    with closing(Answers(200, b'{"a": 1}')) as asked:
-        assert inspect.Server(f"http://127.0.0.1:1,{asked.url}", None).document("/v1/check", 5.0) == {"a": 1}
+    with ExitStack() as stack:
+        asked = stack.enter_context(closing(Answers(200, b'{"a": 1}')))
+        servers = stack.enter_context(closing(inspect.Server(f"http://127.0.0.1:1,{asked.url}", None)))
+        assert servers.document("/v1/check") == {"a": 1}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from persist.formats.http_messages import PROBLEM_JSON
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.cli.program import main
@@ -105,18 +106,17 @@ def test_what_cannot_be_inspected_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "length", "said"),
+    ("body", "status", "headers", "said"),
     [
-        (b"<html>", 200, None, "does not answer as a server of persist"),
-        (b'{"persist": "inspect", "version": 1', 200, 1000, "was cut off"),
-        (b'{"kind": "unavailable", "detail": "later"}', 503, None, "later"),
-        (b'{"kind": "overloaded", "detail": "slow down"}', 429, None, "slow down"),
+        (b"<html>", 200, {}, "does not answer as a server of persist"),
+        (b'{"persist": "inspect", "version": 1', 200, {"content-length": "1000"}, "closed the connection"),
+        (b'{"kind": "unavailable", "detail": "later"}', 503, {"content-type": PROBLEM_JSON}, "later"),
+        (b'{"kind": "overloaded", "detail": "slow down"}', 429, {"content-type": PROBLEM_JSON}, "slow down"),
     ],
 )
 def test_an_answer_that_is_none_is_told(
-    body: bytes, status: int, length: int | None, said: str, capsys: pytest.CaptureFixture[str]
+    body: bytes, status: int, headers: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    headers = {} if length is None else {"content-length": str(length)}
     with closing(Answers(status, body, **headers)) as server:
         assert main(["inspect", "parts", "orders", "--url", server.url]) == 3
     assert said in capsys.readouterr().err

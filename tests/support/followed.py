@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,7 +17,7 @@ from persist.client.listen import ListenEvent
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.frontier import Antichain
 from persist.http_client.http_calls import BACKOFF_MAX_S, HttpCalls, error_of
-from persist.http_client.http_connection import Broken, NotSent
+from persist.http_client.http_connection import ERROR_BYTES_MAX, Answer, Broken, NotSent, _Connection
 from rpc.client.http_transport import HttpTransport
 from rpc.listen_frames import FRAMES, HEARTBEAT_S, ID_LENGTH_MAX
 
@@ -128,11 +129,25 @@ def _frames(
         query += f"&after={frontier.element - 1}"
     path = f"/v1/shards/{quote(name, safe='')}/listen?{query}"
     headers = {"accept": FRAMES} if place is None else {"accept": FRAMES, "last-event-id": place}
-    with calls._pools[server].stream(path, {**calls._headers, **headers}, SILENCE_S) as (reply, pieces):
+    pool = calls._pools[server]
+    connection = pool._take(SILENCE_S)
+    try:
+        connection.send(pool._head("GET", path, {**calls._headers, **headers}, None), None, SILENCE_S)
+        answer, reply = connection.begin(False)
         calls.servers.worked(server)
         if reply.status >= 400:
+            reply.data = connection.body(answer, ERROR_BYTES_MAX)
             raise error_of(server, reply, safe=True)
-        yield from frames(pieces)
+        yield from frames(_not_silent(connection, answer))
+    finally:
+        connection.close()
+
+
+def _not_silent(connection: _Connection, answer: Answer) -> Iterator[bytes]:
+    """The body in pieces, each of which comes within SILENCE_S."""
+    for piece in connection.pieces(answer):
+        yield piece
+        connection.ends = time.monotonic() + SILENCE_S
 
 
 def _pause_before_retry(calls: HttpCalls, deadline: float | None, name: str) -> float:
