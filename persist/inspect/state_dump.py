@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from persist.copies.shard_facts import at_version, newest
 from persist.copies.state_file import to_json_value
 from persist.core import state_diff
 from persist.core.batch import Batches, HollowBatch, Part, Run, Trace
-from persist.core.blob_keys import COMPACTOR
 from persist.core.errors import InvalidUsage
-from persist.core.frontier import TIME_MAX, Antichain
 from persist.core.record import replace
 from persist.core.shard_phases import phase_of
-from persist.core.shard_settings import ShardSettings, history_text
+from persist.core.shard_settings import history_text
 from persist.core.spill import ENTRIES, OUTCOMES
 from persist.core.state import State
 from persist.inspect.documents import Document, Frontier, JsonRecord, KeyFormat, instant
@@ -27,148 +25,63 @@ from persist.parts import valid_schemas
 
 
 NAMED_MAX = 10  # how many items of a kind are listed
+VALUE_CHARS_MAX = 200
+_OMITTED = frozenset({"tombstone", "lease_clock_ms", "info_bytes"})
+_LABELS = ("purpose", "owner", "borrower")  # fields of an item that say whose it is
 
 
 class StateChange(JsonRecord, frozen=True):
-    """A field of the State that changed, by its name in the code, and a description of the change."""
+    """A field of the State that changed, by its name in the code, and a description of the change.
+
+    Of a mapping these are its items that were added (+), changed (~) and removed (-); else both values, as JSON.
+    """
 
     field: str
     words: str
 
 
-def _changes(old: State, new: State) -> Iterator[tuple[str, str]]:
-    """Describe the changes from one State to a later one: each field, and a description of its change."""
-    if phase_of(old) != phase_of(new):
-        yield "phase", f"the shard was {phase_of(old).value} and is {phase_of(new).value}"
-    if old.shard_id != new.shard_id:
-        yield "incarnation", f"incarnation {old.incarnation} of the name ended and incarnation {new.incarnation} began"
-    if old.upper != new.upper:
-        yield "upper", f"upper moved from {_time(old.upper)} to {_time(new.upper)}"
-    if old.since != new.since:
-        yield "since", f"since moved from {_time(old.since)} to {_time(new.since)}"
-    yield from _trace(old, new)
-    for name in state_diff.MAPPINGS:
-        before, after = getattr(old, name), getattr(new, name)
-        if before is not after and name != "entries":
-            yield from ((name, text) for text in _mapping(name, before, after))
-    for name in state_diff.SCALARS:
-        before, after = getattr(old, name), getattr(new, name)
-        if before != after and name not in _OMITTED:
-            yield name, _scalar(name, before, after)
+def _changes(old: State, new: State, keys: KeyFormat) -> Iterator[StateChange]:
+    """Describe the changes from one State to a later one."""
+    values = {"phase": (phase_of(old).value, phase_of(new).value), "upper": (old.upper, new.upper)}
+    values |= {name: (getattr(old, name), getattr(new, name)) for name in state_diff.SCALARS if name not in _OMITTED}
+    mappings = {"trace": (_batches(old), _batches(new))}
+    mappings |= {name: (getattr(old, name), getattr(new, name)) for name in state_diff.MAPPINGS if name != "entries"}
+    for name, (before, after) in values.items():
+        if before != after:
+            words = (json.dumps(_small(value, keys))[:VALUE_CHARS_MAX] for value in (before, after))
+            yield StateChange(name, " -> ".join(words))
+    for name, (earlier, later) in mappings.items():
+        if earlier is not later and (words := _item_changes(earlier, later)):
+            yield StateChange(name, words)
 
 
-_OMITTED = frozenset({"since", "incarnation", "tombstone", "lease_clock_ms", "info_bytes"})
+def _batches(state: State) -> dict[str, str]:
+    """The batches by their intervals."""
+    return {
+        str(batch.desc): f"{batch.part_count} parts, {batch.rows} updates, {batch.size} bytes"
+        for batch in state.trace.batches
+    }
 
 
-def _trace(old: State, new: State) -> Iterator[tuple[str, str]]:
-    change = state_diff.trace_between(old.trace, new.trace)
-    if change is None:
-        return
-    before = old.trace.batches[change.first : change.first + change.count]
-    added: Sequence[HollowBatch] = change.batches
-    if before:
-        first, end = before[0].desc.lower, before[-1].desc.upper
-        merged = [batch for batch in change.batches if batch.desc.lower < end]  # the last one may extend beyond it
-        added = [batch for batch in change.batches if not batch.desc.lower < end]
-        known = {(batch.desc.lower, batch.desc.upper) for batch in before}
-        is_same = len(merged) == len(before) and all((b.desc.lower, b.desc.upper) in known for b in merged)
-        keys = [key for batch in merged for key in batch.blob_keys()]
-        suffix = ", by a worker" if keys and all(f"/{COMPACTOR}/" in key for key in keys) else ""
-        sums = f"{_sum(before)} {'were rewritten' if is_same else 'became'}: {_sum(merged)}"
-        yield "trace", f"the batches [{_end(first)}, {_end(end)}) {sums}{suffix}"
-    if added:
-        named = _named([f"[{_end(b.desc.lower)}, {_end(b.desc.upper)}) {_sum([b])}" for b in added])
-        yield "trace", f"{_count(len(added), 'batch')} added: {named}"
+def _item_changes(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> str:
+    signs = {
+        "+": [(key, after[key]) for key in after if key not in before],
+        "~": [(key, after[key]) for key in after if key in before and before[key] != after[key]],
+        "-": [(key, before[key]) for key in before if key not in after],
+    }
+    return "; ".join(f"{sign} {_named(items)}" for sign, items in signs.items() if items)
 
 
-def _sum(batches: Sequence[HollowBatch]) -> str:
-    parts, rows, size = (sum(getattr(b, name) for b in batches) for name in ("part_count", "rows", "size"))
-    counts = (_count(len(batches), "batch"), _count(parts, "part"), _count(rows, "update"), _count(size, "byte"))
-    return f"({', '.join(counts)})"
+def _named(items: Sequence[tuple[Any, Any]]) -> str:
+    shown = ((to_json_value(key), _label(value)) for key, value in items[:NAMED_MAX])
+    texts = (f"{key} ({label})" if label else str(key) for key, label in shown)
+    return ", ".join(texts) + (f" and {len(items) - NAMED_MAX} more" if len(items) > NAMED_MAX else "")
 
 
-# The mappings of a State: what an item is called, and its text (None: items are only counted).
-_ITEMS: dict[str, tuple[str, Callable[[Any, Any], str] | None]] = {
-    "schemas": ("schema", lambda key, value: str(key)),
-    "writers": ("writer", None),
-    "leased_readers": ("reader", lambda key, record: f"{record.purpose or key} at {_time(record.since)}"),
-    "critical_readers": ("cursor", lambda key, record: f"{record.purpose or key} at {_time(record.since)}"),
-    "rollups": ("rollup", lambda key, record: f"v{key}"),
-    "claims": ("claim", lambda key, record: f"{key} of {record.owner}"),
-    "attributes": ("recent attribute", None),
-    "attribute_chunks": ("chunk of the attribute index", None),
-    "left": ("staged part that left", None),
-    "outcomes": ("outcome of a token", None),
-    "spilled": ("kind of spill file", lambda key, files: f"{key} in {_count(len(files), 'file')}"),
-    "long_diffs": ("blob of a long state diff", lambda key, record: f"v{key}"),
-    "marks": ("mark", lambda key, record: f"{instant(key) or 'the beginning'} at {_time(record)}"),
-    "tags": ("tag", lambda key, record: f"{key} at {record.time}"),
-    "cuts": ("cut", lambda key, record: f"{_instant(key)} at {record.upper}"),
-    "erasures": ("erasure", lambda key, record: f"{key} ({record.phase})"),
-    "loans": ("loan", lambda key, record: f"to {record.borrower}"),
-    "borrowed": ("loan from another shard", lambda key, record: f"of {record}"),
-    "schema_times": (
-        "first time of a schema",
-        lambda key, time: f"{key} from {time} on" if time <= TIME_MAX else f"{key} after all times",
-    ),
-}
-
-
-def _mapping(name: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Iterator[str]:
-    noun, show = _ITEMS[name]
-    added = [(key, after[key]) for key in after if key not in before]
-    removed = [(key, before[key]) for key in before if key not in after]
-    changed = [(key, after[key]) for key in after if key in before and before[key] != after[key]]
-    for items, verb in ((added, "added"), (removed, "removed"), (changed, "changed")):
-        if items:
-            named = "" if show is None else f": {_named([show(*item) for item in items])}"
-            yield f"{_count(len(items), noun)} {verb}{named}"
-
-
-def _scalar(name: str, before: Any, after: Any) -> str:
-    words = name.replace("_", " ")
-    if isinstance(before, Antichain) and isinstance(after, Antichain):
-        return f"{words} moved from {_time(before)} to {_time(after)}"
-    if isinstance(after, ShardSettings):
-        return (
-            f"the settings changed: history was {_history(before) or 'not set'} and is {_history(after) or 'not set'}"
-        )
-    if type(before) is int and type(after) is int:
-        if name.endswith("_ms"):
-            return f"{words.removesuffix(' ms')} was {_instant(before)} and is {_instant(after)}"
-        return f"{words} went from {before} to {after}"
-    if isinstance(before, tuple) and isinstance(after, tuple) and len(before) != len(after):
-        return f"{words} were {len(before)} and are {len(after)}"
-    return f"{words} changed"
-
-
-def _history(settings: ShardSettings) -> str | None:
-    return history_text(settings.history_ms) if settings.version else None
-
-
-def _instant(at_ms: int) -> str:
-    return instant(at_ms) or "not set"
-
-
-def _time(frontier: Antichain) -> str:
-    return "closed" if frontier.is_empty else str(frontier.element)
-
-
-def _end(frontier: Antichain) -> str:
-    return "end" if frontier.is_empty else str(frontier.element)
-
-
-def _count(number: int, noun: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    first, of, rest = noun.partition(" of ")
-    first, clause, more = first.partition(" that ")
-    return f"{number} {first}{'es' if first.endswith(('h', 's')) else 's'}{clause}{more}{of}{rest}"
-
-
-def _named(texts: list[str]) -> str:
-    more = f" and {len(texts) - NAMED_MAX} more" if len(texts) > NAMED_MAX else ""
-    return ", ".join(texts[:NAMED_MAX]) + more
+def _label(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return next((str(label) for name in _LABELS if (label := getattr(value, name, ""))), "")
 
 
 # The State as JSON, and its summary.
@@ -242,7 +155,7 @@ def _summary(state: State) -> StateSummary:
         commit_id=state.commit_id or None,
         since=state.since.to_json(),
         upper=state.upper.to_json(),
-        history=_history(state.settings),
+        history=history_text(state.settings.history_ms) if state.settings.version else None,
         columns=columns,
         **{name: len(getattr(state, name)) for name in _COUNTED},
         batches=len(batches),
@@ -277,8 +190,7 @@ def state_document(
             raise InvalidUsage(f"v{since} is later than v{state.seqno}; give the earlier version as --from")
         before = at_version(location, name, since)
         facts.faults.take(before.faults)
-        changes = _changes(_redacted(location, before.known()), _redacted(location, state))
-        rows = [StateChange(field, words) for field, words in changes]
+        rows = list(_changes(_redacted(location, before.known()), _redacted(location, state), keys))
     tree = (lambda: encode_state(_redacted(location, state), keys)) if whole else None
     return Document("state", facts.faults, name, int(state.seqno), _summary(state), rows, tree)
 
