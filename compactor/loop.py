@@ -12,7 +12,6 @@ import heapq
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,8 +34,7 @@ def never() -> bool:
     return False
 
 
-NAMES_PAGE = 1000
-BURST_S = 1.0  # how much of the rate of a scan can be caught up after a pause
+NAMES_PAGE = 250  # read at once, and visited before the next page is read
 STALE_MIN = 64  # stale entries of the heap to tolerate, in addition to one per shard
 FAILED_AGAIN_S = 5.0
 RESCAN_S = 600.0  # the least duration of a scan of all shards, with a push channel
@@ -110,8 +108,8 @@ class Schedule:
 class NameScan:
     """Cycles through all names of a location, page by page: the first time without a limit of the rate.
 
-    After that a scan starts every `period_s`, or when the previous one ends if that takes longer, and returns at most
-    `per_s` names per second (None: no limit). So the cost of an idle location is bounded for any number of shards.
+    After that a scan starts every `period_s`, or when the previous one ends if that takes longer, and plans at most
+    `per_s` visits per second (None: no limit). So the cost of an idle location is bounded for any number of shards.
     `list_names` returns a page of names after a name; `matches` selects names.
     """
 
@@ -127,49 +125,28 @@ class NameScan:
         self._period_s = period_s
         self._gap_s = 1 / per_s if per_s else 0.0
         self._is_first = True
-        self._started_s: float | None = None  # of the current scan
-        self._page: deque[str] = deque()
-        self._after = ""  # the last name of the pages so far
-        self._is_last = False  # no page follows
+        self._started_s = 0.0  # of the current scan
+        self._after = ""  # the last name of the pages so far; "": a scan starts
         self.next_s = float("-inf")  # `draw` returns no names before this
 
-    def draw(self, now_s: float, most: int) -> list[str]:
-        """At most `most` names that are due. Reads at most one page.
+    def draw(self, now_s: float) -> list[tuple[str, float]]:
+        """The names of the next page, each with the time at which to visit it; none before `next_s`.
 
         Raises PersistError if the page cannot be read; it is read again after FAILED_AGAIN_S.
         """
-        if most <= 0 or now_s < self.next_s:
+        if now_s < self.next_s:
             return []
-        if self._started_s is None:
+        if not self._after:
             self._started_s = now_s
-        if not self._page and not self._is_last:
-            self._read_page(now_s)
-        names: list[str] = []
-        while self._page and len(names) < most and now_s >= self.next_s:
-            name = self._page.popleft()
-            if self._matches(name):
-                names.append(name)
-                self._delay_next(now_s)
-        if not self._page and self._is_last:
-            self.next_s = max(now_s, self._started_s + self._period_s)
-            self._started_s, self._after, self._is_last, self._is_first = None, "", False, False
-        return names
-
-    def _read_page(self, now_s: float) -> None:
-        try:
-            page = self._list_names(self._after, NAMES_PAGE)
-        except PersistError:
-            self.next_s = now_s + FAILED_AGAIN_S
-            raise
-        self._page.extend(page)
-        self._is_last = len(page) < NAMES_PAGE
-        self._after = page[-1] if page else ""
-        if page and not any(map(self._matches, page)):
-            self._delay_next(now_s)  # reading a page counts as one name
-
-    def _delay_next(self, now_s: float) -> None:
-        if self._gap_s and not self._is_first:
-            self.next_s = max(self.next_s, now_s - BURST_S) + self._gap_s
+        self.next_s = now_s + FAILED_AGAIN_S
+        page = self._list_names(self._after, NAMES_PAGE)
+        gap_s = 0.0 if self._is_first else self._gap_s
+        visits = [(name, now_s + number * gap_s) for number, name in enumerate(filter(self._matches, page))]
+        self.next_s = now_s + max(1, len(visits)) * gap_s  # reading a page counts as one name
+        self._after = page[-1] if len(page) == NAMES_PAGE else ""
+        if not self._after:
+            self.next_s, self._is_first = max(self.next_s, self._started_s + self._period_s), False
+        return visits
 
 
 class BackgroundThread(ABC):
@@ -227,7 +204,7 @@ class Loop:
         self._patterns = patterns
         self._per_shard = per_shard
         self._schedule = Schedule()
-        self._scan_was_blocked = False  # scheduled visits left no room for the scan
+        self._scanned: set[str] = set()  # names of the last page of the scan that are not visited yet
         self._wake = threading.Event()
         self._stop = stop or threading.Event()
         self.failures = 0
@@ -281,21 +258,20 @@ class Loop:
                     future.add_done_callback(lambda _: self._wake.set())
                     running.add(future)
                     self.running = len(running)
-                self._pause(now, scan.next_s, len(running) < self.concurrency)
+                self._pause(now, scan, len(running) < self.concurrency)
         finally:
             if unsubscribe is not None:
                 unsubscribe()
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _pause(self, now_s: float, scan_next_s: float, has_room: bool) -> None:
+    def _pause(self, now_s: float, scan: NameScan, has_room: bool) -> None:
         """Sleep until a visit may be due or, without a free thread, until a visit ends."""
-        wait: float | None = None
+        waits: list[float] = []
         if has_room:
             due = self._schedule.idle_s(now_s)
-            wait = max(0.0, scan_next_s - now_s)
-            if due is not None:
-                wait = min(wait, max(due, INTERVAL_S))
-        self._wake.wait(wait)
+            waits += [] if due is None else [max(due, INTERVAL_S)]
+            waits += [] if self._scanned else [max(0.0, scan.next_s - now_s)]
+        self._wake.wait(min(waits, default=None))
         if not self.stopping:
             self._stop.wait(INTERVAL_S)  # moves come in bursts, so collect them
 
@@ -305,26 +281,22 @@ class Loop:
         return page
 
     def _due(self, scan: NameScan, now_s: float, room: int) -> list[str]:
-        """At most `room` shards to visit now.
+        """At most `room` shards to visit now, the longest overdue first: shards that move do not starve idle ones.
 
-        The scan uses the room that scheduled visits leave. If they leave none, it gets one visit every other time: so
-        shards that move all the time do not starve idle shards.
+        A page of the scan is read when all names of the previous one were visited.
         """
-        if not room:
-            return []
-        reserved = 1 if self._scan_was_blocked and now_s >= scan.next_s else 0
-        names = self._schedule.take(now_s, room - reserved, self._per_shard)
-        self._scan_was_blocked = len(names) == room
-        if self._scan_was_blocked:
-            return names
-        try:
-            scanned = scan.draw(now_s, room - len(names))
-        except PersistError as error:
-            log.warning("cannot list the shards: %s", error)
-            return names
-        for name in scanned:
-            self._schedule.want(name, now_s)
-        return names + self._schedule.take(now_s, max(reserved, len(scanned)), self._per_shard)
+        if not self._scanned:
+            try:
+                page = scan.draw(now_s)
+            except PersistError as error:
+                log.warning("cannot list the shards: %s", error)
+                page = []
+            for name, at_s in page:
+                self._schedule.want(name, at_s)
+                self._scanned.add(name)
+        names = self._schedule.take(now_s, room, self._per_shard)
+        self._scanned.difference_update(names)
+        return names
 
     def _moved(self, name: str) -> None:
         if self._matches(name):

@@ -48,8 +48,8 @@ def _changes(old: State, new: State, keys: KeyFormat) -> Iterator[StateChange]:
     mappings |= {name: (getattr(old, name), getattr(new, name)) for name in state_diff.MAPPINGS if name != "entries"}
     for name, (before, after) in values.items():
         if before != after:
-            words = (json.dumps(_small(value, keys))[:VALUE_CHARS_MAX] for value in (before, after))
-            yield StateChange(name, " -> ".join(words))
+            texts = (json.dumps(_small(value, keys))[:VALUE_CHARS_MAX] for value in (before, after))
+            yield StateChange(name, " -> ".join(texts))
     for name, (earlier, later) in mappings.items():
         if earlier is not later and (words := _item_changes(earlier, later)):
             yield StateChange(name, words)

@@ -62,52 +62,54 @@ def test_an_earlier_time_replaces_a_later_one_and_the_heap_stays_small() -> None
     assert schedule.take(1e9, 5, 1) == []
 
 
+def drawn(scan: NameScan, now_s: float) -> list[str]:
+    return [name for name, _ in scan.draw(now_s)]
+
+
 def test_the_first_round_is_as_fast_as_it_is_asked_for() -> None:
     scan = NameScan(Names(names_of(2_500)), lambda _: True, 600.0, 5.0)
-    found: list[str] = []
-    while len(found) < 2_500:
-        found += scan.draw(0.0, 400)
-    assert found == names_of(2_500)
+    found: list[tuple[str, float]] = []
+    while page := scan.draw(0.0):
+        found += page
+    assert found == [(name, 0.0) for name in names_of(2_500)]
     assert scan.next_s == 600.0
 
 
 def test_a_later_round_gives_so_many_a_second_and_goes_on_for_longer_than_its_period() -> None:
-    names = Names(names_of(100))
+    names = Names(names_of(NAMES_PAGE + 100))
     scan = NameScan(names, lambda _: True, 10.0, 5.0)
-    assert len(scan.draw(0.0, 1_000)) == 100
-    found, seconds = [], 0
-    while len(found) < 100:
-        more = scan.draw(10.0 + seconds, 1_000)
-        assert len(more) <= 10  # with what a second before could have had
-        found += more
-        seconds += 1
-    assert found == names_of(100)
-    assert seconds >= 19
-    assert names.pages == 2
+    assert len(scan.draw(0.0)) + len(scan.draw(0.0)) == len(names.names)
+    found = scan.draw(10.0)
+    assert scan.next_s == 10.0 + NAMES_PAGE / 5
+    found += scan.draw(scan.next_s)
+    assert found == [(name, pytest.approx(10.0 + number / 5)) for number, name in enumerate(names.names)]
+    assert scan.next_s == pytest.approx(10.0 + len(names.names) / 5)
+    assert names.pages == 4
 
 
 def test_a_round_without_a_pace_begins_when_its_time_has_come() -> None:
     scan = NameScan(Names(names_of(3)), lambda _: True, 5.0, None)
-    assert (scan.draw(0.0, 9), scan.draw(4.9, 9), scan.draw(5.0, 9)) == (names_of(3), [], names_of(3))
+    assert (drawn(scan, 0.0), drawn(scan, 4.9), drawn(scan, 5.0)) == (names_of(3), [], names_of(3))
 
 
 def test_names_that_are_not_wanted_cost_a_page_at_a_time() -> None:
     names = Names(names_of(3 * NAMES_PAGE))
-    scan = NameScan(names, lambda name: name == "s02999", 600.0, 5.0)
-    found = [scan.draw(0.0, 2) for _ in range(4)]
-    assert (found, names.pages) == ([[], [], ["s02999"], []], 4)
+    last = names.names[-1]
+    scan = NameScan(names, lambda name: name == last, 600.0, 5.0)
+    found = [drawn(scan, 0.0) for _ in range(4)]
+    assert (found, names.pages) == ([[], [], [last], []], 4)
 
 
 def test_a_round_goes_on_where_the_names_could_not_be_read() -> None:
     names = Names(names_of(2 * NAMES_PAGE))
     scan = NameScan(names, lambda _: True, 600.0, None)
-    assert len(scan.draw(0.0, NAMES_PAGE)) == NAMES_PAGE
+    assert len(scan.draw(0.0)) == NAMES_PAGE
     names.fails = True
     with pytest.raises(Unavailable):
-        scan.draw(1.0, 1)
+        scan.draw(1.0)
     names.fails = False
-    assert scan.draw(2.0, 1) == []
-    assert scan.draw(1.0 + FAILED_AGAIN_S, 1) == [names_of(NAMES_PAGE + 1)[-1]]
+    assert scan.draw(2.0) == []
+    assert drawn(scan, 1.0 + FAILED_AGAIN_S) == names_of(2 * NAMES_PAGE)[NAMES_PAGE:]
 
 
 @pytest.mark.parametrize("room", [1, 2, 5])
