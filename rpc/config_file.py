@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from blob import without_secrets
+from persist.client.arguments import read_bounded
 from persist.core.errors import InvalidUsage
 from rpc.settings import DEFAULT_DIRECTORY, PREFIXES, SETTINGS, ServerSettings, Setting, Value, server_settings, shown
 
@@ -146,13 +147,7 @@ def _table(name: str) -> str:
 
 def _text_of(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise InvalidUsage(f"{path} is longer than {FILE_BYTES_MAX} bytes: it is not a configuration file")
-        return data.decode()
-    except OSError as error:
-        raise InvalidUsage(f"the configuration {path} cannot be read: {error.strerror or error}") from error
+        return read_bounded(f"the configuration {path}", path, FILE_BYTES_MAX).decode()
     except UnicodeDecodeError as error:
         raise InvalidUsage(f"{path} is not UTF-8") from error
 

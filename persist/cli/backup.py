@@ -19,6 +19,7 @@ from consensus import open_consensus
 from persist.cli.connection_args import add_arguments as add_where
 from persist.cli.connection_args import add_subcommand, check_there, where_of
 from persist.cli.output_files import STDOUT, replacing
+from persist.client.arguments import read_bounded
 from persist.client.timestamps import instant_text, read_instant, retention_ms
 from persist.commit.clocks_and_ids import SystemClock, SystemIds
 from persist.copies.backup_creation import TIMESTAMP, UPPER, BackupRequest, Progress, back_up, check_shards
@@ -239,14 +240,7 @@ def _export_state(arguments: argparse.Namespace) -> int:
 
 
 def _import_state(arguments: argparse.Namespace) -> int:
-    try:
-        file = Path(arguments.file)
-        if file.stat().st_size > FILE_BYTES_MAX:
-            raise InvalidUsage(f"{arguments.file} is larger than {FILE_BYTES_MAX} bytes")
-        data = file.read_bytes()
-    except OSError as error:
-        raise InvalidUsage(f"{arguments.file} cannot be read: {error.strerror}") from error
-    state_file = read_file(data)
+    state_file = read_file(read_bounded(arguments.file, arguments.file, FILE_BYTES_MAX))
     check_shard_name(arguments.as_name)
     with ExitStack() as stack:  # what may be refused comes before the location, which may be created
         source = None if arguments.source is None else stack.enter_context(blob_at(arguments.source))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
 from persist.cli import connection_args, row_files
 from persist.cli.connection_args import add_client_arguments, check_given, client_of
+from persist.cli.inspect import lines
 from persist.cli.schema import add_check_argument, read_checks, read_columns, read_schema_file, schema_of
 from persist.cli.terminal import Screen, complain, plain, print_line
 from persist.client.arguments import columns_of
@@ -78,21 +79,15 @@ def _show_from_server(client: Client, arguments: argparse.Namespace) -> None:
 
 
 def _list(names: Iterable[str], summary_of: Callable[[str], dict[str, Any]], as_json: bool) -> None:
-    if not as_json:
-        print_line(f"{'shard':40} {'since':>12} {'upper':>12} {'batches':>8} {'updates':>12} {'bytes':>14}")
-    for name in names:
-        try:
-            fields = summary_of(name)
-        except PersistError as error:
-            fields = {"name": name, "error": error.message}
-        if as_json:
-            print(json.dumps(fields))
-        elif "error" in fields:
-            print_line(f"{name:40} {fields['error']}")
-        else:
-            since, upper = _frontier(fields["since"]), _frontier(fields["upper"])
-            counts = f"{fields['batches']:>8} {fields['updates']:>12} {fields['bytes']:>14}"
-            print_line(f"{name:40} {since:>12} {upper:>12} {counts}{'  dropped' if fields['dropped'] else ''}")
+    def rows() -> Iterator[dict[str, Any]]:
+        for name in names:
+            try:
+                yield summary_of(name)
+            except PersistError as error:
+                yield {"name": name, "error": error.message}
+
+    for line in map(json.dumps, rows()) if as_json else lines(None, rows()):
+        print_line(line)
 
 
 def summary(state: State | ShardView) -> dict[str, Any]:
@@ -160,20 +155,8 @@ def _newest(batches: Sequence[HollowBatch]) -> list[dict[str, Any]]:
 
 
 def _show(fields: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(fields))
-        return
-    for key, value in fields.items():
-        if isinstance(value, list) and key not in ("since", "upper"):
-            print_line(f"{key}: {'' if value else 'none'}")
-            for item in value:
-                print_line("  " + ", ".join(f"{k} {v}" for k, v in item.items()))
-        else:
-            print_line(f"{key}: {_frontier(value) if isinstance(value, list) else value}")
-
-
-def _frontier(value: list[int]) -> str:
-    return str(value[0]) if value else "closed"
+    for line in [json.dumps(fields)] if as_json else lines(fields, ()):
+        print_line(line)
 
 
 # `persist create NAME`: create a shard with the columns of a text or a file.

@@ -42,8 +42,8 @@ def test_lists_dropped_names_where_asked(directory: Path, capsys: pytest.Capture
     assert main(["shards", "--dir", str(directory)]) == 0
     assert "us/orders" not in capsys.readouterr().out
     assert main(["shards", "--dir", str(directory), "--dropped"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line.endswith("  dropped")] == ["us/orders"]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [(line[0], line[-1]) for line in lines[1:]] == [("eu/orders", "no"), ("us/orders", "yes")]
     assert main(["shards", "--dir", str(directory), "--dropped", "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(shard["name"], shard["dropped"]) for shard in found] == [("eu/orders", False), ("us/orders", True)]

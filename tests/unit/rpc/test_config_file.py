@@ -110,7 +110,7 @@ def test_what_is_not_allowed_is_refused_with_file_line_and_key(tmp_path: Path, t
 
 
 @pytest.mark.parametrize(
-    ("data", "said"), [(b"\xff", "is not UTF-8"), (b"#" * (2**20 + 1), "is longer than"), (None, "cannot be read")]
+    ("data", "said"), [(b"\xff", "is not UTF-8"), (b"#" * (2**20 + 1), "has more than"), (None, "cannot be read")]
 )
 def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes | None, said: str) -> None:
     path = tmp_path / "persist.toml"
