@@ -30,7 +30,6 @@ from rpc import errors
 from rpc.app_state import Service
 from rpc.http_protocol import ConnectionBounds, JoiningProtocol
 from rpc.middleware import RequestMiddleware
-from rpc.route import declare_path_parameters
 from rpc.routes import server_routes
 from rpc.routes.parameters import check_allowed, check_query
 from rpc.routes.table import ROUTERS
@@ -48,9 +47,6 @@ class _App(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.outermost(scope, receive, send)
-
-    def openapi(self) -> dict[str, Any]:
-        return declare_path_parameters(super().openapi())
 
 
 def _proof(location: Location) -> str:

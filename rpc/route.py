@@ -1,9 +1,8 @@
-"""Routes as values: method, path, scopes, audit action, quotas and handler; and completion of the OpenAPI document."""
+"""Routes as values: method, path, scopes, audit action, quotas and handler."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,14 @@ ROUTE = "persist.route"
 """The key of a request's scope that holds its route; None: there is none."""
 PLAIN_CHARS_MAX = 32  # of a parameter that bypasses FastAPI; no parameter has a lower limit
 _PARAMETERS = {"form": "format"}  # arguments of handlers and the names of their parameters, if these differ
+_NAME: dict[str, Any] = {  # of a shard; handlers read it from the request, so FastAPI does not document it
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "description": "The shard's name: `name` or `region/name`.",
+    "schema": {"type": "string", "pattern": r"^[A-Za-z0-9._][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9._-]{1,128})?$"},
+    "example": "orders",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,7 @@ class Router(APIRouter):
         writes: bool = False,
         frees: bool = False,
         direct: bool = False,
+        openapi_extra: Mapping[str, Any] | None = None,
         **declared: Any,
     ) -> Callable[[Handler], Handler]:
         """Declare a handler of a `request` such as `GET /{name}/tags`, with the fields of its `Route`.
@@ -98,12 +106,15 @@ class Router(APIRouter):
         """
         method, path = request.split(" ")
         full_path = f"{self.prefix}{path}"
+        extra = dict(openapi_extra or {})
+        if full_path.startswith(SHARD):
+            extra["parameters"] = [_NAME, *extra.get("parameters", ())]
 
         def declare(handler: Handler) -> Handler:
             names, required = _arguments(handler) if direct else (None, frozenset[str]())
             flags = (_label(method, full_path), audit, audits_body, closes_by, writes, frees)
             self.table.append(Route(method, full_path, handler, scopes, *flags, names, required))
-            return self.api_route(path, methods=[method], summary=summary, **declared)(handler)
+            return self.api_route(path, methods=[method], summary=summary, openapi_extra=extra, **declared)(handler)
 
         return declare
 
@@ -154,37 +165,3 @@ def _label(method: str, path: str) -> str:
     if path.startswith(SHARD + "/"):
         return path[len(SHARD) + 1 :].partition("/")[0]
     return path.removeprefix("/v1").strip("/").partition("/")[0]
-
-
-# Path parameters that handlers read from the request, so that FastAPI does not document them.
-
-_PARAMETER = re.compile(r"\{([a-z_]+)(?::[a-z]+)?\}")
-_METHODS = ("get", "put", "post", "delete", "head", "patch", "options")
-_KNOWN: dict[str, dict[str, Any]] = {
-    "name": {
-        "description": "The shard's name: `name` or `region/name`.",
-        "schema": {"type": "string", "pattern": r"^[A-Za-z0-9._][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9._-]{1,128})?$"},
-        "example": "orders",
-    },
-    "tag": {
-        "description": "The tag's name.",
-        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._][A-Za-z0-9._-]{0,127}$"},
-        "example": "eom-2026-10",
-    },
-}
-
-
-def declare_path_parameters(document: dict[str, Any]) -> dict[str, Any]:
-    """Declare every `{parameter}` of the paths in the document, as OpenAPI requires. Idempotent."""
-    for path, operations in document.get("paths", {}).items():
-        for method in _METHODS:
-            operation = operations.get(method)
-            if operation is None:
-                continue
-            declared = operation.setdefault("parameters", [])
-            names = {parameter.get("name") for parameter in declared if parameter.get("in") == "path"}
-            for name in _PARAMETER.findall(path):
-                if name not in names:
-                    known = _KNOWN.get(name, {"schema": {"type": "string"}})
-                    declared.append({"name": name, "in": "path", "required": True, **known})
-    return document
