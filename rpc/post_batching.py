@@ -29,7 +29,6 @@ from persist.parts import current_schema
 from rpc.concurrency_limits import CALLER
 
 WRITERS_IDLE_MAX = 1_000
-SCHEMAS_MAX = 10_000
 GROUP_POSTS_MAX = 128
 GROUP_BYTES_MAX = 256 * 1024  # of bodies
 GROUP_ROWS_BYTES_MAX = 1024 * 1024  # of their rows in memory: preparing blocks the event loop
@@ -65,20 +64,10 @@ class ThinWriters:
         self._lock = threading.Lock()
         self._idle: OrderedDict[ShardId, list[ThinWriter]] = OrderedDict()
         self._idle_count = 0
-        self._names: OrderedDict[tuple[ShardId, int], Names] = OrderedDict()
 
     def names(self, state: State) -> Names:
-        """The column names of this State, cached. Raises Corruption if none of its schemas can be read."""
-        key = (state.shard_id, state.schema_id)
-        with self._lock:
-            names = self._names.get(key)
-        if names is None:
-            names = Names(state.shard_id, *current_schema(state.schemas), state.schema_id)
-            with self._lock:
-                self._names[key] = names
-                if len(self._names) > SCHEMAS_MAX:
-                    self._names.popitem(last=False)
-        return names
+        """The column names of this State. Raises Corruption if none of its schemas can be read."""
+        return Names(state.shard_id, *current_schema(state.schemas), state.schema_id)
 
     @contextmanager
     def writer(self, name: str, names: Names, caller: Caller = NOBODY) -> Iterator[ThinWriter]:

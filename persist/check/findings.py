@@ -11,11 +11,11 @@ from msgspec import Meta
 
 from persist.attributes.attribute_index import Marks
 from persist.attributes.node_store import ChunkReader, StaleIndex
+from persist.client.timestamps import period_ms
 from persist.copies.shard_facts import ShardFacts
 from persist.core.clock_index import Mark
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.frontier import Antichain
-from persist.core.shard_settings import history_ms
 from persist.core.state import Leased
 from persist.inspect.documents import JsonRecord, instant
 from persist.inspect.readonly_location import ReadOnlyLocation
@@ -154,12 +154,7 @@ def read_limits(
 
 
 def _age(what: str, text: str, default: int) -> int:
-    if not text:
-        return default
-    age_ms = history_ms(text, what, takes_none=False)
-    if age_ms is None:
-        raise InvalidUsage(f"{what} is {text!r:.100}; it must be an age such as '1d' (ms, s, m, h, d or w)")
-    return age_ms
+    return period_ms(text, what, "1d") if text else default
 
 
 def _percent(text: str, default: int) -> int:
