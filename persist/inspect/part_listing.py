@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from blob import BlobNotFound
+from persist.codecs.json_rows import to_json_rows
 from persist.copies.shard_checks import matches_checksum
 from persist.copies.shard_facts import NOT_THERE, FaultKind, Faults, NamedPart, ShardFacts, newest
 from persist.core.batch import Part
@@ -127,8 +127,8 @@ class PartFileSummary(JsonRecord, frozen=True):
     """The blob of a part. `named`: whether the newest State names it; else its checksums are unknown, and null.
 
     `whole`, `footer`: whether the checksums of all bytes, and of the footer, match. `shown`: its first updates in
-    stored order, as many as requested; values without a JSON type are texts, bytes are hex, and maps are lists of
-    pairs. If only a clone that borrowed it names it, the document is about the clone.
+    stored order, as many as requested, with values as in `persist cat`. If only a clone that borrowed it names it, the
+    document is about the clone.
     """
 
     key: str
@@ -287,31 +287,7 @@ def _first_updates(file: PartFile, rows: int, faults: Faults) -> list[dict[str, 
     except Corruption as error:
         faults.note(FaultKind.PART, error.message, file.part.key)
         return []
-    return [
-        {name: _scalar_json(column[row]) for name, column in zip(table.column_names, table.columns, strict=True)}
-        for row in range(min(rows, table.num_rows))
-    ]
-
-
-def _scalar_json(scalar: Any) -> Any:
-    """A value of a row as JSON. A time out of Python's range is its number of units, as in `persist cat`."""
-    if not scalar.is_valid:
-        return None
-    kind, types = scalar.type, pa.types
-    if types.is_map(kind):
-        return [[_scalar_json(pair[0]), _scalar_json(pair[1])] for pair in scalar.values]
-    if types.is_struct(kind):
-        return {kind.field(place).name: _scalar_json(scalar[place]) for place in range(kind.num_fields)}
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return [_scalar_json(item) for item in scalar.values]
-    try:
-        value = scalar.as_py()
-    except (OverflowError, ValueError):
-        return f"@{scalar.value}"
-    if isinstance(value, bytes):
-        return value.hex()
-    is_json = isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
-    return value if is_json else str(value)
+    return to_json_rows(table.slice(0, rows))
 
 
 class _Ranged(PartFiles):

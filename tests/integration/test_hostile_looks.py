@@ -321,7 +321,7 @@ def test_a_time_beyond_the_years_of_python_was_a_traceback(
     values: dict[str, tuple[Any, Any]] = {
         "at": (pa.array([2**62] * 2000).cast(types["at"]), f"@{2**62}"),
         "d": (pa.array([2**30] * 2000, pa.int32()).cast(types["d"]), f"@{2**30}"),
-        "m": (pa.array([[("k", b"\xff\x00")]] * 2000, types["m"]), [["k", "ff00"]]),
+        "m": (pa.array([[("k", b"\xff\x00")]] * 2000, types["m"]), [["k", "/wA="]]),
     }
     with persist.connect(f"persist://{tmp_path}/home") as client:
         shard = client.create_shard("orders", schema, ["id"])
