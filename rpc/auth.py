@@ -224,17 +224,23 @@ def read_tokens_file(path: str) -> bytes:
     return data
 
 
-def parse_tokens(data: bytes, path: str) -> dict[str, KnownToken]:
-    """The tokens in the content of a file, by their ids. Raises InvalidUsage."""
+def entries_of(data: bytes, path: str) -> list[dict[str, Any]]:
+    """The unchecked entries in the content of a file. Raises InvalidUsage."""
+    if len(data) > FILE_BYTES_MAX:
+        raise InvalidUsage(f"the tokens file {path} is longer than {FILE_BYTES_MAX} bytes")
     try:
-        if len(data) > FILE_BYTES_MAX:
-            raise InvalidUsage(f"the tokens file {path} is longer than {FILE_BYTES_MAX} bytes")
         entries = json.loads(data, object_pairs_hook=named_once)["tokens"]
-        if not isinstance(entries, list) or len(entries) > TOKENS_MAX:
-            raise InvalidUsage(f"the tokens file {path} must hold a list of at most {TOKENS_MAX} tokens")
-        tokens = dict(_entry(entry, number, path) for number, entry in enumerate(entries))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidUsage(f'the tokens file {path} is not of the form {{"tokens": […]}}: {error}') from error
+    if not isinstance(entries, list) or len(entries) > TOKENS_MAX or not all(isinstance(e, dict) for e in entries):
+        raise InvalidUsage(f"the tokens file {path} must hold a list of at most {TOKENS_MAX} tokens")
+    return entries
+
+
+def parse_tokens(data: bytes, path: str) -> dict[str, KnownToken]:
+    """The tokens in the content of a file, by their ids. Raises InvalidUsage."""
+    entries = entries_of(data, path)
+    tokens = dict(_entry(entry, number, path) for number, entry in enumerate(entries))
     if len(tokens) != len(entries):
         raise InvalidUsage(f"the tokens file {path} contains an id twice")
     certificates = [known.certificate for known in tokens.values() if known.certificate is not None]

@@ -17,8 +17,7 @@ from persist.cli.connection_args import add_subcommand
 from persist.cli.output_files import replacing
 from persist.core.commands import SCOPES
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.formats.http_messages import named_once
-from rpc.auth import expiry_of, mint, parse_tokens, read_tokens_file
+from rpc.auth import entries_of, expiry_of, mint, parse_tokens, read_tokens_file
 from rpc.tls import checked_name
 
 
@@ -124,14 +123,9 @@ def _mint(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, Any]
 
 def _tokens(path: Path) -> list[dict[str, Any]]:
     try:
-        tokens = json.loads(read_tokens_file(str(path)), object_pairs_hook=named_once)["tokens"]
+        return entries_of(read_tokens_file(str(path)), str(path))
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InvalidUsage(f"the tokens file {path} cannot be read: {error}") from error
-    if not isinstance(tokens, list) or not all(isinstance(entry, dict) for entry in tokens):
-        raise InvalidUsage(f"the tokens file {path} does not contain a list of tokens")
-    return tokens
 
 
 def _checked(path: Path, tokens: list[dict[str, Any]]) -> bytes:
