@@ -82,7 +82,8 @@ def test_a_later_round_gives_so_many_a_second_and_goes_on_for_longer_than_its_pe
     found = scan.draw(10.0)
     assert scan.next_s == 10.0 + NAMES_PAGE / 5
     found += scan.draw(scan.next_s)
-    assert found == [(name, pytest.approx(10.0 + number / 5)) for number, name in enumerate(names.names)]
+    assert [name for name, _ in found] == names.names
+    assert [at_s for _, at_s in found] == pytest.approx([10.0 + number / 5 for number in range(len(found))])
     assert scan.next_s == pytest.approx(10.0 + len(names.names) / 5)
     assert names.pages == 4
 
