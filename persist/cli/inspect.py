@@ -150,14 +150,10 @@ def _show_log(ask: AskFunction, query: Query, arguments: argparse.Namespace) -> 
     while True:
         result = ask(query)
         newest = 0
-        for line in result.pieces():
-            entry = json.loads(line)
+        for entry in result.rows_json():
             newest = entry["seqno"]
             damaged = damaged or entry["finding"] is not None
-            if arguments.json:
-                sys.stdout.write(line)
-            else:
-                print_line(log_line(entry))
+            print_line(json.dumps(entry) if arguments.json else log_line(entry))
         if newest:
             query = Query("log", query.name, first=str(newest + 1), last=query.last, follow=True)
         if not arguments.follow or (last is not None and newest >= last):
@@ -193,26 +189,25 @@ class _ReceivedEntry(Struct):
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """An answer of a server: JSON documents, for a log one of each entry. `received` None: it is a log."""
+    """An answer of a server: its JSON (None: it is a log), and the parts of it."""
 
-    documents: list[Any]
-    received: _ReceivedDocument | None = None
-
-    @property
-    def seqno(self) -> int | None:
-        return None if self.received is None else self.received.seqno
+    rows: list[dict[str, Any]]
+    document: Any = None
+    seqno: int | None = None
+    about: dict[str, Any] | None = None
+    findings: tuple[dict[str, Any], ...] = ()
 
     def about_json(self) -> dict[str, Any] | None:
-        return None if self.received is None else self.received.about
+        return self.about
 
     def rows_json(self) -> Iterator[dict[str, Any]]:
-        return iter(() if self.received is None else self.received.rows)
+        return iter(self.rows)
 
     def findings_json(self) -> list[dict[str, Any]]:
-        return [] if self.received is None else self.received.findings
+        return list(self.findings)
 
     def pieces(self) -> Iterator[str]:
-        return (f"{json.dumps(document)}\n" for document in self.documents)
+        yield f"{json.dumps(self.document)}\n"
 
 
 class Server:
@@ -234,7 +229,8 @@ class Server:
             self._checked(entries, list[_ReceivedEntry])
             return ServerAnswer(entries)
         document = self._parsed(data)
-        return ServerAnswer([document], self._checked(document, _ReceivedDocument))
+        received = self._checked(document, _ReceivedDocument)
+        return ServerAnswer(received.rows, document, received.seqno, received.about, tuple(received.findings))
 
     def document(self, path: str) -> Any:
         """The JSON at a path. Raises as `ask` does."""
