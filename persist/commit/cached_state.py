@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from persist.commit.clocks_and_ids import Clock
 from persist.commit.state_loader import Versions
-from persist.core.errors import Corruption, HistoryLost, InvalidUsage, PersistError, ReadOnly, UnknownShard
+from persist.core.errors import Corruption, HistoryLost, PersistError, ReadOnly, UnknownShard
 from persist.core.shard_view import SeenVersion
 from persist.core.state import State
 from persist.core.transitions.context import Renewed
@@ -103,7 +103,7 @@ class CachedState:
         self._leases = LeaseWatch(clock)
         self._state: State | None = None
         self._lost: HistoryLost | None = None
-        self._ended: InvalidUsage | None = None
+        self._check_open: Callable[[], None] = lambda: None
         self._waiting = 0
         self._watchers: list[Callable[[State], None]] = []
         self._unfollow: Callable[[], None] | None = None
@@ -187,10 +187,10 @@ class CachedState:
             watcher(state)
         return state
 
-    def end_waits(self, error: InvalidUsage) -> None:
-        """Have `wait_for` raise the error instead of waiting. Commits under way are not affected."""
+    def end_waits(self, check_open: Callable[[], None]) -> None:
+        """Have `wait_for` raise what `check_open` does. Commits under way are not affected."""
         with self._lock:
-            self._ended = error
+            self._check_open = check_open
             self._moved.notify_all()
 
     def _lose(self, error: HistoryLost) -> None:
@@ -234,7 +234,7 @@ class CachedState:
         """The State once `ready(state)` is true, or the current one after `timeout_s`.
 
         Commits of this process wake the waiter at once. Those of other processes are found by a read every `poll_s`, or
-        sooner if a push channel calls `refresh`. Raises the error of `end_waits`.
+        sooner if a push channel calls `refresh`. Raises the error of `check_open`.
         """
         deadline = self._clock.monotonic() + timeout_s
         with self._lock:
@@ -244,10 +244,9 @@ class CachedState:
             state = self.refresh()
             while not ready(state) and (left := deadline - self._clock.monotonic()) > 0:
                 with self._lock:
-                    if self._state is state and self._ended is None:
+                    if self._state is state:
                         self._moved.wait(min(left, poll_s))
-                    if self._ended is not None:
-                        raise InvalidUsage(self._ended.message)
+                    self._check_open()
                     moved = self._state is not state
                 state = self.state() if moved else self.refresh()
             return state

@@ -87,15 +87,10 @@ class OwnProcess:
         """From here on the object is closed."""
         self._is_closed = True
 
-    @property
-    def closed(self) -> InvalidUsage:
-        """The error of calls of a closed object."""
-        return InvalidUsage(f"{self._what} was closed; call persist.connect again")
-
     def check(self) -> None:
         """Raises InvalidUsage: it was closed, or in a fork, where two processes would read each other's answers."""
         if self._is_closed:
-            raise self.closed
+            raise InvalidUsage(f"{self._what} was closed; call persist.connect again")
         if self.is_left:
             raise InvalidUsage(
                 f"{self._what} was opened before this process was forked from process {self._pid}; call "

@@ -315,7 +315,7 @@ class Location:
             self.publisher.close()
         self._process.close()
         for machine in self.machines():
-            machine.end_waits(self._process.closed)
+            machine.end_waits(self._process.check)
         self.blob.close()
         self.consensus.close()
 

@@ -120,15 +120,15 @@ def test_old_programs_go_on_beside_new_ones_or_are_told_what_to_do() -> None:
                 )  # fmt: skip
             for number, (form, body) in enumerate({"ndjson": b'{"order": 6}', "csv": b"order\n7\n"}.items()):
                 assert http.post(f"{insert}?format={form}", content=body).status_code == 200, number
-    found = [(row["n"], row["order"], row["status"]) for row in there(shard)]
-    assert found == [
-        ("none", 1, "a"), ("none", 2, "b"), ("none", 3, "c"), ("four", 4, "d"), ("none", 5, "e"), ("none", 6, None),
-        ("none", 7, None),
-    ]  # fmt: skip
-    with pytest.raises(InvalidUsage, match="column 'state' is called 'status' now"):
-        client.shard("orders").insert([{"order": 8, "state": "x"}])
-    with pytest.raises(InvalidUsage, match="'id' is called 'order' now"):
-        shard.snapshot(where="id = 1")
+        found = [(row["n"], row["order"], row["status"]) for row in there(shard)]
+        assert found == [
+            ("none", 1, "a"), ("none", 2, "b"), ("none", 3, "c"), ("four", 4, "d"), ("none", 5, "e"), ("none", 6, None),
+            ("none", 7, None),
+        ]  # fmt: skip
+        with pytest.raises(InvalidUsage, match="column 'state' is called 'status' now"):
+            client.shard("orders").insert([{"order": 8, "state": "x"}])
+        with pytest.raises(InvalidUsage, match="'id' is called 'order' now"):
+            shard.snapshot(where="id = 1")
 
 
 def test_a_null_that_is_written_stays_null_and_what_is_left_out_has_the_default(shard: Shard) -> None:
