@@ -30,13 +30,11 @@ from persist.core.errors import (
     Conflict,
     ConstraintViolated,
     Corruption,
-    Expired,
     Indeterminate,
-    InvalidUsage,
     PersistError,
     Unavailable,
 )
-from persist.core.state import Policy, State
+from persist.core.state import Policy
 from persist.maintenance.clones_and_loans import Cloning
 from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import Publisher, PublishSettings
@@ -44,11 +42,8 @@ from rpc.cli.program import main
 from tests.support.blob_calls import record_calls
 from tests.support.clocks import Machine, World
 from tests.support.clones import Shards
-from tests.support.crashing import Crash, Fuse
-from tests.support.examples import thinned
 from tests.support.location import memory_location
 from tests.support.pages import error_rows
-from tests.support.server import Server
 
 BUNDLED = Policy(inline_part_bytes_max=0, rollup_every=16, plain_parts_max=1)
 
@@ -98,41 +93,6 @@ def test_a_clone_keeps_its_loan_where_nobody_can_tell_after_its_first_commit_whe
             Cloning(shards.here).clone("a", "b")
     assert shards.state("a").loans
     assert list(shards.state("b").borrowed.values()) == ["a"]
-
-
-def test_clones_of_clones_borrow_from_the_owner(shards: Shards) -> None:
-    shards.clone("a", "b")
-    shards.clone("b", "c")
-    assert list(shards.state("c").borrowed.values()) == ["a"]
-    shards.write("c")
-    shards.clone("c", "d")
-    assert sorted(shards.state("d").borrowed.values()) == ["a", "c"]
-    for name in "acb":
-        shards.drop(name)
-        shards.settle()
-        shards.check_at_rest()
-    shards.merge("d")
-    shards.settle()
-    shards.check_at_rest()
-    assert not shards.state("d").borrowed
-
-
-def test_names_are_used_again(shards: Shards) -> None:
-    shards.clone("a", "b")
-    shards.drop("b")
-    shards.clone("a", "b")  # at its tombstone, before its loan was given back
-    shards.write("b")
-    shards.settle()
-    shards.check_at_rest()
-    shards.drop("a")
-    shards.create("a")
-    shards.settle()
-    shards.check_at_rest()
-    assert len(shards.state("a").loans) == 1
-    shards.clone("a", "c")
-    shards.drop("b")
-    shards.settle()
-    shards.check_at_rest()
 
 
 def test_a_name_whose_blobs_are_still_used_takes_no_clone_of_them(shards: Shards) -> None:
@@ -268,111 +228,6 @@ def test_a_clone_of_many_parts_is_two_commits_and_touches_no_part(monkeypatch: p
     assert len(shards.contents("b")) == 200
 
 
-# --- killed at any step
-
-STRIDE = 8  # steps between two at which one test is killed
-
-
-@pytest.mark.parametrize("again", ["fresh name", "name used before", "clone of a clone"])
-@pytest.mark.parametrize("first", thinned(range(1, 1 + STRIDE), STRIDE))
-def test_who_clones_is_killed_at_any_step(again: str, first: int) -> None:
-    """After any step, which is before the next one."""
-    for step in range(first, 200, STRIDE):
-        shards = Shards()
-        shards.create("a", 2)
-        source = "a"
-        if again == "name used before":
-            shards.create("b", 1)
-            shards.drop("b")
-        elif again == "clone of a clone":
-            shards.clone("a", "m")
-            shards.write("m")
-            source = "m"
-        fuse = Fuse(step, after=True)
-        try:
-            shards.clone(source, "b", shards.process(fuse))
-        except Crash:
-            pass
-        else:
-            assert step > 5
-            return
-        if "b" in shards.here.names():
-            shards.rows["b"] = set(shards.rows[source])
-        shards.settle()
-        shards.check_at_rest()
-        if "b" not in shards.rows:
-            loans = [loan for name in shards.names() for loan in shards.state(name).loans.values()]
-            assert not any(loan.borrower == "b" for loan in loans)
-            shards.clone(source, "b")
-        for name in list(shards.rows):
-            shards.drop(name)
-        shards.settle()
-        assert len(shards.blobs()) == len(shards.names())
-    raise AssertionError("it never ends")
-
-
-@pytest.mark.parametrize("dropped", thinned(["both", "a", "merged", "b"], 2))
-@pytest.mark.parametrize("first", thinned(range(1, 1 + STRIDE), STRIDE))
-def test_who_collects_is_killed_at_any_step(dropped: str, first: int) -> None:
-    """After any step, which is before the next one."""
-    for step in range(first, 400, STRIDE):
-        shards = Shards()
-        shards.create("a", 2)
-        shards.clone("a", "b")
-        shards.write("b")
-        if dropped == "merged":
-            shards.merge("b")
-        for name in "ab":
-            if dropped in (name, "both"):
-                shards.drop(name)
-        fuse, ended = Fuse(step, after=True), True
-        try:
-            for _ in range(4):
-                shards.collect(fuse=fuse)
-        except Crash:
-            ended = False
-        shards.check()
-        shards.settle()
-        shards.check_at_rest()
-        if ended:
-            return
-    raise AssertionError("it never ends")
-
-
-# --- races
-
-
-def test_a_loan_is_refused_once_a_collection_may_have_begun_beyond_it(shards: Shards) -> None:
-    state = shards.state("a")
-    stale = state.seqno
-    for _ in range(20):
-        shards.write("a")
-    assert max(shards.state("a").rollups) > stale
-    command = c.Lend("l" + "1" * 32, "b", f"{state.shard_id}/l/x{shards.here.ids.uuid7()}.loan", 1, stale)  # type: ignore[arg-type]
-    assert shards.here.machine("a").apply(command) == c.Lent(False)
-
-
-def test_a_clone_that_sleeps_for_days_before_its_first_commit_is_refused(shards: Shards) -> None:
-    for again in (False, True):
-        location = shards.process()
-        cloning = Cloning(location)
-        begin = cloning._begin
-
-        def sleepy(*args: object, begin: Callable[..., State] = begin) -> State:
-            shards.settle()
-            return begin(*args)
-
-        cloning._begin = sleepy  # type: ignore[method-assign]
-        with pytest.raises((Conflict, Expired)):
-            cloning.clone("a", "b")
-        assert not shards.state("a").loans, again
-        shards.settle()
-        shards.check_at_rest()
-    shards.clone("a", "b")
-    shards.settle()
-    shards.check_at_rest()
-
-
 # --- around it
 
 
@@ -439,19 +294,6 @@ def test_over_http_a_clone_lives_on_alone(world: World, machine: Machine, shard:
         assert http.post("/v1/clones", json=body).status_code == status
     assert http.post("/v1/clones", json={"source": NAME}).json()["kind"] == "invalid_usage"
     assert machine.client.shards() == [NAME, "test"]
-
-
-def test_a_client_of_a_server_clones_and_tags_are_times(tmp_path: Path) -> None:
-    with Server(tmp_path / "data") as server, persist.connect(server.url) as client:
-        shard = client.create_shard(NAME, SCHEMA, ["id"], history="forever")
-        shard.insert(ROWS)
-        shard.tag("may")
-        shard.insert([{"id": 7, "v": "june"}])
-        assert ids(client.clone(NAME, "now")) == [0, 1, 2, 3, 4, 7]
-        assert ids(client.clone(NAME, "may", tag="may")) == [0, 1, 2, 3, 4]
-        with pytest.raises(InvalidUsage):
-            client.clone(NAME, "none", keep_policies=1)  # type: ignore[arg-type]
-        assert client.shards() == ["may", "now", NAME]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
