@@ -7,7 +7,6 @@ import pytest
 
 from compactor.tasks import history_task
 from persist.client.shard import Shard
-from persist.core import commands as c
 from persist.core.errors import Unavailable
 from persist.core.frontier import Antichain
 from persist.maintenance.expiry import forget_outlived, step_s
@@ -93,16 +92,6 @@ def test_what_needs_no_clock_is_forgotten_while_a_tag_waits_for_one(world: World
     assert not machine.location.machine(NAME).refresh().tags
 
 
-def test_a_clock_that_is_ahead_forgets_nothing(world: World, machine: Machine) -> None:
-    shard = created(machine, "1d")
-    insert_every_hour(world, shard, 3)
-    with pytest.raises(Unavailable, match="do not agree"):
-        aged(world.machine(off_ms=400 * DAY_MS))
-    with pytest.raises(Unavailable, match="do not agree"):
-        aged(world.machine(off_ms=-400 * DAY_MS))
-    assert shard.since() == Antichain(0)
-
-
 def test_a_clock_that_is_set_back_while_history_gets_older_is_no_error(world: World, machine: Machine) -> None:
     """Nor are settings that another process has changed meanwhile: the next turn of maintenance moves since."""
     shard = created(machine, "1d")
@@ -111,43 +100,3 @@ def test_a_clock_that_is_set_back_while_history_gets_older_is_no_error(world: Wo
     forget_outlived(machine.location.machine(NAME), before_the_clock_was_set)
     assert shard.since() == Antichain(0)
     assert aged(machine) == Antichain(5)
-
-
-def test_a_reader_holds_since_and_once_it_is_gone_since_follows(world: World, machine: Machine) -> None:
-    shard = created(machine, "1h")
-    insert_every_hour(world, shard, 5)
-    reader = shard.critical_reader("auditor")
-    assert aged(machine) == Antichain(0)
-    reader.downgrade_since(2)
-    assert aged(machine) == Antichain(2)
-    reader.expire()
-    assert aged(machine) == Antichain(3)
-
-
-def test_no_history_is_forgotten_as_soon_as_readers_allow(world: World, machine: Machine) -> None:
-    shard = created(machine, "none")
-    insert_every_hour(world, shard, 5)
-    lease = shard.open_reader(1)
-    assert aged(machine) == Antichain(1)
-    lease.close()
-    assert aged(machine) == Antichain(4)
-
-
-def test_a_shorter_history_is_forgotten_and_a_longer_one_brings_nothing_back(world: World, machine: Machine) -> None:
-    shard = created(machine, "7d")
-    insert_every_hour(world, shard, 5)
-    assert aged(machine) == Antichain(0)
-    shard.configure(history="1h")
-    assert aged(machine) == Antichain(3)
-    shard.configure(history="forever")
-    assert aged(machine) == Antichain(3)
-    assert shard.forget(4) == Antichain(4)
-
-
-def test_a_shard_without_settings_is_left_as_it_was(world: World, machine: Machine) -> None:
-    shard = machine.client.create_shard(NAME, SCHEMA, ["id"])
-    assert shard.settings.version == 0
-    insert_every_hour(world, shard, 5)
-    world.pass_ms(1_000 * DAY_MS)
-    assert aged(machine) == Antichain(0)
-    assert machine.location.machine(NAME).apply(c.ForgetOutlived(0)) == c.HistoryMoved(Antichain(None), Antichain(0))

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.core.errors import HistoryLost
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
 
@@ -92,25 +91,6 @@ def test_a_stream_of_events_tells_it_and_ends_and_is_not_resumed_anywhere(tmp_pa
             with closing(ask(f"{other.url}/v1/shards/orders/listen?until=7", EVENTS)) as anew:
                 rows = [row["id"] for _, _, data in events(anew) for row in data["rows"]]
             assert rows == [0, 1, 2, 3, 100, 101, 102]
-
-
-def test_a_listener_whose_server_is_replaced_is_told(tmp_path: Path) -> None:
-    """It was given the rows of the other history, because the log had grown beyond what it had read."""
-    directory = tmp_path / "data"
-    with Server(directory) as server:
-        insert(server.url, 0, 1, 2)
-        with persist.connect(server.url) as client:
-            listen = client.shard("orders").listen(None)
-            insert(server.url, 3, 4)
-            heard = [row["id"] for event in listen.next_events(30) for row in event.updates.to_pylist()]
-            assert heard == [0, 1, 2, 3, 4]
-            assert server.stop() == 0
-            assert listen._seen is not None
-            lose(directory, listen._seen.seqno)
-            with Server(directory, "--port", str(server.port)) as replaced:
-                insert(replaced.url, 100, 101, 102, 103)
-                with pytest.raises(HistoryLost, match="listen again"):
-                    list(listen.next_events(30))
 
 
 def test_what_was_seen_has_one_form(tmp_path: Path) -> None:

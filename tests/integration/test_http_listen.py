@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from persist.maintenance.collector import Collector
 from persist.parts.schema_changes import RenameColumn
 from tests.support.followed import follow_with
 from tests.support.server import Server
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.string())])
 
@@ -58,22 +57,6 @@ def client(server: Server) -> Iterator[Client]:
 @pytest.fixture
 def shard(client: Client, request: pytest.FixtureRequest) -> Shard:
     return client.create_shard(request.node.name[:100], SCHEMA, ["id"])
-
-
-def test_what_is_there_and_what_comes(server: Server, client: Client, shard: Shard) -> None:
-    shard.compare_and_append([{"id": "before"}], 0, 1)
-    found: list[tuple[str, int]] = []
-
-    def listen() -> None:
-        with persist.connect(server.url) as mine:
-            found.extend(follow(mine, shard.name, until=10))
-
-    listener = threading.Thread(target=listen)
-    listener.start()
-    for n in range(1, 10):
-        shard.compare_and_append([{"id": f"r{n}"}], n, n + 1)
-    listener.join(WAIT_S)
-    assert found == [("before", 0), *((f"r{n}", n) for n in range(1, 10))]
 
 
 def test_server_sent_events(server: Server, shard: Shard) -> None:
@@ -131,24 +114,6 @@ def test_commits_of_another_process_are_pushed_too(client: Client, shard: Shard,
             own.compare_and_append([{"id": f"r{n}"}], n, n + 1)
     listener.join(WAIT_S)
     assert found == [(f"r{n}", n) for n in range(5)]
-
-
-def test_many_idle_listeners_hold_one_lease_and_commit_nothing(server: Server, shard: Shard, directory: Path) -> None:
-    shard.insert([{"id": "a"}])
-    streams = []
-    location = open_location(f"persist://{directory}")
-    try:
-        for _ in range(50):
-            streams.append(urllib.request.urlopen(f"{server.url}/v1/shards/{shard.name}/listen?after=0"))
-        before = location.machine(shard.name).refresh()
-        assert len(before.leased_readers) == 1
-        time.sleep(1)
-        assert location.machine(shard.name).refresh().seqno == before.seqno
-        for stream in streams:
-            stream.close()
-        wait_until(lambda: not location.machine(shard.name).refresh().leased_readers, "the lease was given back")
-    finally:
-        location.close()
 
 
 def test_who_lags_behind_a_forced_drop_is_told_and_never_sees_a_whole_stream(

@@ -22,10 +22,7 @@ from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
-from persist.core import commands as c
 from persist.core.errors import Expired, UnknownShard
-from persist.core.ids import family_of, shard_id_of
-from persist.core.state import State
 from persist.maintenance.collector import Collector
 from tests.support.server import url_of
 
@@ -131,42 +128,6 @@ def test_the_name_of_a_dropped_shard_is_used_again_at_once(clients: tuple[persis
     held.shard.close()
 
 
-def test_a_dropped_shard_says_so_at_once_and_after_its_end(client: persist.Client) -> None:
-    """An append of covered times was acknowledged, and `create_shard` and `shard` gave handles."""
-    held = Held(client.create_shard("orders", SCHEMA, ["k"]))
-    held.shard.drop(force=True)
-    for _ in range(2):
-        with pytest.raises(UnknownShard, match="was dropped"):
-            client.shard("orders")
-        for what, use in held.uses().items():
-            if what in ("upper",):
-                continue
-            with pytest.raises(GONE, match=REFUSALS):
-                use()
-        held.shard.drop()
-        held.critical.expire()
-        collect(client)
-
-
-def test_lives_follow_one_another_and_leave_nothing_behind(client: persist.Client) -> None:
-    location = location_of(client)
-    for life in range(5):
-        shard = client.create_shard("orders", SCHEMA, ["k"])
-        assert shard.upper().element == 0
-        for number in range(life + 1):
-            shard.insert([{"k": f"{number}"}] * 3)
-            shard.insert(pa.table({"k": [f"{at:030}" for at in range(3_000)]}))
-        assert location.machine("orders").state().shard_id == shard_id_of("orders", life)
-        shard.drop()
-        if life % 2:
-            collect(client)
-    collect(client)
-    collect(client)
-    left = [stat.key for stat in location.blob.list(family_of(shard_id_of("orders")))]
-    assert len(left) == 1, left
-    assert left[0].endswith(".rollup")
-
-
 def test_a_dropped_shard_is_not_listed(clients: tuple[persist.Client, persist.Client]) -> None:
     """Its name was listed for ever, as if it were there."""
     one, other = clients
@@ -204,34 +165,6 @@ def test_a_shard_that_is_closed_by_its_frontiers_is_dropped_and_not_listed(clien
     assert client.shards() == ["orders"], "it can be read"
     shard.drop()
     assert client.shards() == []
-
-
-def test_a_collector_that_looked_before_the_next_life_began_leaves_it_alone(client: persist.Client) -> None:
-    """It would have finalised it, and the next life had just begun."""
-    shard = client.create_shard("orders", SCHEMA, ["k"])
-    shard.insert([{"k": "old"}])
-    shard.drop()
-    machine = location_of(client).machine("orders")
-
-    class Late:
-        """Between the collector's look and its first command somebody uses the name again."""
-
-        name = "orders"
-        state, seen = machine.state, 0
-
-        def refresh(self) -> State:
-            self.seen += 1
-            found = machine.refresh()
-            if self.seen == 1:
-                client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "new"}])
-            return found
-
-        def apply(self, command: c.Command) -> c.Result:
-            return machine.apply(command)
-
-    late = Late()
-    Collector(location_of(client), committer_of=lambda _: late).run("orders")
-    assert [row["k"] for row in client.shard("orders").snapshot().to_arrow().to_pylist()] == ["new"]
 
 
 @pytest.mark.parametrize("recreated", [False, True], ids=["dropped", "name used again"])

@@ -20,7 +20,7 @@ import pytest
 import persist
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist import Antichain, Client, ReadLease, ReadSettings, Shard, ShardSchema
+from persist import Antichain, Client, ReadLease, ReadSettings, Shard
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
 from persist.core.errors import (
@@ -204,18 +204,6 @@ def test_a_schema_that_was_told_as_perhaps_evolved_does_not_come_back(place: Pla
     assert place.theirs.refresh_schema().arrow == WIDEST
 
 
-def test_a_token_is_not_taken_twice_after_a_refusal(place: Place) -> None:
-    """What a later call with the token was answered holds, whatever of the first one is still under way."""
-    lock(place.theirs, 1)
-    place.late.hold(c.Insert)
-    with pytest.raises(Indeterminate):
-        place.shard.insert(row(9), token=TOKEN, attributes=under_lock(2))
-    lock(place.theirs, 0)
-    told = place.theirs.insert(row(9), token=TOKEN, attributes=under_lock(2))
-    assert place.late.deliver() == told
-    assert place.rows() == [9]
-
-
 def test_an_edit_of_a_new_shard_asks_what_became_of_its_token_again(place: Place) -> None:
     """The question changes nothing whenever it comes, and the call ended as Indeterminate."""
     place.late.hold(c.Rewrite)
@@ -234,16 +222,6 @@ def test_a_pipelined_writer_is_opened_although_another_instance_came_first(place
     assert place.rows() == [1, 2]
 
 
-def test_a_pipelined_append_that_comes_late_lands_once(place: Place) -> None:
-    with place.shard.pipelined_writer("billing") as writer:
-        place.late.hold(c.Insert)
-        writer.append(row(1))
-        writer.flush()
-        writer.append(row(2))
-    assert isinstance(place.late.deliver(), PersistError)
-    assert place.rows() == [1, 2]
-
-
 # --- answered, and then it would happen again
 
 
@@ -255,17 +233,6 @@ def test_a_creation_that_comes_late_does_not_bring_a_dropped_shard_back(place: P
     place.other.create_shard("new", SCHEMA, ["k"]).drop()
     place.late.deliver()
     assert place.other.shards("new") == []
-
-
-def test_nor_does_one_that_follows_an_earlier_shard_of_the_name(place: Place) -> None:
-    record, first = ShardSchema(SCHEMA, ["k"]).to_record(), place.shard.view().shard_id
-    place.theirs.drop()
-    place.late.hold(SchemaRecord)
-    with pytest.raises(Indeterminate):
-        place.late.create("orders", record, first)
-    place.other.create_shard("orders", WIDER, ["k"]).drop()
-    place.late.deliver()
-    assert place.other.shards("orders") == []
 
 
 def test_a_creation_over_http_says_which_shard_it_follows(tmp_path: Path) -> None:
@@ -321,21 +288,6 @@ def test_a_hold_that_was_given_up_late_is_not_a_later_one_of_the_name(place: Pla
     hold.expire()
     place.theirs.critical_reader("billing")
     place.late.deliver()
-    assert place.theirs.downgrade_since(2, "others").element == 0
-
-
-def test_a_hold_that_is_moved_late_is_not_a_later_one_of_the_name(place: Place) -> None:
-    """The second hold was moved, and history that it kept was forgotten."""
-    history(place.theirs)
-    keeper = place.theirs.critical_reader("keeper")
-    hold = place.shard.critical_reader("billing")
-    place.late.hold(c.CompareAndDowngradeSince)
-    hold.downgrade_since(2)
-    hold.expire()
-    later = place.theirs.critical_reader("billing")
-    keeper.expire()
-    place.late.deliver()
-    assert place.theirs.critical_reader("billing").since == later.since
     assert place.theirs.downgrade_since(2, "others").element == 0
 
 

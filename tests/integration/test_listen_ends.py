@@ -17,7 +17,7 @@ import persist
 from persist import Client, Conflict, Corruption, Expired, Indeterminate, InvalidUsage, ListenEvent, Shard, Unavailable
 from persist.client.embedded import EmbeddedTransport
 from persist.client.row_reader import Rows
-from persist.core.frontier import EMPTY, TIME_MAX
+from persist.core.frontier import TIME_MAX
 from tests.support.server import Server, url_of
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -220,20 +220,6 @@ def test_a_listener_that_goes_on_holds_what_it_needs(shard: Shard) -> None:
             shard.drop()
         shard.insert([{"id": 2}])
         assert sum(event.updates.num_rows for event in listen.next_events(WAIT_S)) == 1
-    shard.drop()
-
-
-def test_a_lease_that_is_moved_to_the_end_closes_the_shard_to_nobody(shard: Shard) -> None:
-    """Who listened to the end of a life of their own, and said so, closed the shard to everybody's reads for ever."""
-    for _ in range(2):
-        with closing(shard.open_reader()) as reader:
-            for _ in range(2):
-                reader.downgrade(EMPTY, reader.seqno)
-                reader.move(EMPTY, reader.seqno, moves_since=True)
-            assert shard.snapshot(0).to_arrow().num_rows == 1
-        assert shard.since().element == 0
-        shard.advance_upper(None)  # the second time all of it is complete
-    assert shard.snapshot().to_arrow().num_rows == 1
     shard.drop()
 
 

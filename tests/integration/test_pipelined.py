@@ -12,24 +12,16 @@ import pyarrow as pa
 import pytest
 
 import persist
-from blob import open_blob
-from consensus import open_consensus
 from persist import EVENT_COUNT, AttributeUpdate, PipelinedWriter, PipelineSettings, Shard, WriteHandle
-from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.core.errors import AttributeMismatch, ConstraintViolated, InvalidUsage, PersistError
-from persist.core.state import Policy
 from persist.parts.schema_changes import AddColumn, RenameColumn
-from tests.support.blob_faults import FaultPlan, FaultyBlob
-from tests.support.consensus_faults import FaultyConsensus
-from tests.support.embedded import client_of
-from tests.support.examples import size, thinned
+from tests.support.examples import size
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("writer", pa.string()), ("number", pa.int64())])
 WRITERS = 16
 NAME = "events"
-RATES = {"fail_before": 0.04, "fail_after": 0.04, "fail_unknown": 0.04}
 
 
 def event(writer: str, number: int) -> list[dict[str, object]]:
@@ -103,30 +95,6 @@ def run_writers(shards: list[Shard], count: int, seed: int, death: float) -> Non
     for thread in threads:
         thread.join()
     assert failures == []
-
-
-@pytest.mark.parametrize("seed", thinned([1, 2], 2))
-def test_sixteen_writers_over_two_processes_with_lost_answers_and_kills(tmp_path: Path, seed: int) -> None:
-    blob_url, consensus_url = directory_urls(f"persist://{tmp_path}/location")
-    plan = FaultPlan(seed, RATES)
-    policy = Policy(overlay_flush_at=10, rollup_every=16)  # the writers' numbers pass through the index all the time
-    plan.heal()
-    clients = []
-    for _ in range(2):  # what two servers are to a location, without the sockets
-        blob = FaultyBlob(open_blob(blob_url), plan)
-        consensus = FaultyConsensus(open_consensus(consensus_url), plan)
-        location = Location(blob, consensus, settings=LocationSettings(policy))
-        clients.append(client_of(location))
-    shards = [client.create_shard(NAME, SCHEMA, ["writer"]) for client in clients]
-    plan.resume()
-    run_writers(shards, 60, seed, death=0.02)
-    plan.heal()
-    check(shards[0], 60)
-    location = clients[0].transport.location  # type: ignore[attr-defined]
-    assert location.machine(NAME).refresh().attribute_root.flushes > 0, "the index was never used"
-    assert min(plan.counts[kind] for kind in RATES) > 0, "no faults struck"
-    for client in clients:
-        client.close()
 
 
 @pytest.mark.smoke

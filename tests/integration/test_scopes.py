@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +23,6 @@ from persist.core.results import snake
 from persist.core.state import State
 from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded
-from rpc import change_streams
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.each_command import CRITICAL, FAR, KEY, OTHER, READER, TOKEN, WRITER, each_command
@@ -32,7 +30,6 @@ from tests.support.location import InlineBackground
 from tests.support.scopes_page import BY_COMMAND, OPEN, REWRITES, SCOPES_OF_ROUTES, UPPER, name_of, section
 from tests.support.shard import first_write
 from tests.support.token_file import bearer, write_tokens
-from tests.support.waiting import wait_until
 
 SHARD = "eu/orders"
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
@@ -337,37 +334,6 @@ def test_no_leased_reader_closes_a_shard_to_reads(place: Place, scope: str) -> N
             told = place.sent(scope, c.DowngradeSince(reader, EMPTY, FAR, moves_since))
             assert told == c.SinceDowngraded(EMPTY, Antichain(0))
     assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
-
-
-def test_a_hold_beyond_the_upper_takes_no_history_from_others(place: Place) -> None:
-    """A listener with times of a wrong unit took since with it, without force: all history was unreadable for good."""
-    place.sent("manage", c.RegisterReader(READER, Antichain(BEYOND), 60_000))
-    place.sent("manage", c.RegisterReader(OTHER, Antichain(BEYOND), 60_000))
-    assert place.sent("manage", c.DowngradeSince(READER, Antichain(BEYOND), FAR)) == c.SinceDowngraded(
-        Antichain(BEYOND), Antichain(UPPER - 1)
-    )
-    for _ in range(40):
-        knock(place, "insert")
-    place.sent("manage", c.DowngradeSince(READER, Antichain(BEYOND), FAR))
-    state = place.state
-    assert (state.since, state.upper) == (Antichain(UPPER + 39), Antichain(UPPER + 40))
-    assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
-
-
-def test_a_renewed_lease_takes_no_history_from_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change_streams, "LEASE_MS", 600)
-    path = f"/v1/shards/{NAME}/listen?after={BEYOND}&until={BEYOND + 5}"
-    listening = threading.Thread(target=lambda: place.call("manage", "GET", path, headers=EVENTS))
-    listening.start()
-
-    def moved() -> bool:
-        knock(place, "insert")
-        return place.state.since > Antichain(0)
-
-    wait_until(moved, "the listener's lease was renewed")
-    assert place.state.since < place.state.upper
-    knock(place, f"advance-upper?upper={BEYOND + 5}")
-    listening.join()
 
 
 def test_a_snapshot_beyond_a_forced_since_says_so_at_once(place: Place) -> None:

@@ -6,7 +6,6 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ import persist
 from persist.client import lease_pool
 from persist.client.lease_pool import CLOSE_S, KEPT_S, PARTS_OF_LEASE, POINTS_MAX, LeaseKind
 from persist.client.read_leases import CLOSE_RETRY_S
-from persist.client.transport import OneShard
 from persist.core import commands as c
 from persist.core.ids import ShardId
 from persist.core.state import State
@@ -114,15 +112,6 @@ def test_an_edit_reads_by_a_shared_lease_and_is_one_commit(place: Pooled) -> Non
     assert len(place.state.outcomes) - len(before.outcomes) == 4
 
 
-def test_changes_between_two_times_are_read_by_a_shared_lease(place: Pooled) -> None:
-    place.write(4)
-    before = place.state.seqno
-    for start in (1, 1, 2, 3):
-        with place.shard.changes(start) as changes:
-            assert sum(len(table) for table in changes.batches()) == 4 - start
-    assert place.state.seqno - before == 1
-
-
 def test_snapshots_over_http_share_a_lease_of_the_server(place: Pooled) -> None:
     with typed(TestClient(create_app(place.machine.location, ServerSettings()), base_url="http://127.0.0.1")) as http:
         path = "/v1/shards/orders"
@@ -169,15 +158,6 @@ def test_a_time_that_is_kept_alone_is_read_at_itself_only(place: Pooled) -> None
     place.shard.untag("first")
     with pytest.raises(persist.NotReadable):
         place.shard.snapshot(tag="first")
-
-
-def test_a_tag_that_was_set_anew_is_read_at_its_new_time(place: Pooled) -> None:
-    place.write(5)
-    place.shard.tag("month", at=1)
-    assert place.shard.snapshot(tag="month").as_of == 1
-    place.shard.untag("month")
-    place.shard.tag("month", at=3)
-    assert place.shard.snapshot(tag="month").as_of == 3
 
 
 def test_more_single_times_than_are_shared_are_read_as_well(place: Pooled) -> None:
@@ -275,15 +255,6 @@ def test_a_reader_that_ended_keeps_nobody_from_dropping_or_forgetting(place: Poo
         place.shard.snapshot()
 
 
-def test_another_life_of_the_name_shares_nothing_with_the_last_one(place: Pooled) -> None:
-    place.read(2)
-    place.shard.drop()
-    other = place.machine.client.create_shard("orders", SCHEMA, ["id"])
-    other.insert([{"id": 7}])
-    for _ in range(3):
-        assert other.snapshot().to_arrow().num_rows == 1
-
-
 def test_a_time_before_an_erasure_is_not_read_anew_though_a_shared_lease_holds_it(place: Pooled) -> None:
     place.shard.insert([{"id": 1}])
     reading = place.shard.snapshot()
@@ -303,17 +274,6 @@ def test_snapshots_of_several_splits_have_leases_of_their_own(place: Pooled) -> 
     (near,) = place.shard.snapshot().splits
     assert {split.reader for split in far.splits}.isdisjoint({near.reader})
     assert far.splits[0].reader in place.state.leased_readers
-
-
-def test_after_the_machine_was_suspended_for_longer_than_the_lease_reads_take_another_one(place: Pooled) -> None:
-    place.read()
-    place.machine.suspended(3_600_000)
-    watcher = place.world.machine()
-    watcher.shard("orders").insert([{"id": 1}])
-    place.world.pass_ms(3_600_000)
-    watcher.shard("orders").insert([{"id": 2}])
-    for _ in range(3):
-        assert place.shard.snapshot().to_arrow().num_rows == 3
 
 
 def test_a_lease_that_somebody_took_away_is_noticed_by_the_next_read(place: Pooled) -> None:
@@ -398,28 +358,6 @@ def test_a_read_that_fails_gives_its_part_of_the_lease_back(place: Pooled) -> No
         place.shard.snapshot(columns=["no such"])
     place.pass_s(KEPT_S)
     assert place.readers == 0
-
-
-@BY_BOTH
-def test_many_threads_read_at_once(url: str) -> None:
-    with persist.connect(url) as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        shard.insert([{"id": 0}])
-        seen: list[int] = []
-
-        def read() -> None:
-            for _ in range(8):
-                seen.append(client.shard("orders").snapshot().to_arrow().num_rows)
-
-        threads = [threading.Thread(target=read) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert seen == [1] * 128
-        assert isinstance(shard._transport, OneShard)
-    with persist.connect(url) as client:
-        client.shard("orders").drop()
 
 
 EXITS = """

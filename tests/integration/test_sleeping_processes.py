@@ -74,18 +74,6 @@ def elsewhere(location: Location) -> Shard:
     return client_of(other).shard(NAME)
 
 
-def test_inline_rows_whose_blob_was_swept_stay_inline(shard: Shard, location: Location, clock: SleepyClock) -> None:
-    """A flush of inline rows put its blob and slept; the blob was swept, and then the State named it."""
-    for key in "abc":
-        shard.insert([{"k": key, "v": 1}])
-    machine = location.machine(NAME)
-    command: Any = flushed(machine.refresh(), location.blob, location.ids)
-    clock.slept_ms = A_DAY_AND_MORE_MS
-    assert Sweeper(location).sweep(NAME).deleted == 1
-    assert machine.apply(command) == c.MergeApplied(False)
-    assert elsewhere(location).snapshot().to_arrow().column("k").to_pylist() == ["a", "b", "c"]
-
-
 def test_a_pipelined_append_whose_part_was_swept_is_staged_again(
     shard: Shard, location: Location, clock: SleepyClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

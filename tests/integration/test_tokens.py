@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -66,22 +65,6 @@ def test_a_repeated_write_is_answered_as_the_first_time(connect: Callable[[], pe
         assert WRITES[write](client.shard("orders"), token) == first, "on another handle"
         assert WRITES[write](other.shard("orders"), token) == first, "by another client"
         assert shard.snapshot().to_arrow().to_pylist() == [{"k": "a", "__diff": 1}, {"k": "between", "__diff": 1}]
-
-
-def test_threads_that_repeat_a_write_at_one_time_write_it_once(connect: Callable[[], persist.Client]) -> None:
-    with connect() as client:
-        shard, token = client.create_shard("orders", SCHEMA, ["k"]), client.new_token()
-        answers: list[object] = []
-        threads = [
-            threading.Thread(target=lambda: answers.append(shard.insert(ROWS, token=token)), daemon=True)
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert answers == [answers[0]] * 4
-        assert shard.snapshot().to_arrow().to_pylist() == [{"k": "a", "__diff": 1}]
 
 
 @BY_BOTH

@@ -7,7 +7,7 @@ import pytest
 
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
-from persist import Expired, OutcomeForgotten, ReadLease, Shard, Token, WriteHandle
+from persist import ReadLease, Shard, Token, WriteHandle
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.ids import mint
@@ -93,29 +93,6 @@ def test_a_wrong_clock_ends_no_lease(world: World, right: Machine, off_ms: int) 
     assert sum(len(event.updates) for event in listener.next_events(0)) == len(LARGE) + 1
 
 
-def test_one_jump_of_a_monotonic_clock_ends_no_lease_that_is_kept(world: World, right: Machine) -> None:
-    lease, broken = reader(right.shard(NAME)), world.machine()
-    state_of(broken)
-    for _ in range(3):
-        broken.clock.stood_still_ms -= DAY_MS
-        broken.shard(NAME).insert(row(1))
-        world.pass_ms(5 * MINUTE_MS)
-        lease.keep()
-    lease.check()
-
-
-def test_a_lease_that_was_renewed_since_is_not_judged_by_an_older_state(world: World, right: Machine) -> None:
-    """A process that watched for an hour meets a renewal of a minute ago, by one that had just started."""
-    lease = reader(right.shard(NAME))
-    watching = world.machine()
-    state_of(watching)
-    world.pass_ms(14 * MINUTE_MS)
-    world.machine().location.machine(NAME).apply(c.DowngradeSince(lease.reader, None, lease.seqno))
-    world.pass_ms(2 * MINUTE_MS)
-    watching.shard(NAME).insert(row(1))
-    assert lease.reader in state_of(right).leased_readers
-
-
 def test_two_that_commit_in_turn_do_not_keep_a_dead_reader_for_ever(world: World, right: Machine) -> None:
     """Each sees the other's commits only when it commits, so the lease clock hardly moves. A collector watches."""
     lease, other = reader(right.shard(NAME)), world.machine()
@@ -172,16 +149,6 @@ def staged(machine: Machine) -> tuple[tuple[WriteHandle, tuple[Run, ...]], str]:
 
 
 @every_error
-def test_a_sweeper_with_a_wrong_clock_takes_nothing_young(world: World, right: Machine, off_ms: int) -> None:
-    (handle, runs), key = staged(right)
-    world.pass_ms(11 * HOUR_MS)
-    Sweeper(world.machine(off_ms).location).sweep(NAME)
-    assert world.blob.stat(key) is not None
-    handle.commit_insert(runs)
-    assert right.shard(NAME).snapshot().to_arrow().num_rows > 0
-
-
-@every_error
 def test_a_store_with_a_wrong_clock_loses_nothing_young(world: World, right: Machine, off_ms: int) -> None:
     (handle, runs), key = staged(right)
     world.pass_ms(HOUR_MS)
@@ -189,71 +156,6 @@ def test_a_store_with_a_wrong_clock_loses_nothing_young(world: World, right: Mac
     Sweeper(world.machine().location).sweep(NAME)
     assert world.blob.stat(key) is not None
     handle.commit_insert(runs)
-
-
-def test_what_was_swept_is_refused_by_every_clock(world: World, right: Machine) -> None:
-    slow = world.machine(-YEAR_MS // 2)
-    (handle, runs), key = staged(right)
-    world.pass_ms(25 * HOUR_MS)
-    assert Sweeper(world.machine().location).sweep(NAME).deleted == 1
-    assert world.blob.stat(key) is None
-    with pytest.raises(Expired, match="stage its rows again"):
-        handle.commit_insert(runs)
-    other = slow.shard(NAME).open_writer()
-    with pytest.raises(Expired, match="stage its rows again"):
-        other.commit_insert(runs)
-
-
-# --- listeners whose hold is gone
-
-
-def changes(shard: Shard) -> None:
-    for old, new in (("", "a"), ("a", "b"), ("b", "c")):
-        rows = [{"id": 1, "v": old, "__diff": -1}] if old else []
-        shard.insert([*rows, {"id": 1, "v": new, "__diff": 1}])
-
-
-def move_on(machine: Machine, since: int) -> None:
-    """Nobody but a job holds history: since moves on, and what it has passed is merged."""
-    machine.shard(NAME).critical_reader("job").downgrade_since(since)
-    Worker(machine.location).run(NAME, idle=True)
-
-
-def test_a_listener_that_was_suspended_says_expired_before_it_gives_anything(world: World, right: Machine) -> None:
-    """It was given one row twice, and the changes of another never: its own clock had stood still."""
-    sleeper = world.machine()
-    listener = sleeper.shard(NAME).listen(None)
-    list(listener.next_events(0))
-    sleeper.suspended(20 * MINUTE_MS)
-    state_of(right)
-    for _ in range(2):
-        world.pass_ms(10 * MINUTE_MS)
-        sleeper.clock.stood_still_ms += 10 * MINUTE_MS
-        right.shard(NAME).insert(row(7))
-    changes(right.shard(NAME))
-    move_on(right, 5)
-    with pytest.raises(Expired, match="hold"):
-        list(listener.next_events(0))
-
-
-def test_a_snapshot_that_waited_while_its_shard_was_dropped_says_expired(world: World, right: Machine) -> None:
-    class Impatient:
-        """Drops the shard while the snapshot waits."""
-
-        def __init__(self) -> None:
-            self.inner = right.client.transport
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.inner, name)
-
-        def view(self, name: str, request: object) -> object:
-            right.shard(NAME).drop(force=True)
-            return self.inner.view(name, request)  # type: ignore[arg-type]
-
-    shard = right.shard(NAME)
-    shard._transport = Impatient()  # type: ignore[assignment]
-    with pytest.raises(Expired):
-        shard.snapshot(0)
 
 
 # --- births of tokens
@@ -266,8 +168,3 @@ def test_a_token_of_now_is_taken_whatever_the_clock_of_the_machine_that_commits_
     shard = wrong.client.create_shard(NAME, SCHEMA, ["id"])  # so the State knows no other clock
     for number in range(3):
         shard.insert(row(number), token=mint(Token, right.location.ids))
-
-
-def test_a_token_of_the_future_is_refused_by_two_clocks(world: World, right: Machine) -> None:
-    with pytest.raises(OutcomeForgotten, match="minted in the future"):
-        right.shard(NAME).insert(row(1), token=mint(Token, world.machine(40 * DAY_MS).location.ids))
