@@ -28,7 +28,7 @@ from persist.copies.backup_restore import RestoreRequest, ShardRestored, restore
 from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, Backup, BackupStore, KeepRule, prune
 from persist.copies.verify import Depth, verify_shards
 from persist.core.blob_keys import is_bundle_key
-from persist.core.errors import Conflict, ConstraintViolated, Corruption, NotReadable, PersistError, UpperMismatch
+from persist.core.errors import Conflict, ConstraintViolated, Corruption, NotReadable, PersistError
 from persist.core.ids import token_of_key
 from persist.core.record import replace
 from persist.core.spill import ENTRIES, OUTCOMES
@@ -160,6 +160,8 @@ def test_what_is_restored_is_what_was_there_at_every_time(world: World, machine:
         assert (found.since(), found.upper()) == (shard.since(), shard.upper())
         alike(shard, found, shard.upper().element or 0)
         assert [e.seqno for e in found.history()] == [e.seqno for e in shard.history()]
+    again = other.client.shard("eu/b").insert([{"id": 11, "v": "eu/b 11"}], token=token_of_key("eu/b11"))
+    assert (again.lower.element, other.client.shard("eu/b").upper()) == (11, shards[1].upper()), "tokens are known"
     assert other.client.shard("eu/a").tags() == shards[0].tags()
     state, now = (m.location.machine("eu/a").refresh() for m in (machine, other))
     assert any(map(is_bundle_key, state.blob_keys()))
@@ -168,16 +170,6 @@ def test_what_is_restored_is_what_was_there_at_every_time(world: World, machine:
     assert (now.attribute_root, now.seal.last) == (state.attribute_root, state.seal.last)
     assert now.files_of(OUTCOMES)
     assert all(found.is_sound for found in verify_shards(other.location, iter(["eu/a", "eu/b"]), Depth(deep=True)))
-
-
-def test_a_restored_shard_knows_the_tokens_of_before(world: World, machine: Machine, kept: Counting) -> None:
-    shard = filled(machine, "orders", 30)
-    made(machine, kept)
-    _, other = elsewhere(world)
-    back(other, kept)
-    found = other.client.shard("orders")
-    landed = found.insert([{"id": 28, "v": "orders 28", "__diff": -1}], token=token_of_key("orders29"))
-    assert (landed.lower.element, found.upper()) == (29, shard.upper())
 
 
 def test_no_shard_shows_what_came_after_the_wall_clock(world: World, machine: Machine, kept: Counting) -> None:
@@ -431,23 +423,6 @@ def test_a_fed_shard_comes_back_as_of_a_wall_clock(world: World, machine: Machin
     assert rows(other.client.shard("z")) == {(("id", 1), ("v", "z")): 1}
     restored.append([{"id": 3, "v": "new"}], 3, 4)
     assert rows(restored) == {(("id", 1), ("v", "good")): 1, (("id", 3), ("v", "new")): 1}
-
-
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [(lambda shard: shard.erase(keys=[1]), NotReadable), (lambda shard: shard.advance_upper(None), UpperMismatch)],
-    ids=["an erasure is pending", "closed"],
-)
-def test_what_cannot_go_back_to_a_wall_clock_makes_no_shard(
-    world: World, machine: Machine, kept: Counting, change: Any, error: type[PersistError]
-) -> None:
-    shard, at = poisoned(machine, world)
-    change(shard)
-    made(machine, kept)
-    _, other = elsewhere(world)
-    with pytest.raises(error, match="'fed'"):
-        to_wall_clock(other, kept, at)
-    assert list(other.location.all_names()) == []
 
 
 def test_a_shard_that_is_younger_than_the_time_is_named_and_may_be_left_out(

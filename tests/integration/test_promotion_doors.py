@@ -280,7 +280,6 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: p.promote("--index", p.index),
         lambda p: p.promote("--write", "http://us:1", "--home-is-lost"),
         lambda p: p.switch("--index", p.index),
-        lambda p: p.switch("--write", "http://us:1"),
     ],
     "`promote` of a store that has no location": [
         lambda p: ((p.root / "empty").mkdir(), p.promote(*LOST, "--blob", f"file://{p.root}/empty")),
@@ -303,16 +302,12 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
     "`region promote` of an incomplete newest version, without `--accept-loss`": [not_whole],
     "an option that is given and empty": [
         lambda p: p.promote("--index", "", "--home-is-lost"),
-        lambda p: p.promote("--home-blob", "", "--home-is-lost"),
-        lambda p: p.switch("--index", ""),
         lambda p: run("maintain", "run", "--no-gc", *p.home, "--region", "", "--once"),
-        lambda p: run("maintain", "gc", *p.home, "--region", "eu", "--index", "", "--once"),
     ],
     "`region promote` or `switch` repeated after another home has taken over": [overtaken, outdated],
     "a region, or a URL of a server, that is none": [
         lambda p: run("region", "promote", "", "--of", "eu", *p.new, "--home-is-lost"),
         lambda p: p.promote("--home", "http://eu:abc"),
-        lambda p: run("region", "promote", "us", "--of", "a/b", *p.new, "--home-is-lost"),
         lambda p: p.promote("--index", p.index, "--write", "us:8787", "--home-is-lost"),
     ],
     "`switch` without `--home-dir` or `--home-blob`": [lambda p: run("region", "switch", "us", "--of", "eu", *p.new)],
@@ -343,7 +338,6 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         *(stopped_after(seconds) for seconds in (1, 19, 86_401, -1)), stopped_after(60, read_only=True),
     ],
     "`maintain` with `--index` and no `--region`": [
-        lambda p: run("maintain", "run", "--no-gc", *p.home, "--index", p.index, "--once"),
         lambda p: run("maintain", "gc", *p.home, "--index", p.index, "--once"),
     ],
 }  # fmt: skip
@@ -509,24 +503,6 @@ def test_a_switch_there_and_back_by_the_commands_of_the_page(place: Place) -> No
     assert (entry.write, entry.epoch) == (("http://eu:8787",), 3)
 
 
-def test_a_switch_is_undone_and_home_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from persist.regions import switchover
-
-    def dies(home: object, names: object) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr(switchover, "publish_heads", dies)
-        with suppress(SystemExit):
-            place.switch()
-    with pytest.raises(persist.ReadOnly):
-        place.insert(7)
-    assert place.switch("--undo") == 0
-    place.insert(8)
-    assert place.switch() == 0
-    assert ids(place.copy, place.fresh) == [1, 8]
-
-
 def test_salvage_tells_what_the_old_home_dropped_made_and_set(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     place.promote()
     with persist.connect(blob=place.blob, consensus=place.consensus, collect=False) as client:
@@ -556,24 +532,15 @@ def demoted(place: Place) -> Place:
     return place
 
 
-@pytest.mark.parametrize(
-    ("command", "how"), [("serve", "dir"), ("maintain run --no-gc --once", "stores"), ("maintain gc --once", "dir")]
-)
-def test_an_old_home_that_is_a_copy_is_served_as_one_only(demoted: Place, command: str, how: str) -> None:
+def test_an_old_home_that_is_a_copy_is_served_as_one_only(demoted: Place) -> None:
     """It started, was ready, and refused every read as ReadOnly."""
-    if how == "dir":
-        (demoted.root / "home" / "log.db").rename(demoted.root / "home" / "consensus.db")
-        (demoted.root / "home" / "persist.json").write_text('{"persist": "location", "version": 1}')
-    where = demoted.home if how == "stores" else ("--dir", str(demoted.root / "home"))
-    before, words = demoted.blobs(), command.split()
-    if words[0] == "serve":
-        with Server(demoted.root / "home", *(where if how == "stores" else ())) as server:
-            assert server.process.wait(WAIT_S) == 1
-        assert re.search(COPY_NOW.removeprefix("^"), server.said(), re.MULTILINE)
-        assert server.said().count("\n") == 1
-    else:
-        with pytest.raises(persist.InvalidUsage, match=COPY_NOW):
-            run(*words, *where)
+    (demoted.root / "home" / "log.db").rename(demoted.root / "home" / "consensus.db")
+    (demoted.root / "home" / "persist.json").write_text('{"persist": "location", "version": 1}')
+    before = demoted.blobs()
+    with Server(demoted.root / "home") as server:
+        assert server.process.wait(WAIT_S) == 1
+    assert re.search(COPY_NOW.removeprefix("^"), server.said(), re.MULTILINE)
+    assert server.said().count("\n") == 1
     assert demoted.blobs() == before
 
 

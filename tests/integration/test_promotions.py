@@ -366,32 +366,6 @@ def test_a_second_home_hides_nothing_of_the_first_one(world: World, tmp_path: Pa
     assert [one.name for one in told] == (["a"] if second == "promoted" else [])
 
 
-def test_two_copies_that_became_home_are_told_apart(world: World, tmp_path: Path) -> None:
-    """Both went on from one home: what the first one has alone is what it wrote, whatever the second one wrote."""
-    home, us, ap = world.home, world.us, world.ap
-    world.begin(a=3)
-    ap.replicate()
-    us.promote()
-    us.insert("a", "at us alone", 1)
-    ap.promote(OldHome(blob=us.blob, is_lost=True))
-    ap.insert("a", "at ap", 1)
-    assert ap.promotion.epoch == 3
-    [found] = salvage(us.process(), ap.promotion, tmp_path / "files")
-    assert in_files(found) == {("at us alone", 1)}
-    assert found.lower == home.state("a").upper
-
-
-def test_a_name_that_was_used_again_is_another_shard(world: World, tmp_path: Path) -> None:
-    """Its rows were compared with those of the first life, and left out where times were the same."""
-    home, us = world.home, world.us
-    world.begin(a=6)
-    home.drop("a")
-    home.create("a", 4)
-    us.promote()
-    found = told_of(world, us, tmp_path / "files")["a"]
-    assert (in_files(found), found.lower.element, found.kept) == (home.rows["a"], 0, None)
-
-
 def columns(home: Shards) -> None:
     home.client.shard("a").evolve_schema(pa.schema([*SCHEMA, pa.field("added", pa.int64())]))
     home.merge("a")

@@ -18,8 +18,6 @@ from persist.core.record import replace
 from persist.formats.state_frames import decode_catalogue, decode_diff, decode_journal
 from persist.maintenance.journal_keeper import BEATS_KEPT, CATALOGUES_KEPT, Published
 from persist.maintenance.journal_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
-from tests.support.crashing import Crash, Fuse
-from tests.support.examples import thinned
 from tests.support.maintained import NAME, World
 
 SETTINGS = PublishSettings(every_s=5.0, beat_s=60.0, keep_s=300.0)
@@ -245,26 +243,6 @@ def test_a_damaged_journal_is_told_and_the_rest_goes_on(world: World) -> None:
     [found] = bucket.shards()
     assert found.state == world.state()
     assert len(bucket.problems) == 1
-
-
-@pytest.mark.parametrize("step", thinned(range(0, 40, 3), 4))
-def test_maintenance_that_is_killed_loses_nothing(world: World, step: int) -> None:
-    append(world, 2)
-    rolled(world)
-    append(world, 2)
-    publish_entries(world, range(1, world.state().seqno))
-    fuse = Fuse(step)
-    try:
-        killed = Published(world.process(fuse), SETTINGS)
-        for _ in range(4):
-            looked(world, killed)
-            world.clock.advance_ms(400_000)
-            killed.round({NAME: False})
-    except Crash:
-        pass
-    maintenance = Published(world.process(), SETTINGS)
-    visit(world, maintenance, 4)
-    assert newest(world) == world.state().seqno
 
 
 def test_heartbeats_and_names(world: World) -> None:

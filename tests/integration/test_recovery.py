@@ -21,7 +21,6 @@ from persist.copies.recovery import GAP, SEQNO_GAP, RecoveryRequest, plan, run_r
 from persist.copies.verify import Depth, verify_shards
 from persist.core.blob_keys import COMPACTOR, is_part_key, part_key
 from persist.core.ids import PartId, mint, shard_id_of
-from persist.maintenance.collector import Collector
 from persist.maintenance.journal_writer import PublishSettings
 from rpc.cli.program import main
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
@@ -272,23 +271,6 @@ def test_dropped_shards_stay_so_and_their_names_live_again(world: World) -> None
     again = back.create_shard("gone", SCHEMA, ["k"])
     again.insert([{"k": "b", "v": 2}])
     assert again.snapshot().to_arrow().column("k").to_pylist() == ["b"]
-
-
-def test_recovered_shards_live_on(world: World) -> None:
-    """They are written, merged, collected and swept; no blob is lost, and none is left."""
-    world.append_in_parts(6, 10)
-    publish(world)
-    location = empty(world)
-    run_recovery(location, RecoveryRequest(gap=SOON))
-    shard = client_of(location).shard(NAME)
-    expected = world.contents(9, location)
-    for number in range(80):
-        shard.insert([{"k": f"new{number}", "v": number}])
-        Collector(location).run(NAME)
-    assert location.machine(NAME).refresh().seqno > SEQNO_GAP
-    assert sum(world.contents(shard.upper().element - 1, location).values()) == sum(expected.values()) + 80  # type: ignore[operator]
-    [verdict] = verify_shards(location, iter([NAME]), Depth(deep=True))
-    assert verdict.is_sound
 
 
 @pytest.mark.parametrize("gap", [1, SOON])

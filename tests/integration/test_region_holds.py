@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -162,19 +161,6 @@ def test_what_a_region_holds_is_shown_with_its_age_and_let_go(held: Held) -> Non
     assert [one.shard for one in release_region_holds(location, "us")] == ["orders"]
     assert held.purposes() == []
     assert not release_region_holds(location, "us")
-
-
-def test_a_region_that_is_let_go_is_told_expired_or_goes_on_never_fewer_rows(held: Held) -> None:
-    before = held.there.snapshot().as_of
-    shown = rows(held.there, before)
-    location = held.world.machine().location
-    release_region_holds(location, "us")
-    held.maintained()
-    held.follow()
-    with suppress(Expired):
-        assert rows(held.there, before) == shown
-    held.round()  # it takes its hold anew
-    assert held.purposes() == ["region:us"]
 
 
 class Many:

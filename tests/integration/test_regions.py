@@ -21,7 +21,6 @@ from persist.client.embedded import EmbeddedTransport
 from persist.copies.recovery import RecoveryRequest, run_recovery
 from persist.core.errors import (
     Conflict,
-    Corruption,
     Expired,
     HistoryLost,
     InvalidUsage,
@@ -37,7 +36,6 @@ from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.replica import Home, ReplicaLocation
 from persist.regions.replication import GONE, ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World
-from tests.support.embedded import client_of
 from tests.support.examples import size, thinned
 from tests.support.regions import Regions, publish
 
@@ -144,15 +142,6 @@ def test_all_that_can_be_asked_of_a_shard_is_answered_alike(place: Place) -> Non
     with closing(there.listen(1, until=5)) as events:
         seen = [row["id"] for event in events for row in event.updates.to_pylist()]
     assert seen == [2, 3, 4]
-
-
-def test_a_region_shows_the_columns_of_then(place: Place) -> None:
-    place.shard.rename_column("v", "word")
-    place.shard.insert([{"id": 5, "word": "x"}])
-    place.world.pass_ms(1_500)
-    place.arrive()
-    shown = [place.there.snapshot(time, schema="then").to_arrow().schema.names for time in (4, 5)]
-    assert shown == [["id", "v", "__diff"], ["id", "word", "__diff"]]
 
 
 WRITES: dict[str, Callable[[Place], object]] = {
@@ -268,21 +257,6 @@ def test_a_region_goes_on_where_home_was_recovered(place: Place) -> None:
     assert EmbeddedTransport(place.region).belongs()[1] == 2
 
 
-def test_a_shard_that_was_dropped_and_made_anew_is_followed(place: Place) -> None:
-    there = place.there
-    place.shard.drop()
-    place.arrive()
-    assert place.client.shards() == []
-    with pytest.raises(UnknownShard):
-        rows(there)
-    place.shard = place.machine.client.create_shard("orders", SCHEMA, ["id"])
-    place.insert(1)
-    place.arrive()
-    with pytest.raises(UnknownShard):  # a handle is of one life
-        rows(there)
-    assert rows(place.there) == rows(place.shard)
-
-
 def test_a_journal_that_cannot_be_read_holds_up_nothing_else(place: Place) -> None:
     """A journal that this build cannot read is told and passed over; what came before is shown."""
     before = rows(place.there)
@@ -382,17 +356,6 @@ def test_a_blob_that_came_back_or_was_gone_in_another_epoch_waits_anew(place: Pl
     assert note.startswith(f"{GONE}1/")
 
 
-def test_a_round_between_looks_at_shards_that_have_moved_only(place: Place) -> None:
-    place.machine.client.create_shard("idle", SCHEMA, ["id"]).insert([{"id": 1, "v": "x"}])
-    place.replicate()
-    place.insert(6)
-    place.publish()
-    done = place.replicator.round()
-    assert done.copied > 0
-    region = place.server()
-    assert rows(client_of(region).shard("orders")) == rows(place.shard)
-
-
 def test_a_copy_that_went_on_by_itself_is_left_alone(place: Place) -> None:
     place.copy.put("epoch/2", b"promoted")
     with pytest.raises(Conflict, match="has become home"):
@@ -420,17 +383,6 @@ def test_the_wrong_way_round_nothing_is_deleted_at_home(place: Place) -> None:
     with pytest.raises(InvalidUsage, match="not swapped"):
         Replicator(place.copy, place.world.blob, place.machine.location.clock, ReplicateSettings(keep_s=0.0)).round()
     assert [stat.key for stat in place.world.blob.list("")] == before
-
-
-def test_a_blob_that_differs_in_the_copy_is_told(place: Place) -> None:
-    place.insert(9)
-    place.publish()
-    fresh = sorted({stat.key for stat in place.world.blob.list("s")} - {stat.key for stat in place.copy.list("")})
-    place.copy.put(fresh[0], b"something else")
-    replicator = Replicator(place.world.blob, place.copy, place.machine.location.clock, ReplicateSettings(at_once=1))
-    replicator.round(whole=True)  # it is there: only who reads it compares it
-    with suppress(Corruption):
-        assert rows(place.there)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ was written later, nothing is half there.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
 import threading
 import time
 from collections import Counter
@@ -28,7 +26,7 @@ import pytest
 import persist
 from blob import open_blob
 from persist import PersistError, UpperMismatch
-from tests.support.forked import Forked, ran
+from tests.support.forked import ran
 from tests.support.pages import page
 from tests.support.urls import with_path
 from tests.support.waiting import wait_until
@@ -353,33 +351,3 @@ def test_a_backup_is_damaged(home: Home, kept: Kept) -> None:
     home.run("persist backup restore orders --from URL --dir NEW")
     with home.connect(home.fresh) as client:
         assert client.shard("orders").snapshot().to_arrow().num_rows >= rows.num_rows
-
-
-def parted(part: int) -> pa.Table:
-    """Rows of a part."""
-    return pa.table({"id": [-1] * 4_000, "v": [f"{n * 7919 % 100_003} {part}" for n in range(4_000)]})
-
-
-@pytest.mark.parametrize("after_s", [1.2, *(pytest.param(s, marks=pytest.mark.proof) for s in (0.4, 0.8, 1.6, 2.0))])
-def test_a_backup_that_was_killed_goes_on(tmp_path: Path, after_s: float) -> None:
-    """`kill -9` in the middle, again and again, with writers beside it; then once to its end."""
-    home = Home(tmp_path, (f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/log.db"),
-                (f"file://{tmp_path}/new", f"sqlite:///{tmp_path}/new.db"), f"file://{tmp_path}/backups")  # fmt: skip
-    with home.connect() as client:
-        for name in NAMES:
-            shard = client.create_shard(name, SCHEMA, ["id"])
-            for part in range(6):
-                shard.insert(parted(part))
-    arguments = ["create", "--to", home.backups, "--blob", home.stores[0], "--consensus", home.stores[1]]
-    with writers(home):
-        for _ in range(2):
-            process = Forked(["backup", *arguments, "--rate", "200kB"], os.environ, unread=True)
-            time.sleep(after_s)
-            process.end(signal.SIGKILL)
-        acknowledged, _ = backed_up(home)
-    sent = Counter(str(file) for file in (tmp_path / "backups" / "blobs").rglob("*") if file.is_file())
-    assert sent
-    home.run("persist backup verify --from URL --deep")
-    home.run("persist backup restore --from URL --dir NEW")
-    with home.connect(home.fresh) as client:
-        assert acknowledged <= set(ids(client, "orders"))
