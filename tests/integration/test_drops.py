@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
-from compactor.tasks import history_task
 from persist.client.shard import Shard
 from persist.commit.blob_tasks import write_bundles
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage, NotReadable
+from persist.core.errors import InvalidUsage
 from persist.core.frontier import Antichain
 from persist.core.ids import token_of_key
 from persist.core.shard_view import ViewRequest, view_of
@@ -130,79 +128,6 @@ def test_a_dry_run_counts_and_changes_nothing(machine: Machine, shard: Shard) ->
         shard.truncate(4, mode="drop", dry_run=True)
 
 
-def written() -> maintained.World:
-    """A shard whose rows at the times 0 to 4 lie in a file each."""
-    world = maintained.World()
-    for number in range(5):
-        world.append([(f"k{number}", number, number, 1)], number + 1)
-    return world
-
-
-def test_maintenance_deletes_the_files_once_nobody_can_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = written()
-    shard, machine = world.shard, world.user.machine(maintained.NAME)
-    forget = history_task(world.user, world.user.machine)
-    shard.tag("old", 1)
-    held = {part.key for part in world.state().trace.parts()}
-    assert (len(held), shard.truncate(3, mode="drop").changed) == (5, True)
-    world.forget_before(5)
-    forget(maintained.NAME)
-    assert len(machine.state().drops) == 1, "the tag comes before it"
-    with shard.snapshot(tag="old") as found:
-        shard.untag("old")
-        forget(maintained.NAME)
-        assert len(machine.state().drops) == 1, "the reader of its time does"
-        assert found.to_arrow().num_rows == 2
-    calls = record_calls(monkeypatch)
-    forget(maintained.NAME)
-    assert not [key for verb, key in calls if verb in ("get", "get_range")], "by metadata alone"
-    assert (machine.state().drops, machine.state().floor) == ((), 3)
-    kept = {part.key for part in machine.state().trace.parts()}
-    assert kept < held
-    assert len(kept) == 2
-    collected(world)
-    assert left_over(world) == set()
-    assert not {stat.key for stat in world.blob.list("")} & (held - kept)
-    assert set(world.contents(5)) == {("k3", 3), ("k4", 4)}
-    assert shard.history(1, maintenance=True)[0].operation in ("age", "collect")
-
-
-@pytest.mark.parametrize("saved", [False, True], ids=["at once", "chunk by chunk"])
-def test_a_merge_under_way_does_not_bring_back_what_was_forgotten(saved: bool) -> None:
-    """It has read the rows already when they leave the State."""
-    world = maintained.World()
-    world.append([(f"k{n:04}", n, n % 5, 1) for n in range(4_000)], 5)
-    world.append([(f"k{n:04}", n, 5, 1) for n in range(4_000)], 6)
-    world.shard.truncate(3, mode="drop")
-    world.forget_before(4)
-    merged = 0
-
-    class Meanwhile:
-        def __init__(self, inner: Any) -> None:
-            self.inner = inner
-
-        def merge(self, job: Any, keep: Any) -> Iterator[Any]:
-            nonlocal merged
-            chunks = self.inner.merge(job, keep)
-            yield from [next(chunks)] if saved else ()
-            rest = list(chunks)
-            world.forget_before(6)
-            world.user.machine(maintained.NAME).apply(c.ForgetOutlived())
-            merged += 1
-            yield from rest
-
-    worker = world.worker()
-    worker._engine = Meanwhile(worker._engine)
-    worker.run(maintained.NAME, idle=True, merges_max=1)
-    found = world.state()
-    assert (merged, found.floor, found.claims) == (1, 3, {})
-    expected = {(f"k{n:04}", n): 1 + (n % 5 > 2) for n in range(4_000)}
-    assert world.contents(6) == expected
-    world.worker().run(maintained.NAME, idle=True)
-    assert world.contents(6) == expected
-    assert sum(part.rows for part in world.state().trace.parts()) == 4_000
-
-
 def test_bundles_before_the_cut_go_and_one_across_it_is_clipped() -> None:
     world = maintained.World(policy=TINY)
     world.append_in_parts(10, 1)
@@ -257,25 +182,6 @@ def test_a_bundle_that_was_written_before_a_drop_was_forgotten_is_left() -> None
     assert world.contents(3) == expected
 
 
-@pytest.mark.parametrize(
-    ("asked", "error", "sentence"),
-    [
-        ({"before": 6}, InvalidUsage, "a time before 6 of shard 'orders' is not complete: its upper is"),
-        ({"before": 2, "mode": "erase"}, InvalidUsage, "mode is 'erase'; it must be 'retract' or 'drop'"),
-        ({"before": 1}, NotReadable, "rows written before 1 can no longer be distinguished"),
-    ],
-)
-def test_what_is_wrong_is_refused(
-    machine: Machine, shard: Shard, asked: dict[str, Any], error: type[Exception], sentence: str
-) -> None:
-    shard.forget(1)
-    before = state(machine)
-    with pytest.raises(error, match=sentence):
-        shard.truncate(**{"mode": "drop", **asked})
-    after = state(machine)
-    assert (after.trace, after.drops, after.truncated) == (before.trace, before.drops, before.truncated)
-
-
 def test_a_dry_run_of_a_drop_that_was_done_already_tells_so(shard: Shard) -> None:
     """Also where another drop would be refused by now: the same again changes nothing."""
     shard.truncate(2, mode="drop")
@@ -284,18 +190,6 @@ def test_a_dry_run_of_a_drop_that_was_done_already_tells_so(shard: Shard) -> Non
         tried = shard.truncate(before, mode="drop", dry_run=True)
         assert (tried.removed, tried.changed) == (0, False)
         assert not shard.truncate(before, mode="drop").changed
-
-
-def test_a_drop_that_had_nothing_to_do_is_remembered(shard: Shard) -> None:
-    """A try that was held up and comes late, when a restore has brought rows back, must not take them away."""
-    token = token_of_key("nightly")
-    shard.truncate(3, mode="drop")  # at 5
-    assert not shard.truncate(2, mode="drop", token=token).changed
-    shard.restore(4)
-    before = shard.snapshot().to_arrow()
-    asked = {"operation": c.DROP_BEFORE, "tombstone": Antichain(2)}
-    assert shard.open_writer().commit_rewrite((), None, token=token, **asked) == c.Appended(Antichain(6), Antichain(6))
-    assert shard.snapshot().to_arrow() == before
 
 
 def test_a_drop_that_had_nothing_to_do_was_not_withdrawn(shard: Shard) -> None:

@@ -26,7 +26,6 @@ from persist.core.errors import (
     NotReadable,
     PersistError,
     TokenReused,
-    UnknownShard,
     UpperMismatch,
 )
 from persist.core.frontier import Antichain
@@ -98,15 +97,6 @@ def test_a_token_of_a_truncation_is_answered_whether_or_not_the_shard_is_fed_by_
     assert (shard.truncate(2, token=first).lower, shard.truncate(3, token=second)) == (pending.lower, done)
 
 
-def test_a_forced_truncation_has_its_first_answer_after_a_drop_of_the_shard(shard: Shard) -> None:
-    token = token_of_key("orders-1")
-    first = shard.truncate(2, token=token, force=True)
-    shard.drop()
-    assert shard.truncate(2, token=token, force=True) == first
-    with pytest.raises(UnknownShard):
-        shard.truncate(2, token=token_of_key("orders-2"), force=True)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_truncation_waits_for_the_next_commit_of_the_writer(shard: Shard, mode: Literal["retract", "drop"]) -> None:
     done = shard.truncate(2, mode=mode)
@@ -119,25 +109,6 @@ def test_a_truncation_waits_for_the_next_commit_of_the_writer(shard: Shard, mode
     assert events(shard, 3, 6) == [(4, 0, -1), (4, 1, -1), (4, 4, 1), (5, 5, 1)]
     again = shard.truncate(2, mode=mode)
     assert (again.pending, again.changed, again.removed) == (False, False, 0)
-
-
-def test_merges_and_replicas_show_the_same(world: World, machine: Machine, shard: Shard) -> None:
-    shard.truncate(2)
-    append(shard, 3, 5)  # another replica, which writes from before on
-    world.pass_ms(2 * DAY_MS)
-    Worker(machine.location).run(NAME, idle=True)
-    other = world.machine().shard(NAME)
-    assert ids(other) == ids(shard) == [2, 3, 4]
-    append(other, 4, 6)
-    assert ids(other) == ids(shard) == [2, 3, 4, 5]
-
-
-def test_it_is_revoked_where_the_writer_takes_rows_away(shard: Shard) -> None:
-    """They may be rows from before the cut, which would be there less than no times. The append is not refused."""
-    shard.truncate(2)
-    shard.append(pa.table({"id": [1], "__diff": [-1]}), 4, 5)
-    assert ids(shard) == [0, 2, 3]
-    assert not shard.retention().held_by
 
 
 def test_its_rows_stay_until_it_is_effective_even_if_no_time_is_readable(machine: Machine, shard: Shard) -> None:
@@ -292,12 +263,6 @@ def test_a_policy_takes_rows_away_and_no_append_is_refused(world: World, machine
             age = to_datetime(world.true_ms) - written[ids(shard)[0]]
             assert 7 <= age.days <= 9, "seven days, one until the next cut, and one until the next commit"
     assert shard.upper() == Antichain(30)
-
-
-def test_a_column_is_no_way_for_rows_to_go(shard: Shard) -> None:
-    said = shard.retain({"column": "id", "column_age": "1d", "column_unit": "s"}, confirm=True)
-    assert any("fed by append" in reason for reason in said.held_by)
-    assert shard.run_retention().why == ()
 
 
 def test_an_erasure_waits_for_the_next_commit_of_the_writer(shard: Shard) -> None:

@@ -12,10 +12,8 @@ import pytest
 
 from persist import AttributeUpdate, Shard, WriteHandle, named_key
 from persist.client.arguments import read_attribute
-from persist.client.contents_diff import DiffRequest, hold_interval
-from persist.client.optimistic_loop import RETRIES_MAX, Attempt
+from persist.client.optimistic_loop import RETRIES_MAX
 from persist.client.restore_and_truncate import RestoreOperation
-from persist.client.snapshot import Held, ReadSettings
 from persist.commit.blob_tasks import merged
 from persist.core import commands as c
 from persist.core.errors import (
@@ -193,34 +191,6 @@ def test_a_restore_is_one_commit_after_which_the_contents_are_those_of_then(mont
         assert [rows(event.updates) for event in listen] == [[(2, "b", 4, 1), (9, "bad", 4, -3)]]
 
 
-def test_a_retry_with_its_token_lands_once(months: Shard) -> None:
-    token = token_of_key("undo")
-    first = months.restore(2, token=token)
-    insert_later = months.insert([{"id": 5, "v": "later"}])
-    assert insert_later.lower == Antichain(5)
-    assert months.restore(2, token=token) == first
-    assert months.upper() == Antichain(6)
-    months.forget(5)
-    again = months.restore(2, token=token)
-    assert (again.lower, again.added, again.removed) == (Antichain(4), None, None), "what it wrote was forgotten"
-    with pytest.raises(TokenReused):
-        months.restore(5, token=token)
-    with pytest.raises(TokenReused):
-        months.insert([{"id": 6, "v": "x"}], token=token)
-
-
-def test_a_retry_of_a_restore_that_found_no_difference_changes_nothing(months: Shard) -> None:
-    """It removed what had been written since."""
-    token = token_of_key("undo")
-    first = months.restore(3, token=token)
-    assert (first.changed, first.added, first.removed, months.upper()) == (False, 0, 0, Antichain(4))
-    months.insert([{"id": 5, "v": "later"}])
-    assert months.restore(3, token=token) == first
-    assert months.upper() == Antichain(5)
-    with pytest.raises(TokenReused):
-        months.restore(2, token=token)
-
-
 def others_write(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
     """Before the next two commits of a restore."""
     before_rewrites(monkeypatch, *(lambda n=n: shard.insert([{"id": n, "v": "between"}]) for n in (51, 50)))  # type: ignore[misc]
@@ -312,35 +282,6 @@ def test_a_text_that_is_no_attribute(text: str) -> None:
     assert caught.value.kind == "invalid_usage"
 
 
-def test_a_slow_try_is_told_what_the_other_try_of_its_token_was(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
-    token, told = token_of_key("undo"), []
-
-    def quicker() -> None:
-        months.insert([{"id": 7, "v": "g"}, {"id": 8, "v": "h"}])
-        told.append(months.restore(2, token=token))
-
-    before_rewrites(monkeypatch, quicker)
-    slow = months.restore(2, token=token)
-    assert (slow.lower, slow.added, slow.removed) == (Antichain(5), 1, 5)
-    assert [slow] == told
-
-
-def test_a_try_that_finds_that_the_other_one_landed_is_told_so(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
-    token, told, real = token_of_key("undo"), [], RestoreOperation._rewrite
-
-    def rewrite(restoring: RestoreOperation, held: Held, *args: Any) -> Attempt:
-        if not told:
-            told.append(restoring)  # the other one, which goes on now, does not come here again
-            told[:] = [months.restore(2, token=token)]
-            with hold_interval(months._transport, NAME, 2, None, DiffRequest(), ReadSettings()) as found:
-                return real(restoring, found.held, *args)
-        return real(restoring, held, *args)
-
-    monkeypatch.setattr(RestoreOperation, "_rewrite", rewrite)
-    assert [months.restore(2, token=token)] == told
-    assert told[0].changed
-
-
 @pytest.mark.parametrize(
     "then",
     [
@@ -417,16 +358,6 @@ def test_a_multiplicity_that_one_commit_cannot_write_is_restored_in_steps(months
     months.restore(5)
     assert months.restore(2).removed == 2**32
     assert rows(months.changes(2).to_arrow()) == []
-
-
-def test_a_replica_that_appends_over_the_time_of_a_restore_is_told(world: World, shard: Shard) -> None:
-    """Its rows were dropped, as if it had written what the restore wrote."""
-    shard.compare_and_append([{"id": 1, "v": "a"}], 0, 1)
-    shard.compare_and_append([{"id": 2, "v": "b"}], 1, 2)
-    assert shard.restore(0).lower == Antichain(2)
-    with pytest.raises(UpperMismatch, match="were taken by"):
-        shard.append([{"id": 3, "v": "c"}], 2, 3)
-    assert shard.append([{"id": 3, "v": "c"}], 3, 4).lower == Antichain(3)
 
 
 BAD_RESTORES: list[tuple[Callable[[Shard], object], type[PersistError], str]] = [

@@ -18,9 +18,7 @@ from compactor.tasks import retention_task
 from compactor.worker import Worker
 from persist import Antichain, Conflict, InvalidUsage, NotReadable, PersistError, Shard, Unavailable
 from persist.client.embedded import EmbeddedTransport
-from persist.client.restore_and_truncate import TruncateOperation
 from persist.client.timestamps import to_datetime
-from persist.core import commands as c
 from persist.maintenance.expiry import forget_outlived
 from rpc.cli.program import main
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
@@ -105,30 +103,6 @@ def test_rows_live_between_the_age_and_one_period_more(world: World, machine: Ma
     assert shard.retention().cuts <= 4
 
 
-def test_a_run_that_another_one_has_overtaken_does_nothing(
-    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
-) -> None:
-    """The cut that it has planned by is not kept any more, and history has forgotten what lay before it."""
-    shard.retain({"age": "3d", "cut_every": "1d"})
-    days(world, machine, shard, 0, 3)
-    world.pass_ms(3 * DAY_MS)
-    real, left = TruncateOperation.run, [1]
-
-    def run(self: TruncateOperation, *args: Any, **more: Any) -> Any:
-        if left:
-            left.pop()
-            shard.retain(None)
-            shard.insert([{"id": 9}])
-            world.pass_ms(2 * DAY_MS)
-            forget_outlived(machine.location.machine(NAME), machine.clock)
-            Worker(machine.location).run(NAME, idle=True)
-        return real(self, *args, **more)
-
-    monkeypatch.setattr(TruncateOperation, "run", run)
-    assert shard.run_retention().truncated is None
-    assert ids(shard) == [0, 1, 2, 9]
-
-
 def test_a_worker_that_was_away_catches_up_with_one_truncation(world: World, machine: Machine, shard: Shard) -> None:
     shard.retain({"age": "3d", "cut_every": "1d"})
     days(world, machine, shard, 0, 3)
@@ -156,62 +130,11 @@ def test_a_shard_at_rest_costs_nothing(world: World, machine: Machine, shard: Sh
     assert len(set(seqnos)) < 12
 
 
-def test_a_policy_goes_on_after_both_clocks_were_repaired(world: World, machine: Machine, shard: Shard) -> None:
-    """A cut of an instant to come would keep the next ones away until that instant has come."""
-    shard.retain({"age": "3d", "cut_every": "1d"})
-    days(world, machine, shard, 0, 1)
-    world.store_off_ms = 2 * DAY_MS
-    ahead = world.machine(2 * DAY_MS)
-    ahead.shard(NAME).insert([{"id": 1}])
-    world.pass_ms(DAY_MS + 60_000)
-    keeper(ahead)(NAME)
-    world.pass_ms(-60_000)
-    assert shard.retention().cuts == 1, "that of an instant to come"
-    world.store_off_ms = 0
-    right = world.machine()
-    assert isinstance(right.location.machine(NAME).apply(c.LowerSeal()), c.SealLowered)
-    left = right.shard(NAME)
-    assert left.retention().cuts == 0
-    days(world, right, left, 2, 8)
-    assert ids(left) == [5, 6, 7]
-
-
 def test_how_fine_the_cuts_are_follows_from_both_ages(shard: Shard) -> None:
     shard.retain({"age": "1h", "consumers": ["billing"], "consumers_max_age": "1d"})
     assert shard.retention().policy == {
         "age": "1h", "consumers": ["billing"], "consumers_max_age": "1d", "cut_every": "96s",
     }  # fmt: skip
-
-
-def test_a_wrong_clock_takes_no_rows(world: World, machine: Machine, shard: Shard) -> None:
-    shard.retain({"age": "3d", "cut_every": "1d"})
-    days(world, machine, shard, 0, 2)
-    for off_ms in (400 * DAY_MS, -400 * DAY_MS):
-        wrong = world.machine(off_ms)
-        if off_ms > 0:
-            with pytest.raises(Unavailable, match="do not agree"):
-                keeper(wrong)(NAME)
-        else:
-            keeper(wrong)(NAME)
-        with pytest.raises(Unavailable, match="do not agree"):
-            wrong.shard(NAME).run_retention()
-        assert "do not agree" in wrong.shard(NAME).retention().held_by[0]
-    assert ids(shard) == [0, 1]
-
-
-def test_what_an_unchecked_writer_brings_is_not_older_than_it_is(world: World, machine: Machine, shard: Shard) -> None:
-    """A writer whose clock is 400 days behind, or ahead, seals nothing: its rows count from the next checked commit."""
-    shard.retain({"age": "3d", "cut_every": "1d"})
-    for off_ms in (-400 * DAY_MS, 400 * DAY_MS):
-        world.machine(off_ms).shard(NAME).insert([{"id": off_ms}])
-    for _ in range(2):
-        world.pass_ms(DAY_MS)
-        keeper(machine)(NAME)
-    assert len(ids(shard)) == 2
-    for _ in range(3):
-        world.pass_ms(DAY_MS)
-        keeper(machine)(NAME)
-    assert ids(shard) == []
 
 
 # --- by rows and bytes
@@ -309,14 +232,6 @@ def test_a_closed_shard_is_left_alone(world: World, machine: Machine, shard: Sha
     assert keeper(machine)(NAME) is None
     assert shard.run_retention().held_by == ("the shard is closed",)
     assert ids(shard) == [0]
-
-
-def test_settings_of_history_leave_the_policy_alone(shard: Shard) -> None:
-    shard.retain({"age": "3d"})
-    shard.configure(history="2d")
-    assert shard.retention().policy == {"age": "3d", "cut_every": "2592s"}
-    assert shard.retain(None).policy is None
-    assert shard.settings.history_ms == 2 * DAY_MS
 
 
 # --- what is refused

@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from fastapi.testclient import TestClient
 
 from compactor.metering import MaintenanceMetrics
 from compactor.worker import Worker
@@ -417,22 +416,3 @@ def test_a_column_that_tells_no_wall_clock_holds_it_back(world: World, machine: 
         assert told in shard.run_retention().held_by[0]
         assert keeper(machine)(NAME) is None, "it is looked at again when something was written"
     assert ids(shard) == [1]
-
-
-# --- over HTTP
-
-
-def test_over_http(world: World, shard: Shard, http: TestClient) -> None:
-    path = f"/v1/shards/{NAME}/retention"
-    shard.insert(rows(world, r1=20, r2=1, r3=2))
-    told = http.put(path, json=POLICY, headers={"if-match": '"1"'}).json()
-    assert (told["policy"], told["column_due"], told["column_at"]) == (POLICY | {"column_age": "10d"}, True, None)
-    dry = http.post(f"{path}/run?dry_run=true").json()["by_column"]
-    assert (dry["removed"], dry["lower"], dry["upper"]) == (1, [1], [1])
-    done = http.post(f"{path}/run").json()
-    assert (done["why"], done["truncated"], done["by_column"]["removed"]) == (["column"], None, 1)
-    assert done["by_column"]["column"] == "at"
-    assert datetime.fromisoformat(done["by_column"]["older_than"]) == day(world, 10)
-    told = http.get(path).json()
-    assert (told["column_removed"], told["column_due"]) == (1, False)
-    assert datetime.fromisoformat(told["column_at"]) == day(world, 0)

@@ -10,7 +10,6 @@ import pytest
 
 from compactor.worker import Worker
 from persist import InvalidUsage, Shard
-from persist.core import commands as c
 from persist.core.retention_plan import facts_of
 from persist.maintenance.expiry import forget_outlived
 from tests.integration.test_retention import NAME, SCHEMA, days, ids, keeper, shard, world
@@ -143,36 +142,6 @@ def test_at_least_so_many_rows_stay_and_it_is_not_late(world: World, machine: Ma
     assert min(kept[3:]) >= 30
     assert max(kept) <= 70
     assert machine.location.machine(NAME).refresh().floor > 0, "drops were forgotten"
-
-
-def test_a_drop_by_hand_beside_a_limit_of_rows(world: World, machine: Machine, shard: Shard) -> None:
-    """What was dropped by hand had come all the same, so the limit is not late for it, and never early."""
-    shard.configure(history="2h")
-    shard.retain({"rows": 25, "cut_every": "1h"})
-    task, kept = keeper(machine), []
-    for hour in range(16):
-        shard.insert([{"id": 10 * hour + number} for number in range(10)])
-        world.pass_ms(HOUR_MS)
-        if hour == 2:
-            shard.truncate(2, mode="drop")
-        task(NAME)
-        upkeep(machine)
-        kept.append(len(ids(shard)))
-    assert kept[:4] == [10, 20, 10, 20]
-    assert min(kept[5:]) >= 25
-    assert max(kept) <= 70
-
-
-def test_cuts_before_a_drop_go_with_it(world: World, machine: Machine, shard: Shard) -> None:
-    """Each would keep the time before it readable, and the files that were dropped."""
-    shard.retain({"age": "9d", "cut_every": "1d"})
-    days(world, machine, shard, 0, 5)
-    committer = machine.location.machine(NAME)
-    assert [cut.upper for cut in committer.refresh().cuts.values()] == [1, 2, 3, 4, 5]
-    shard.truncate(3, mode="drop")
-    assert [cut.upper for cut in committer.refresh().cuts.values()] == [4, 5]
-    kept = committer.apply(c.TakeCuts((world.true_ms - 2 * DAY_MS,)))
-    assert kept == c.CutsTaken(0), "nor is one taken anew"
 
 
 def test_cuts_that_are_still_to_come_keep_nothing_dropped(world: World, machine: Machine, shard: Shard) -> None:
