@@ -298,14 +298,6 @@ def test_a_time_of_before_comes_back_only_if_its_keys_are_unique(client: Client)
     assert there(shard) == [(1, 1)]
 
 
-def test_a_token_of_a_compare_and_append_is_answered_as_the_first_time(client: Client, unique: Shard) -> None:
-    token = client.new_token()
-    first = unique.compare_and_append([{"id": 3, "n": 3}], 1, 2, token=token)
-    assert unique.compare_and_append([{"id": 3, "n": 3}], 1, 2, token=token) == first
-    with pytest.raises(UpperMismatch):
-        unique.compare_and_append([{"id": 4, "n": 3}], 1, 2)
-
-
 @pytest.mark.parametrize("way", ["compare_and_append", "append"])
 def test_a_token_is_answered_as_the_first_time_after_a_drop(client: Client, unique: Shard, way: str) -> None:
     token, rows = client.new_token(), [{"id": 3, "n": 3}]
@@ -544,17 +536,6 @@ def test_they_are_read_and_changed(http: TestClient) -> None:
     answer = http.put(f"{ORDERS}/constraints", json={"checks": {}, "unique": False})
     assert answer.json() == {"unique": False, "not_null": [], "checks": {}}
     assert insert(http, {"id": 1, "n": -1}).status_code == 200
-
-
-BODIES = [([], "the body must be a JSON object"), ({"uniq": True}, "unknown field `uniq`")]
-
-
-@pytest.mark.parametrize(("body", "message"), BODIES, ids=[str(body) for body, _ in BODIES])
-def test_a_body_that_is_none_is_refused(http: TestClient, body: Any, message: str) -> None:
-    answer = http.put(f"{ORDERS}/constraints", json=body)
-    assert answer.status_code in (400, 422)
-    assert answer.json()["kind"] == "invalid_usage"
-    assert message in answer.json()["detail"]
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -259,17 +258,6 @@ def test_a_long_diff_is_planned_once(log: Consensus, monkeypatch: pytest.MonkeyP
     follower = Location(blob, log, **options).machine("orders").refresh()  # type: ignore[arg-type]
     assert follower == state
     location.close()
-
-
-def test_a_long_diff_that_lost_its_race_is_an_orphan(location: Location) -> None:
-    shard, other = shard_of(location), shard_of(opened(location, 1))
-    log: Any = location.consensus
-    log.before = partial(other.insert, [{"k": -1}])
-    shard.insert(rows(0))
-    assert len(long_blobs(location)) == 2, "one of each plan"
-    sweep(location)
-    assert long_blobs(location) == list(location.machine("orders").refresh().long_diffs.values())
-    assert keys(shard_of(opened(location, 2))) == [-1, *range(8 * PARTS)]
 
 
 def test_a_long_diff_whose_committer_died_before_the_log_named_it_is_an_orphan(location: Location) -> None:

@@ -254,34 +254,6 @@ def test_a_file_that_is_gone_is_told(merged: Shard, tmp_path: Path) -> None:
 # --- one time, however often
 
 
-def test_a_scan_shows_its_time_while_others_write_merge_and_collect(shard: Shard) -> None:
-    with shard.scan() as scan, duckdb.connect() as connection:
-        relation, frame = scan.duckdb(connection), scan.polars()
-        first = scan.to_table()
-        ended = threading.Event()
-
-        def others() -> None:
-            number = 0
-            while not ended.is_set():
-                number += 1
-                shard.insert([{**row(number % 100), "__diff": 1}])
-                shard.downgrade_since(shard.upper().element - 1)  # type: ignore[operator]
-                shard.optimize()
-                shard.vacuum()
-
-        writing = threading.Thread(target=others)
-        writing.start()
-        try:
-            for _ in range(5):
-                assert scan.to_table().equals(first)
-                assert relation.filter("state = 'new'").aggregate("sum(amount)").fetchall() == [(2471.5,)]
-                assert frame.filter(polars.col("id") == 7).collect().rows() == [(7, "paid", 3.5)]
-        finally:
-            ended.set()
-            writing.join()
-    assert shard.count() > 100
-
-
 def test_a_time_is_named_in_every_way(client: Client, shard: Shard) -> None:
     shard.tag("before", at=0)
     assert shard.scan(0).filter(pc.field("id") == 7).to_table()["state"].to_pylist() == ["new"]

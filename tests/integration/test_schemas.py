@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -245,20 +244,6 @@ def test_a_stream_over_http_ends_there_too() -> None:
     assert "event: error" in rest
     assert "another column has its name" in rest
     assert '"rows"' not in rest
-
-
-def test_changes_of_rivals_are_made_on_top_of_one_another(client: Client, shard: Shard) -> None:
-    def add(number: int) -> None:
-        client.shard("orders").add_column(f"c{number}", pa.int64())
-
-    rivals = [threading.Thread(target=add, args=(number,)) for number in range(6)]
-    for rival in rivals:
-        rival.start()
-    for rival in rivals:
-        rival.join()
-    found = client.shard("orders").schema
-    assert sorted(found.arrow.names) == ["c0", "c1", "c2", "c3", "c4", "c5", "id", "n", "state"]
-    assert len(set(found.ids)) == len(found.ids)
 
 
 def test_a_plain_schema_goes_on_by_names_after_columns_have_ids(shard: Shard) -> None:

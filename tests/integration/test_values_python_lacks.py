@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-import io
 from decimal import Decimal
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
-from compactor.on_demand import maintain
 from persist import ConstraintViolated, InvalidUsage
-from persist.codecs import rows
 from rpc.app import create_app
 from tests.support.asking import typed
 from tests.support.location import client_of, memory_location
@@ -64,45 +60,6 @@ def test_days_beyond_the_years_of_python_are_selected() -> None:
     days = pa.array([number * 100 - 2_000_000 for number in range(50_000)], pa.int32())
     shard.insert(pa.table({"id": range(50_000), "d": days.cast(pa.date32())}))
     assert shard.count("d >= DATE '2024-01-31'") == sum(day >= 19_753 for day in days.to_pylist())
-
-
-CASES: dict[str, Any] = {
-    "items": pa.list_(pa.field("item", pa.int32(), nullable=False), 2),
-    "list in a struct": pa.struct([pa.field("p", pa.struct([("l", pa.list_(pa.int32()))]), nullable=False)]),
-    "items in a struct": pa.struct([pa.field("p", pa.list_(pa.field("item", pa.int32(), nullable=False), 2))]),
-    "map in a struct": pa.struct([pa.field("p", pa.struct([("m", pa.map_(pa.string(), pa.int32()))]), nullable=False)]),
-}
-VALUES: dict[str, Any] = {
-    "items": [1, 2],
-    "list in a struct": {"p": {"l": [1]}},
-    "items in a struct": {"p": [1, 2]},
-    "map in a struct": {"p": {"m": [("a", 1)]}},
-}
-
-
-@pytest.mark.parametrize("what", CASES)
-def test_a_null_above_a_required_child_is_read_from_a_file(what: str) -> None:
-    location = memory_location()
-    shard = client_of(location).create_shard("t", pa.schema([("id", pa.int64()), ("v", CASES[what])]), ["id"])
-    values = [VALUES[what] if number % 3 else None for number in range(60_000)]
-    for part in (slice(0, None, 2), slice(1, None, 2)):
-        shard.insert(pa.table({"id": range(60_000)[part], "v": pa.array(values[part], CASES[what])}))
-    assert any(stat.key.endswith(".parquet") for stat in location.blob.list(""))
-    assert shard.snapshot().to_arrow()["v"].to_pylist() == values
-    assert maintain(location, "t", "optimize")["merges"]
-    assert shard.snapshot().to_arrow()["v"].to_pylist() == values
-
-
-@pytest.mark.parametrize("form", ["arrow", "parquet"])
-@pytest.mark.parametrize("what", CASES)
-def test_a_null_above_a_required_child_goes_in_and_out(what: str, form: str) -> None:
-    shard = client_of(memory_location()).create_shard("t", pa.schema([("id", pa.int64()), ("v", CASES[what])]), ["id"])
-    given = pa.table({"id": [1, 2], "v": pa.array([VALUES[what], None], CASES[what])})
-    written = io.BytesIO(b"".join(rows.write(iter([given]), given.schema.empty_table(), form)))
-    read = pq.read_table(written) if form == "parquet" else pa.ipc.open_stream(written).read_all()
-    shard.insert(read)
-    assert shard.snapshot().to_arrow()["v"].to_pylist() == given["v"].to_pylist()
-    assert len(shard.snapshot().to_duckdb()) == 2
 
 
 def test_a_nanosecond_of_a_day_is_not_dropped() -> None:

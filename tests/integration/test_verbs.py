@@ -54,53 +54,10 @@ def test_a_row_that_is_there_already_is_not_written(shard: Shard) -> None:
     assert shard.upper().element == 1
 
 
-CONTAINERS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
-    "tuple": tuple,
-    "generator": lambda given: (one for one in given),
-    "values": lambda given: dict(enumerate(given)).values(),
-}
-WRITES: dict[str, Callable[[Shard, Any], object]] = {
-    "insert": lambda s, given: s.insert(given),
-    "append": lambda s, given: s.append(given, 1, 2),
-    "compare_and_append": lambda s, given: s.compare_and_append(given, 1, 2),
-    "upsert": lambda s, given: s.upsert(given),
-    "overwrite": lambda s, given: s.overwrite(given),
-    "replace_where": lambda s, given: s.replace_where("id > 4", given),
-    "merge": lambda s, given: s.merge(given).when_not_matched_insert().execute(),
-}
-
-
-@pytest.mark.parametrize(
-    ("verb", "container", "unique"),
-    [
-        *[("insert", container, False) for container in CONTAINERS],
-        *[
-            (verb, "generator", unique)
-            for verb in WRITES
-            for unique in (False, True)
-            if (verb, unique) != ("insert", False)
-        ],
-    ],
-)
-def test_dicts_come_in_any_container(machine: Machine, verb: str, container: str, unique: bool) -> None:
-    shard = machine.client.create_shard("containers", SCHEMA, ["id"], unique=unique)
-    shard.insert([{"id": 1, "state": "new", "n": 10}])
-    WRITES[verb](shard, CONTAINERS[container]([{"id": 5, "state": "new", "n": 50}, {"id": 6, "state": None, "n": 60}]))
-    assert rows(shard)[-2:] == [(5, "new", 50), (6, None, 60)]
-
-
 def test_a_generator_of_dicts_names_columns_that_the_handle_does_not_know(machine: Machine, shard: Shard) -> None:
     machine.client.shard("orders").add_column("note", pa.string())
     shard.insert({"id": number, "note": "late"} for number in (7, 8))
     assert [row["note"] for row in shard.snapshot(start_key=7).to_arrow().to_pylist()] == ["late", "late"]
-
-
-@pytest.mark.parametrize("verb", WRITES)
-def test_batches_whose_columns_come_in_another_order_are_taken(shard: Shard, verb: str) -> None:
-    one = pa.record_batch({"id": [5], "state": ["new"], "n": [50], "at": pa.nulls(1)})
-    other = pa.record_batch({"at": pa.nulls(1, pa.date32()), "n": pa.array([60], pa.int8()), "state": ["b"], "id": [6]})
-    WRITES[verb](shard, [one, other])
-    assert rows(shard)[-2:] == [(5, "new", 50), (6, "b", 60)]
 
 
 def test_zeros_of_either_sign_are_two_keys_and_one_number(machine: Machine) -> None:
