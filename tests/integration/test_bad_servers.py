@@ -22,7 +22,7 @@ from blob import BlobUnavailable
 from persist.client import deadlines
 from persist.client.deadlines import Deadline
 from persist.commit.clocks_and_ids import SystemClock
-from persist.core.errors import Indeterminate, PersistError, Unavailable
+from persist.core.errors import Indeterminate, Unavailable
 from persist.formats.http_messages import PROTOCOL_VERSION
 from persist.http_client import http_connection
 from persist.http_client.http_calls import Call, HttpCalls, Servers
@@ -50,24 +50,6 @@ ENDLESS = chunked(*[bytes(MIB)] * 8, is_whole=False)  # sent anew for each reque
 def told(**changed: object) -> bytes:
     """A location that is told with something else in it."""
     return answer(200, json.dumps({**LOCATION, **changed}).encode())
-
-
-NO_SERVER: dict[str, bytes] = {
-    "a redirect": b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n",
-    "bytes": bytes(range(256)),
-    "a page": answer(200, b"<html>", "text/html"),
-    "a list": answer(200, b"[1]"),
-    "a policy that is a list": told(policy=[1]),
-    "blobs at what is no URL": told(blob={"url": "http://[", "proof": "x"}),
-    "an error of no kind": answer(500, b'{"kind": "__class__", "details": {"x": 1}}', "application/problem+json"),
-    "an error without end": b"HTTP/1.1 500 Said\r\ncontent-length: 99999999999\r\n\r\nabc",
-}
-
-
-@pytest.mark.parametrize("said", NO_SERVER.values(), ids=NO_SERVER)
-def test_an_answer_that_is_none_is_an_error_of_the_tree(said: bytes) -> None:
-    with Answering(said, then_close=True) as server, pytest.raises(PersistError):
-        persist.connect(server.url, connect_s=0.05, timeout_s=0.05).close()
 
 
 def calls_to(server: Answering, timeout_s: float = WAIT_S) -> HttpCalls:

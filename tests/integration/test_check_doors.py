@@ -155,19 +155,6 @@ def test_a_server_of_a_copy_refuses() -> None:
     location.close()
 
 
-def test_more_at_once_than_there_is_room_for_are_refused() -> None:
-    location = memory_location()
-    app = create_app(location, ServerSettings(insecure=True))
-    with TestClient(app) as http:
-        snapshots = app.state.service.snapshots
-        snapshots.take(snapshots.most)
-        assert http.get("/v1/check").status_code == 429
-        snapshots.give_back(snapshots.most)
-        assert http.get("/v1/check").status_code == 200
-        assert snapshots.taken == 0
-    location.close()
-
-
 # --- stores
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -137,14 +136,6 @@ def test_a_shard_that_never_stands_still_has_only_faults_that_two_looks_meet() -
     machine.location.blob = Slow(machine.location.blob)
     [found] = verify_shards(machine.location, [NAME], Depth())
     assert found.faults == ()
-
-
-def test_a_lost_log_is_told_by_all_who_look_at_everything(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with sqlite3.connect(place / "consensus.db") as log:
-        log.execute("delete from consensus_log where key = 'eu/orders'")
-    for depth in ([], ["--quick"]):
-        assert main(["check", *depth, "--dir", str(place), "--free", "0"]) == 1
-        assert "CRITICAL shard-unreadable eu/orders" in capsys.readouterr().out
 
 
 def test_the_state_of_another_shard_is_damage_and_is_not_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,22 +62,6 @@ BY_BOTH = pytest.mark.parametrize("one_place", KINDS, indirect=True)
 
 
 @BY_BOTH
-def test_the_first_minute_as_it_is_printed(typed: Any) -> None:
-    Path("orders.csv").write_text(ROWS)
-    assert typed("create", "orders", "--schema", SCHEMA, "--key", "id") == [
-        '{"shard": "orders", "done": "created", "columns": {"id": "int64", "state": "string"}, "key": ["id"]}'
-    ]
-    assert typed("import", "orders", "orders.csv") == [
-        '{"shard": "orders", "file": "orders.csv", "done": "imported", "rows": 2, "time": 0}'
-    ]
-    assert typed("import", "orders", "orders.csv") == [
-        '{"shard": "orders", "file": "orders.csv", "done": "already imported", "rows": 2, "time": 0}'
-    ]
-    assert typed("cat", "orders") == ['{"id":1,"state":"new"}', '{"id":2,"state":"new"}']
-    assert typed("cat", "orders", "--count") == ["2"]
-
-
-@BY_BOTH
 def test_cat_in_every_format(orders: Any) -> None:
     assert orders("cat", "orders", "--format", "table") == ["id  state", " 1  paid", " 2  new"]
     assert orders("cat", "orders", "--format", "csv") == ['"id","state"', '1,"paid"', '2,"new"']
@@ -201,16 +185,6 @@ def test_each_file_is_a_commit_and_a_second_run_writes_what_is_missing(typed: An
     assert typed("cat", "orders", "--count") == ["3"]
 
 
-@pytest.mark.parametrize("verb", ["--upsert", "--overwrite"])
-def test_verbs_are_safe_to_run_again_too(orders: Any, verb: str) -> None:
-    Path("more.csv").write_text("id,state\n1,sent\n3,new\n")
-    [first] = map(json.loads, orders("import", "orders", "more.csv", verb))
-    [again] = map(json.loads, orders("import", "orders", "more.csv", verb))
-    assert (first["done"], again["done"], first["time"], again["time"]) == ("imported", "already imported", 2, 2)
-    kept = [] if verb == "--overwrite" else ['{"id":2,"state":"new"}']
-    assert orders("cat", "orders") == ['{"id":1,"state":"sent"}', *kept, '{"id":3,"state":"new"}']
-
-
 def test_an_upsert_of_some_columns_keeps_the_values_of_the_others(orders: Any) -> None:
     orders("create", "wide", "--schema", "id int64, a string, b string", "--key", "id")
     Path("all.csv").write_text("id,a,b\n1,x,y\n")
@@ -279,24 +253,6 @@ def test_rows_come_by_standard_input(typed: Any, monkeypatch: pytest.MonkeyPatch
         with open("rows") as rows:
             monkeypatch.setattr(sys, "stdin", rows)
             assert told(typed("import", "orders", "-", "--format", "csv")) == [(done, 2, 0)]
-
-
-def test_the_columns_of_a_new_shard_are_those_of_the_file(typed: Any, place: Place) -> None:
-    Path("events.ndjson").write_text(
-        '{"id":1,"at":"2030-01-01T12:00:00Z","day":"2030-01-01T00:00:00","n":null,"tags":["a"]}\n'
-        '{"id":2,"at":"2030-01-01T12:00:00.5Z","day":"2030-01-02T00:00:00","n":null,"tags":[]}\n'
-    )
-    assert told(typed("import", "events", "events.ndjson", "--create", "--key", "id")) == [("imported", 2, 0)]
-    with place.client() as client:
-        found = client.shard("events").schema.arrow
-    assert {field.name: str(field.type) for field in found} == {
-        "id": "int64",
-        "at": "timestamp[us, tz=UTC]",
-        "day": "timestamp[us]",
-        "n": "string",
-        "tags": "list<item: string>",
-    }
-    assert told(typed("import", "events", "events.ndjson", "--create", "--key", "id")) == [("already imported", 2, 0)]
 
 
 def test_an_import_is_in_the_commit_history(orders: Any, place: Place) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import secrets
 import shutil
@@ -23,11 +22,9 @@ import pytest
 
 import persist
 from persist.cli import row_files
-from persist.cli.long_running import LINES_MAX, WINDOW_S, FloodFilter
 from persist.core.errors import InvalidUsage
-from rpc.auth import ANONYMOUS, MAINTENANCE, Principal, Tokens, label_of, mint
+from rpc.auth import Tokens
 from rpc.cli.program import main
-from rpc.metrics import TokenFigures
 from tests.support.forked import Forked, close_stream, print_ascii, ran
 from tests.support.shells import environment
 from tests.support.waiting import WAIT_S
@@ -375,34 +372,6 @@ def test_a_shard_that_was_made_of_parquet_had_items_of_another_name(kind: str) -
         again = client.shard("again")
         assert str(again.schema.arrow.field("v").type) == str(made.schema.arrow.field("v").type)
         assert again.snapshot().to_arrow().equals(made.snapshot().to_arrow(), check_metadata=True)
-
-
-def test_what_a_line_of_a_storm_stood_for_was_forgotten() -> None:
-    now = [0.0]
-    bound = FloodFilter(lambda: now[0])
-
-    def storm(left_out: int) -> logging.LogRecord:
-        record = logging.LogRecord("persist.commit", logging.WARNING, "", 0, "retry storm", (), None)
-        record.left_out = left_out
-        return record
-
-    assert [bound.filter(storm(1)) for _ in range(LINES_MAX + 3)].count(False) == 3
-    now[0] += WINDOW_S
-    last = storm(40)
-    assert bound.filter(last)
-    assert last.left_out == 40 + 3 * 2  # type: ignore[attr-defined]
-
-
-# --- figures of tokens
-
-
-@pytest.mark.parametrize("name", ["unknown", "other", "anybody", "maintenance"])
-def test_a_token_of_such_a_name_saw_the_figures_of_others(name: str) -> None:
-    figures = TokenFigures(tokens_max=3)
-    for principal in (None, ANONYMOUS, MAINTENANCE, Principal("last", frozenset())):
-        figures.observe(label_of(principal), 1, 1)
-    assert [family.samples for family in figures.families(name)] == [[], [], []]
-    assert mint(name)
 
 
 # --- import

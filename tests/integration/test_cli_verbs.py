@@ -170,9 +170,6 @@ def test_a_server_that_cannot_start_leaves_no_directory(
     assert not list(tmp_path.iterdir())
 
 
-# --- what a caller says counts, or is refused
-
-
 # --- commands start soon: none but `serve` loads what only a server needs, which took a fifth of their start
 
 

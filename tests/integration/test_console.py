@@ -287,25 +287,6 @@ def test_a_number_that_javascript_would_round_keeps_its_digits(page: Page) -> No
     assert found[3:] == [["number", "1.5"], ["number", "1e+300"], ["string", "9007199254740993"]]
 
 
-@pytest.mark.proof
-def test_times_beyond_what_javascript_counts_exactly_are_read_exactly(page: Page, served: Served) -> None:
-    """Nanoseconds since 1970, for one."""
-    shard = served.client.create_shard("nanoseconds", SCHEMA, ["id"])
-    first = 1_795_000_000_000_000_001
-    for lower, time in ((0, first), (first + 1, first + 2)):
-        shard.append([{"id": time, "state": "x", "__time": time}], lower, time + 1)
-    page.shard("nanoseconds")
-    wait_until(lambda: page.shown() == str(first + 2), "the latest rows are shown")
-    page.browser.run("document.querySelector('input[type=range][aria-label=\"As of\"]').focus()")
-    page.browser.keys(LEFT)
-    wait_until(lambda: page.shown() == str(first), "the rows of the step before are shown")
-    assert page.tile("upper") == str(first + 3)
-    shard.append([{"id": 1, "state": "x", "__time": first + 3}], first + 3, first + 4)
-    # By the tile, the trace, the line of holds, and the movement.
-    drawn = "[...document.querySelectorAll('svg text')].filter((one) => one.textContent === arguments[0]).length"
-    page.wait(f"{drawn} === 3", f"upper {first + 4}")
-
-
 # --- tokens
 
 

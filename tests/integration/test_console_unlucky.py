@@ -84,17 +84,6 @@ def test_a_text_with_any_line_end_of_unicode_comes_in_the_tail(page: Page, serve
         assert page.table("Updates")[0][2:] == [str(number), text]
 
 
-def test_numbers_in_the_tail_are_written_as_they_are_at_every_depth(page: Page, served: Served) -> None:
-    nested = pa.struct([("x", pa.list_(pa.int64()))])
-    schema = pa.schema([("id", pa.int64()), ("zero", pa.float64()), ("inner", nested)])
-    shard = served.client.create_shard("numbers", schema, ["id"])
-    page.shard("numbers")
-    followed(page)
-    shard.insert(pa.table({"id": [1], "zero": [-0.0], "inner": [{"x": [2**63 - 1, None]}]}, schema=schema))
-    wait_until(lambda: page.table("Updates"), "the update came")
-    assert page.table("Updates")[0][2:] == ["1", "-0", '{"x":[9223372036854775807,null]}']
-
-
 @pytest.mark.parametrize("first", [0, NANOSECONDS])
 def test_a_shard_closed_to_writes_is_drawn_and_its_rows_are_shown(page: Page, served: Served, first: int) -> None:
     """Its last times are those of its last update."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable, Iterator
-from contextvars import copy_context
 
 import pyarrow as pa
 import pytest
@@ -20,9 +18,8 @@ from persist.commit.location import Location
 from persist.core.errors import InvalidUsage, Overloaded
 from persist.parts import ShardSchema
 from persist.parts.memory_size import column_bytes
-from rpc import concurrency_limits as work_module
 from rpc.app import create_app
-from rpc.concurrency_limits import CALLER, Slots, Work
+from rpc.concurrency_limits import Slots
 from rpc.settings import Limits, ServerSettings
 from tests.support.asking import typed
 from tests.support.bombs import file, named, nulls_within, stream, viewed, zeros
@@ -123,44 +120,6 @@ def test_what_all_rows_take_is_bounded_and_small_ones_are_never_kept_out() -> No
         with pytest.raises(Overloaded):
             other.spend(1)
         assert total.taken == DECODED
-    assert total.taken == 0
-
-
-def test_one_caller_cannot_have_all_that_rows_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But one whole body always fits, bit by bit."""
-    monkeypatch.setattr(work_module, "DECODING_PERCENT", 150)
-    decoded = Work(Limits(decoded_bytes_max=DECODED)).decoded
-    piece = DECODED // 4
-
-    def spend(caller: str, pieces: int) -> Allowance:
-        CALLER.set(caller)
-        spending = Allowance(decoded, DECODED)
-        for _ in range(pieces):
-            spending.spend(piece)
-        return spending
-
-    here = copy_context()
-    first = here.run(spend, "evil", 4)
-    with pytest.raises(Overloaded, match="evil has too many rows to work on"):
-        here.run(spend, "evil", 2)
-    copy_context().run(spend, "good", 2)
-    here.run(first.release)
-    assert copy_context().run(spend, "other", 4).spent == DECODED
-
-
-def test_threads_that_count_rows_lose_none() -> None:
-    total = Slots(1_000_000, "many rows")
-
-    def work() -> None:
-        for _ in range(2_000):
-            total.take(3)
-            total.give_back(3)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
     assert total.taken == 0
 
 

@@ -28,7 +28,6 @@ from tests.support.asking import typed
 from tests.support.location import InlineBackground
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}, {"name": "amount", "type": "int64"}]}
-DEEP = b'{"fields": [{"name": "id", "type": "int8", "key": true}, {"name": "v", "type": "%sint8%s"}]}'
 LIMITS = Limits(rows_bytes_max=20_000, blob_bytes_max=20_000, rows_max=100)
 
 
@@ -164,9 +163,6 @@ BAD_REQUESTS: list[tuple[str, str, bytes | None, int, str]] = [
     ("GET", "/v1/shards?limit=0", None, 422, "invalid_usage"),
     ("GET", "/v1/shards/orders?past=x", None, 422, "invalid_usage"),
     ("PUT", "/v1/shards/new", b"{", 400, "invalid_usage"),
-    ("PUT", "/v1/shards/new", b'{"fields": %s}' % (b"[" * 990 + b"]" * 990), 400, "invalid_usage"),
-    ("PUT", "/v1/shards/new", DEEP % (b"list<" * 5_000, b">" * 5_000), 400, "invalid_usage"),
-    ("POST", "/v1/shards/orders/insert?format=ndjson", b'{"id": ' + b"[" * 15_000, 400, "invalid_usage"),
     ("PUT", "/v1/shards/new", b'{"fields": []}', 400, "invalid_usage"),
     ("PUT", "/v1/shards/new", b'{"fields": [{"name": "a", "type": "money"}]}', 400, "invalid_usage"),
     ("PUT", "/v1/shards/new", b'{"schema": "AAAA", "key": ["a"]}', 400, "invalid_usage"),
@@ -187,9 +183,7 @@ BAD_REQUESTS: list[tuple[str, str, bytes | None, int, str]] = [
     ("GET", "/v1/shards/orders/snapshot?format=xml", None, 400, "invalid_usage"),
     ("GET", "/v1/shards/orders/snapshot?as_of=5&wait=0", None, 409, "not_complete"),
     ("GET", "/v1/shards/orders/snapshot?as_of=5&as_of=0", None, 400, "invalid_usage"),
-    ("GET", "/v1/shards/orders/snapshot?asof=0", None, 400, "invalid_usage"),
     ("DELETE", "/v1/shards/orders?forse=true", None, 400, "invalid_usage"),
-    ("GET", "/v1/location?a=1", None, 400, "invalid_usage"),
     ("POST", "/v1/shards/orders/insert", b'{"id": "a"}', 400, "invalid_usage"),
     ("POST", "/v1/shards/orders/advance-upper?upper=[5", b"", 400, "invalid_usage"),
     ("POST", "/v1/shards/orders/advance-upper?upper=%D9%A3", b"", 400, "invalid_usage"),  # a digit of another script

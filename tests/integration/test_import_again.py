@@ -81,21 +81,6 @@ def test_the_same_file_after_its_columns_changed_is_the_same_import(load: Any, s
 # --- undone as a whole
 
 
-def test_a_restore_that_was_undone_itself_undoes_no_import(load: Any, shard: Shard) -> None:
-    load("day2.csv")
-    shard.restore(0)
-    shard.restore(1)
-    assert load("day2.csv")["done"] == "already imported"
-    shard.restore(2)  # where the import was undone
-    assert load("day2.csv") == {"shard": "t", "file": "day2.csv", "done": "imported", "rows": 2, "time": 5}
-    shard.restore(2)
-    shard.restore(3)  # the first import has come back
-    assert [load("day2.csv")["time"], ids(shard)] == [1, [1, 2, 3, 4]]
-    shard.restore(6)
-    shard.restore(5)  # and now the second one
-    assert [load("day2.csv")["time"], ids(shard)] == [5, [1, 2, 3, 4]]
-
-
 def test_all_files_of_one_commit_are_loaded_again(place: Place, load: Any, shard: Shard) -> None:
     words = ("day2.csv", "day1.csv", "--one-commit", "--upsert")
     shard.delete(keys=[1])
@@ -149,15 +134,6 @@ def test_an_overwrite_by_the_same_file_is_an_import_of_it(load: Any, shard: Shar
     shard.restore(0)
     for _ in range(2):
         assert [load("day2.csv", *MODES[mode])["time"], ids(shard)] == [5, [1, 2, 3, 4]]
-
-
-def test_a_restore_that_had_nothing_to_write_undoes_an_overwrite_too(load: Any, shard: Shard) -> None:
-    load("day2.csv")
-    shard.overwrite([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}, {"id": 3, "v": "c"}, {"id": 4, "v": "d"}])
-    assert not shard.restore(1).changed
-    assert [load("day2.csv")["done"], ids(shard)] == ["already imported", [1, 2, 3, 4]]
-    shard.overwrite([{"id": 9, "v": "z"}])
-    assert [load("day2.csv")["done"], ids(shard)] == ["imported", [3, 4, 9]]
 
 
 # --- perhaps in part
@@ -216,49 +192,6 @@ def test_where_the_history_does_not_reach_back_only_again_loads(load: Any, shard
 
 
 # --- each against a model
-
-
-@pytest.mark.parametrize("seed", thinned(range(8), 4))
-def test_after_an_import_its_rows_are_there_once(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever was undone as a whole before, by any sequence of commits."""
-    chance, url = random.Random(seed), f"persist://{tmp_path}/data"
-    place, mode = Place(("--dir", f"{tmp_path}/data"), url), [*MODES][seed % 3]
-    file = tmp_path / "file.csv"
-    file.write_text(DAY2)
-    with persist.connect(url) as client:
-        shard = client.create_shard("t", pa.schema([("id", pa.int64()), ("v", pa.string())]), ["id"])
-        shard.insert([{"id": 1, "v": "a"}])
-
-        def once() -> None:
-            for _ in range(2):
-                found = place.type(capsys, "import", "t", str(file), *MODES[mode])
-                assert found.code == 0, found.err
-            assert json.loads(found.out)["done"] in ("already imported", "nothing to do")
-            if "removed_by" in json.loads(found.out):  # by what was there before the cut, which may be rows like these
-                assert {one["operation"] for one in json.loads(found.out)["removed_by"]} == {"truncate"}
-                shard.overwrite([{"id": 2, "v": "o"}])
-                once()
-                return
-            there = Counter(ids(shard))
-            commits = [(entry.operation, entry.lower, entry.point) for entry in reversed(shard.history(100))]
-            assert (there[3], there[4]) == (1, 1), f"{found.out}{commits}"
-            assert mode != OVERWRITE or len(there) == 2
-
-        other = 100
-        for _ in range(size(6, 12)):
-            once()
-            for _ in range(chance.randint(1, 3)):
-                other += 1
-                latest = (shard.upper().element or 1) - 1
-                what = chance.randrange(5 if mode != UPSERT else 4)
-                if what == 0:
-                    shard.insert([{"id": other, "v": "o"}])
-                elif what == 1:
-                    shard.overwrite([{"id": other, "v": "o"}])
-                elif what == 4:
-                    shard.truncate(chance.randint(1, latest + 1))
-                else:
-                    shard.restore(chance.randint(0, latest))
 
 
 @pytest.mark.parametrize("seed", thinned(range(24), 12))

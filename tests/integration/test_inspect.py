@@ -116,12 +116,6 @@ def test_following_a_log_shows_what_comes_and_ends_at_the_last_version_that_was_
     assert [entry["seqno"] for entry in entries] == [1, 2, 3, 4]
 
 
-# --- a part
-
-
-# --- contents
-
-
 # --- an inspection writes nothing: both stores are the same after it, and the right to read them is enough
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import pytest
 
 import persist
 from persist.copies.shard_facts import newest
-from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Part
-from persist.core.errors import Unavailable
 from persist.inspect.part_listing import PartRow
 from persist.inspect.queries import Query, answer
-from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_directory
+from persist.inspect.readonly_location import ReadOnlyLocation
 from rpc.cli.program import main
 from tests.support.clones import Shards
 from tests.support.inspected import PART, ROLLUP, copied, everything, flip, spoil_entry
@@ -226,48 +223,6 @@ def test_a_log_without_the_index_of_its_file_is_read_of_a_copy(
 
 
 # --- a look beside writers, merges and collections: one State is told, and what was taken away meanwhile is no dama
-
-
-WHATS = ("state", "log", "parts", "holds", "usage", "attributes", "digest")
-ROUNDS = 12
-
-
-def test_a_look_beside_writers_and_collections_finds_no_damage(tmp_path: Path) -> None:
-    url, done, failed = f"persist://{tmp_path}/location", threading.Event(), []
-
-    def work() -> None:
-        try:
-            with persist.connect(url, collect=False) as client:
-                shard, number = client.shard("orders"), 0
-                while not done.is_set():
-                    number += 1
-                    shard.insert(pa.table({"id": range(number, number + 200)}))
-                    shard.attributes.update(AttributeUpdate.replace(f"{number % 50 + 1:02x}" * 16, number))
-                    if number % 7 == 0:
-                        shard.optimize()
-                        shard.vacuum()
-        except Exception as error:
-            failed.append(error)
-
-    with persist.connect(url, collect=False) as client:
-        client.create_shard("orders", SCHEMA, ["id"], history="none").insert([{"id": 1}])
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        look = open_readonly_directory(tmp_path / "location")
-        for _ in range(ROUNDS):
-            for what in WHATS:
-                try:
-                    document = answer(look, Query(what, "orders", whole=True))
-                    assert list(document.pieces()) or what == "log"
-                except Unavailable:  # it has moved on too often meanwhile
-                    continue
-                assert document.findings == [], what
-        look.close()
-    finally:
-        done.set()
-        thread.join()
-    assert failed == []
 
 
 def looked_late(shards: Shards) -> tuple[ReadOnlyLocation, list[Part]]:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from persist import connect
-from tests.support.forked import Forked, ran
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.forked import ran
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 MIB = 1024 * 1024
@@ -25,15 +20,6 @@ MIB = 1024 * 1024
 
 def rows(number: int, count: int = 50) -> pa.Table:
     return pa.table({"k": [f"k{(number * 31 + n) % 500}" for n in range(count)], "v": [number] * count})
-
-
-@contextmanager
-def running(*arguments: str) -> Iterator[Forked]:
-    process = Forked(arguments, os.environ)
-    try:
-        yield process
-    finally:
-        process.end(signal.SIGKILL)
 
 
 def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:
@@ -58,27 +44,6 @@ def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:
         swept = ran("maintain", "sweep", "--dir", f"{tmp_path}/x", "--dry-run")
         assert swept.returncode == 0, swept.stderr
         assert json.loads(swept.stdout)["orphans_deleted"] == 0
-
-
-def test_compactors_keep_up_and_end_gracefully(tmp_path: Path) -> None:
-    with connect(f"persist://{tmp_path}/x") as client:
-        shard = client.create_shard("orders", SCHEMA, ["k"])
-        machine = client.transport.location.machine("orders")  # type: ignore[attr-defined]
-        arguments = ("maintain", "run", "--dir", f"{tmp_path}/x", "--verbose")
-        with running(*arguments) as one, running(*arguments) as two:
-            for process in (one, two):
-                assert json.loads(process.stderr.readline())["message"] == "running"
-            for number in range(100):
-                shard.insert(rows(number))
-            wait_until(lambda: len(machine.refresh().trace.batches) <= 30, "compaction")
-            for process in (one, two):
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(WAIT_S) == 0
-                lines = [json.loads(line) for line in process.stderr.read().decode().splitlines()]
-                assert all({"at", "level", "logger", "message"} <= set(line) for line in lines)
-                assert (lines[-1]["message"], lines[-1]["merges_failed"]) == ("ended", 0)
-        table = shard.snapshot().to_arrow()
-        assert pa.compute.sum(table.column("__diff")).as_py() == 100 * 50
 
 
 MERGE_ALONE = """

@@ -177,21 +177,6 @@ def test_a_process_of_maintenance_takes_samples_until_it_ends(place: Damaged) ->
         assert process.process.wait(WAIT_S) == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--verify-sample", "1"], "'1' is not a sample; give a share from 0.01% to 100%"),
-        (["--verify-sample", "200%"], "'200%' is not a sample"),
-        (["--verify-sample", "0.001%"], "'0.001%' is not a sample"),
-        (["--verify-rate", "fast"], "--verify-rate is 'fast'"),
-        (["--verify-rate", "5"], "must be at least 1024"),
-    ],
-)
-def test_no_sample(place: Damaged, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
-    assert main(["maintain", "run", "--no-gc", "--dir", str(place.root), "--once", *arguments]) == 1
-    assert sentence in capsys.readouterr().err
-
-
 def test_the_variable_says_it_for_servers_and_their_maintenance(
     place: Damaged, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +193,9 @@ def test_the_variable_says_it_for_servers_and_their_maintenance(
 def test_samples_and_their_numbers() -> None:
     assert [samples_of(text) for text in ("100%", "1%", "0.01%", "3%")] == [1, 100, 10_000, 33]
     assert (samples_per_day("0"), samples_per_day("2%")) == (None, 50)
+    for wrong in ("1", "200%", "0.001%"):
+        with pytest.raises(InvalidUsage):
+            samples_of(wrong)
     names = [f"p{number:032x}" for number in range(3_000)]
     taken = [[name for name in names if Sample(number, 30).takes(name)] for number in range(30)]
     assert sorted(name for some in taken for name in some) == names, "each in one of them"
