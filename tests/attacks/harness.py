@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rpc.auth import mint
 from tests.support.forked import Forked
 from tests.support.server import Server
+from tests.support.token_file import write_tokens
 from tests.support.waiting import WAIT_S, wait_until
 
 MEMORY_BYTES_MAX = 512 * 1024 * 1024  # what a server may have under any attack
@@ -72,20 +72,11 @@ class House:
         *,
         wants_tokens: bool = True,
     ) -> None:
-        self.tokens: dict[str, str] = {}
         directory.mkdir(parents=True, exist_ok=True)
-        entries = []
-        for name, scope, prefixes in (
-            ("admin", "admin", []),
-            ("evil", "write", ["evil/"]),
-            ("evil-reader", "read", ["evil/"]),
-            ("evil-manager", "manage", ["evil/"]),
-            ("good", "write", ["good/"]),
-        ):
-            self.tokens[name], digest = mint(name)
-            entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
         tokens = directory / "tokens.json"
-        tokens.write_text(json.dumps({"tokens": entries}))
+        granted = {"evil": "write", "evil-reader": "read", "evil-manager": "manage"}
+        of_evil = {name: (scope, "evil/") for name, scope in granted.items()}
+        self.tokens = write_tokens(tokens, {"admin": ("admin",), **of_evil, "good": ("write", "good/")})
         tokens.chmod(0o600)
         given = {
             f"PERSIST_LIMIT_{name.upper()}": str(value) for name, value in (LOW if limits is None else limits).items()

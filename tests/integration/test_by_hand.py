@@ -78,17 +78,6 @@ def test_history_that_was_let_go_leaves_the_shard_and_then_the_stores(shard: Sha
     assert shard.vacuum().complete
 
 
-def test_vacuum_takes_nothing_that_a_reader_holds() -> None:
-    machine = World(policy=Policy(inline_part_bytes_max=0)).machine()
-    shard = written(machine.client.create_shard("orders", SCHEMA, ["id"]))
-    held = shard.snapshot(3)
-    shard.forget(TIMES - 1)
-    shard.optimize()
-    shard.vacuum()
-    assert held.to_arrow(expand=True)["n"].to_pylist() == [3] * 50
-    held.close()
-
-
 @pytest.mark.parametrize("verb", ["optimize", "vacuum"])
 def test_a_shard_that_is_not_there(shard: Shard, verb: str) -> None:
     shard.drop(force=True)

@@ -446,16 +446,12 @@ def test_a_chosen_field_that_a_line_has_twice_is_refused_and_others_may_differ()
 
 
 REFUSED: dict[str, tuple[list[list[dict[str, object]]], tuple[str, ...]]] = {
-    "a time": ([[{"id": 1, "__time": 0}]], ()),
-    "a multiplicity in an upsert": ([[{"id": 1, "__diff": 1}]], ("--upsert",)),
     "a multiplicity in an overwrite": ([[{"id": 1, "__diff": 1}]], ("--overwrite",)),
     "a multiplicity that is text": ([[{"id": 1, "__diff": "two"}]], ()),
     "a multiplicity that is too large": ([[{"id": 1, "__diff": 2**33}]], ()),
     "multiplicities whose sum is too large": ([[{"id": 1, "__diff": 2**62}] * 2], ()),
     "a key twice in an upsert": ([[{"id": 1, "v": 1}, {"id": 1, "v": 2}]], ("--upsert",)),
     "a key twice in an upsert of two files": ([[{"id": 1}], [{"id": 1}]], ("--upsert", "--one-commit")),
-    "a key that the file lacks": ([[{"v": 1}]], ()),
-    "columns that the file lacks": ([[{"id": 1}]], ("--columns", "id,w")),
     "columns without the key": ([[{"id": 1, "v": 1}]], ("--columns", "v")),
     "a second file with another column": ([[{"id": 1}], [{"id": 2, "v": 1}]], ()),
     "a second file with another type": ([[{"id": 1}], [{"id": "two"}]], ()),

@@ -67,17 +67,6 @@ def in_parts(policy: Policy, count: int) -> Shards:
     return shards
 
 
-def test_a_clone_shows_what_its_source_shows_and_both_go_on_alone(shards: Shards) -> None:
-    shards.clone("a", "b")
-    assert shards.contents("b") == shards.rows["a"]
-    shards.write("a")
-    shards.write("b")
-    shards.settle()
-    shards.check_at_rest()
-    assert shards.state("b").upper == shards.state("a").upper
-    assert list(shards.state("b").borrowed.values()) == ["a"]
-
-
 @pytest.mark.parametrize("error", [Corruption, Unavailable])
 def test_a_clone_keeps_its_loan_where_nobody_can_tell_after_its_first_commit_whether_another_home_took_over(
     shards: Shards, monkeypatch: pytest.MonkeyPatch, error: type[PersistError]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import persist
 import rpc.change_streams
 from persist.client.shard import Shard
 from persist.core.commands import ADMIN
-from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.services.chromium import Browser
 from tests.support.console_page import Page, page, server
 from tests.support.served import Served
+from tests.support.token_file import write_tokens
 from tests.support.waiting import wait_until
 
 __all__ = ["page"]
@@ -166,9 +165,8 @@ def test_who_follows_lets_no_history_go_whatever_the_token_may_do(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc.change_streams, "MOVES_PER_LEASE", 36_000)
-    token, digest = mint("root")
     file = tmp_path / "tokens.json"
-    file.write_text(json.dumps({"tokens": [{"id": "root", "sha256": digest, "scopes": [ADMIN], "prefixes": []}]}))
+    token = write_tokens(file, {"root": (ADMIN,)})["root"]
     with server(ServerSettings(tokens_file=str(file))) as served:
         shard = made(served, "looked-at", 5, history="none")
         page = Page(browser, served.url)

@@ -13,13 +13,13 @@ from starlette.testclient import TestClient
 
 from persist.formats.http_messages import PROBLEM_JSON
 from rpc.app import create_app
-from rpc.auth import mint
 from rpc.cli.program import main
 from rpc.settings import ServerSettings
 from tests.support.answers import Answers
 from tests.support.inspected import COMMANDS, copied
 from tests.support.location import memory_location
 from tests.support.server import Server
+from tests.support.token_file import write_tokens
 
 
 class Served:
@@ -34,11 +34,7 @@ class Served:
 @contextmanager
 def served(directory: Path) -> Iterator[Served]:
     place, file = copied(directory / "location"), directory / "tokens.json"
-    tokens, entries = {}, []
-    for name, scope, prefixes in (("admin", "admin", []), ("write", "write", []), ("eu", "admin", ["eu/"])):
-        tokens[name], digest = mint(name)
-        entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
-    file.write_text(json.dumps({"tokens": entries}))
+    tokens = write_tokens(file, {"admin": ("admin",), "write": ("write",), "eu": ("admin", "eu/")})
     with Server(place, "--tokens", str(file), environment={"PERSIST_PUBLISH_EVERY": "0"}) as server:
         yield Served(place, server, tokens)
 

@@ -23,11 +23,11 @@ from persist.commit.location import Location, open_location
 from persist.core import commands as c
 from persist.core.state import Policy
 from persist.formats.records import encoded
-from rpc.auth import mint
 from rpc.client.http_transport import open_transport
 from tests.support.forked import ran
 from tests.support.served import Served
 from tests.support.server import Server
+from tests.support.token_file import write_tokens
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -89,9 +89,8 @@ def test_maintenance_through_a_server_merges_collects_and_never_races_it(tmp_pat
 
 
 def test_a_server_maintains_itself_with_a_token_of_its_own(tmp_path: Path) -> None:
-    token, digest = mint("etl")
     file = tmp_path / "tokens.json"
-    file.write_text(json.dumps({"tokens": [{"id": "etl", "sha256": digest, "scopes": ["write"]}]}))
+    token = write_tokens(file, {"etl": ("write",)})["etl"]
     with (
         Server(tmp_path / "x", "--tokens", str(file), maintenance="own") as server,
         connect(server.url, token=token) as client,

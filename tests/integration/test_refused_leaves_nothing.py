@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -118,3 +119,61 @@ def test_cursors_of_a_shard_are_bounded_and_one_that_is_given_up_makes_room(monk
         shard.one(c.RegisterCriticalReader(second, "", "two"))
     shard.one(c.ExpireCriticalReader(first, ""))
     shard.one(c.RegisterCriticalReader(second, "", "two"))
+
+
+# --- what was staged is committed once, and to the shard for which it was staged
+
+
+TEXTS = pa.schema([pa.field("k", pa.string())])
+SMALL, LARGE = pa.table({"k": ["staged"]}), pa.table({"k": [f"{number:030}" for number in range(10_000)]})
+MERGED_AFTER = 40  # inserts after which the first rows have been merged with others
+
+
+def seen(shard: persist.Shard) -> list[str]:
+    if shard.upper().element == 0:
+        return []
+    return sorted(shard.snapshot().to_arrow(expand=True).column("k").to_pylist())
+
+
+@pytest.mark.parametrize("rows", [SMALL, LARGE], ids=["small", "large"])
+def test_staged_rows_are_committed_once_also_after_they_were_merged(client: Client, rows: pa.Table) -> None:
+    """Small ones were inline, and once they had been merged with others they counted twice."""
+    shard = client.create_shard("orders", TEXTS, ["k"])
+    with closing(shard.open_writer()) as writer:
+        staged = writer.stage(rows, None)
+        writer.commit_insert(staged)
+        with pytest.raises(InvalidUsage, match="must not count twice"):
+            writer.commit_insert(staged)
+        for number in range(MERGED_AFTER):
+            shard.insert([{"k": f"x{number}"}])
+        for again in (writer, shard.open_writer()):
+            with pytest.raises(InvalidUsage, match="must not count twice"):
+                again.commit_insert(staged)
+    assert seen(shard) == sorted(rows.column("k").to_pylist() + [f"x{number}" for number in range(MERGED_AFTER)])
+
+
+@pytest.mark.parametrize("rows", [SMALL, LARGE], ids=["small", "large"])
+def test_rows_that_were_staged_for_a_shard_go_to_no_other_one(client: Client, rows: pa.Table) -> None:
+    """Small ones were inline, and went to whatever shard they were committed to."""
+    orders, other = (client.create_shard(name, TEXTS, ["k"]) for name in ("orders", "other"))
+    staged = orders.open_writer().stage(rows, None)
+    with pytest.raises(InvalidUsage, match="does not belong to shard 'other'"):
+        other.open_writer().commit_insert(staged)
+    orders.open_writer().commit_insert(staged)
+    assert (len(seen(orders)), seen(other)) == (len(rows), [])
+
+
+@BY_BOTH
+@pytest.mark.parametrize("rows", [SMALL, LARGE], ids=["small", "large"])
+def test_rows_that_were_staged_for_an_earlier_life_go_to_no_later_one(client: Client, rows: pa.Table) -> None:
+    """Small ones were inline, and the next shard of the name took them."""
+    shard = client.create_shard("orders", TEXTS, ["k"])
+    committed, never = (shard.open_writer().stage(rows, None) for _ in range(2))
+    shard.open_writer().commit_insert(committed)
+    shard.drop(force=True)
+    following = client.create_shard("orders", TEXTS, ["k"])
+    for staged in (committed, never):
+        take: Callable[[], object] = lambda s=staged: following.open_writer().commit_insert(s)  # noqa: E731
+        with pytest.raises(InvalidUsage, match="does not belong to shard 'orders'"):
+            take()
+    assert seen(following) == []

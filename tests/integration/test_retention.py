@@ -140,19 +140,6 @@ def test_how_fine_the_cuts_are_follows_from_both_ages(shard: Shard) -> None:
 # --- by rows and bytes
 
 
-def test_at_least_so_many_rows_stay(world: World, machine: Machine, shard: Shard) -> None:
-    shard.retain({"rows": 25, "cut_every": "1h"})
-    task, kept = keeper(machine), []
-    for hour in range(12):
-        shard.insert([{"id": 10 * hour + number} for number in range(10)])
-        world.pass_ms(HOUR_MS)
-        task(NAME)
-        kept.append(len(ids(shard)))
-    assert kept[:4] == [10, 20, 30, 30], "three hours are the least that has 25 rows"
-    assert min(kept[3:]) == 30
-    assert max(kept[3:]) <= 70, "the next cut is one that was taken after the last truncation"
-
-
 def test_about_so_many_bytes_stay(world: World, machine: Machine, shard: Shard) -> None:
     task, sizes = keeper(machine), []
     for hour in range(10):

@@ -24,7 +24,6 @@ from persist.core.state import State
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.settings import ServerSettings
-from tests.integration.test_fork import forked
 from tests.support.asking import typed
 from tests.support.clocks import Machine, World
 from tests.support.location import UntendedPool
@@ -387,24 +386,6 @@ def test_a_process_that_ends_leaves_no_shared_lease_behind(url: str, how: str) -
             child.join()
             assert child.exitcode == 0
         client.shard("orders").drop()  # is refused while readers hold it
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_leaves_the_shared_leases_to_its_parent(url: str) -> None:
-    with persist.connect(url) as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"])
-        shard.insert([{"id": 0}])
-        held = shard.snapshot()
-
-        def use(_number: int) -> str:
-            with pytest.raises(persist.InvalidUsage, match="forked"):
-                shard.snapshot()
-            held.close()
-            client.close()
-            return "refused"
-
-        assert set(forked(use)) == {"refused"}
-        assert held.to_arrow().num_rows == 1
 
 
 def test_after_the_client_was_closed_the_last_user_gives_it_back(place: Pooled) -> None:

@@ -12,8 +12,10 @@ from fastapi.testclient import TestClient
 
 import persist
 from persist import Antichain, Conflict, InvalidUsage, LocationSettings, NotReadable, Shard, Unavailable
-from persist.client.timestamps import to_datetime
+from persist.client import timestamps
+from persist.client.timestamps import load_clock_stretches, to_datetime
 from persist.commit.location import Location
+from persist.core.frontier import TIME_MAX
 from persist.core.state import Policy
 from persist.parts import ShardSchema
 from persist.parts.python_values import parse_key
@@ -119,6 +121,36 @@ def test_before_anything_was_written_nothing_can_be_read(world: World, shard: Sh
         shard.snapshot(early)
     with shard.listen(early) as listen:
         assert [event.updates["id"].to_pylist() for event in listen.next_events(0)] == [[1]]
+
+
+# --- the wall clocks of many times
+
+
+def dated(shard: Shard, first: int, last: int) -> list[datetime | None]:
+    """The wall clocks of these times, as a column is told them."""
+    times = pa.chunked_array([range(first, last + 1)], pa.int64())
+    return load_clock_stretches(shard._transport, NAME, first, last, 10.0).of(times).to_pylist()
+
+
+def test_what_was_forgotten_is_refused_and_a_closed_shard_is_dated_to_its_end(world: World, shard: Shard) -> None:
+    for _ in range(5):
+        insert(world, shard, 1)
+    shard.forget(3)
+    with pytest.raises(NotReadable, match="when 2 was written is forgotten"):
+        dated(shard, 2, 4)
+    known = dated(shard, 3, 4)
+    shard.advance_upper(None)
+    times = pa.chunked_array([[3, 4, TIME_MAX]], pa.int64())
+    assert load_clock_stretches(shard._transport, NAME, 3, TIME_MAX, 10.0).of(times).to_pylist()[:2] == known
+
+
+def test_too_many_wall_clocks_at_once_are_refused(world: World, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(5):
+        insert(world, shard, 1)
+    monkeypatch.setattr(timestamps, "STRETCHES_MAX", 4)
+    with pytest.raises(InvalidUsage, match="have more than 4 wall clocks; ask for fewer"):
+        dated(shard, 0, 4)
+    assert len(dated(shard, 3, 4)) == 2
 
 
 # --- history
