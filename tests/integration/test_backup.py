@@ -44,12 +44,11 @@ SMALL = Policy(inline_part_bytes_max=0, plain_parts_max=1, rollup_every=4, overl
 
 
 class Counting(ForwardingBlob):
-    """Counts what is put and got, and fails from one put on."""
+    """Counts what is put, and fails from one put on."""
 
     def __init__(self, inner: Blob, fails_at: int | None = None) -> None:
         super().__init__(inner)
         self.puts: Counter[str] = Counter()
-        self.gets: Counter[str] = Counter()
         self.fails_at = fails_at
 
     def put(self, key: str, data: bytes | memoryview) -> None:
@@ -57,10 +56,6 @@ class Counting(ForwardingBlob):
             raise BlobUnavailable("killed")
         super().put(key, data)
         self.puts[key] += 1
-
-    def get(self, key: str) -> bytes:
-        self.gets[key] += 1
-        return super().get(key)
 
 
 @pytest.fixture
