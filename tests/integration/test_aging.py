@@ -32,17 +32,6 @@ def aged(machine: Machine) -> Antichain:
     return machine.shard(NAME).since()
 
 
-def test_since_follows_the_clock_where_nobody_reads_or_writes(world: World, machine: Machine) -> None:
-    shard = created(machine, "1d")
-    insert_every_hour(world, shard, 30)
-    assert aged(machine) == Antichain(5), "what was there a day ago was written up to an hour before that"
-    for hour in range(6, 30):
-        world.pass_ms(HOUR_MS)
-        assert aged(machine) == Antichain(min(hour, 29))
-    world.pass_ms(DAY_MS)
-    assert aged(machine) == Antichain(29), "the latest time stays"
-
-
 def test_maintenance_comes_again_in_steps_and_rests_once_nothing_is_left(world: World, machine: Machine) -> None:
     shard = created(machine, "1h")
     insert_every_hour(world, shard, 3)

@@ -6,9 +6,8 @@ import hashlib
 import json
 import operator
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +42,6 @@ from persist.core.state import Policy
 from persist.maintenance.collector import Collector
 from persist.maintenance.journal_writer import FAILED_TRIES_MAX, Publisher, PublishSettings
 from tests.support.clocks import HOUR_MS, Machine, World
-from tests.support.examples import thinned
 from tests.support.markers import in_memory, marker, uncompressed, where
 
 NAME = "orders"
@@ -151,20 +149,6 @@ def test_it_is_one_of_the_bounds_of_its_part_and_not_of_the_next_one(
     assert shard.erased(told.id).done
     assert found(world, first[1:]) + found(world, last[1:]) == []
     assert rows(shard) == ["b", "c", "m"]
-
-
-def test_a_staged_part_that_nothing_names_is_swept_before_the_receipt(
-    world: World, machine: Machine, shard: Shard
-) -> None:
-    secret = marker()
-    shard.insert([{"id": secret, "v": "1"}])
-    key = part_key(shard.view().shard_id, WriterId("w" + "1" * 32), f"p{machine.location.ids.uuid7()}")  # type: ignore[arg-type]
-    world.blob.put(key, secret.encode())
-    told = shard.erase(keys=[secret])
-    Maintenance(machine).run(most_h=12)
-    assert shard.erased(told.id).phase == "rewritten", "it waits: a writer may still be about to name it"
-    assert [place.split()[0] for place in found(world, secret)] == ["blob"]
-    expect_erased(machine, told.id, secret, most_h=30)
 
 
 @pytest.mark.parametrize("by", ["tag", "reader"])
@@ -304,54 +288,6 @@ def test_what_a_reader_holds_is_not_read_by_others(shard: Shard) -> None:
             with pytest.raises(NotReadable, match="rows were erased"):
                 read()
         assert shard.get("a") == []
-
-
-class Killed(Exception):
-    pass
-
-
-def fuse(monkeypatch: pytest.MonkeyPatch, left: list[int], *calls: tuple[object, str]) -> None:
-    """Of these calls to the stores one raises, after so many of all."""
-
-    def fused(real: Callable[..., object], *given: object, **named: object) -> object:
-        left[0] -= 1
-        if left[0] == 0:
-            raise Killed
-        return real(*given, **named)
-
-    for store, name in calls:
-        monkeypatch.setattr(store, name, partial(fused, getattr(store, name)))
-
-
-@pytest.mark.parametrize("step", thinned(range(1, 15), 3))
-def test_whoever_is_killed_while_an_erasure_is_pending(
-    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard, step: int
-) -> None:
-    """Who asks for it, the writer whose commit makes it effective, or maintenance: another one does it again."""
-    secret, token, left = marker(), token_of_key("dsr-4"), [0]
-    batches = [[{"id": one, "v": "." * 70_000} for one in (secret, "b")], [{"id": "c", "v": "1"}]]
-    shard.append(batches[0], 0, 1)
-    fuse(monkeypatch, left, (world.blob, "put"), (world.blob, "delete"), (world.consensus, "compare_and_set"))
-
-    def story(shard: Shard, maintenance: Maintenance) -> None:
-        if shard.upper() == Antichain(1):
-            assert shard.erase(keys=[secret], token=token).phase == "pending"
-            assert rows(shard) == [secret, "b"] or rows(shard) == ["b", secret]
-            maintenance.step()
-        shard.append(batches[1], 1, 2)
-        maintenance.run()
-
-    left[0] = step
-    with suppress(Killed):
-        story(shard, Maintenance(machine))
-    left[0] = 0
-    world.pass_ms(10 * 60_000)
-    other = world.machine()
-    story(other.shard(NAME), Maintenance(other))
-    Maintenance(other).run(most_h=40)
-    [told] = other.shard(NAME).erasures().values()
-    assert (told.phase, told.at, rows(other.shard(NAME))) == ("erased", 1, ["b", "c"])
-    assert found(world, secret) == []
 
 
 WRONG: list[dict[str, Any]] = [

@@ -155,21 +155,6 @@ def looked(world: World, maintenance: Published) -> float | None:
     return maintenance.visit(NAME, world.state())
 
 
-def test_what_a_killed_process_did_not_publish_is_there_within_two_intervals(world: World) -> None:
-    append(world, 4)
-    publish_entries(world, [2])
-    maintenance = Published(world.process(), SETTINGS)
-    assert looked(world, maintenance) == 5.0
-    assert published(world) == {2}, "it may be about to publish"
-    world.clock.advance_ms(5_000)
-    looked(world, maintenance)
-    world.clock.advance_ms(5_000)
-    looked(world, maintenance)
-    assert published(world) >= set(range(max(world.state().rollups) + 1, world.state().seqno + 1))
-    assert newest(world) == world.state().seqno
-    assert looked(world, maintenance) is None, "all of it is there"
-
-
 def test_journals_go_once_a_rollup_covers_them_and_not_before(world: World) -> None:
     append(world, 5)
     maintenance = Published(world.process(), SETTINGS)

@@ -15,7 +15,6 @@ from persist.core.ids import token_of_key
 from persist.core.state import Policy
 from persist.core.transitions import rewrites
 from tests.support.clocks import Machine, World
-from tests.support.rewrites import before_rewrites
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -122,13 +121,6 @@ def test_a_refusal_that_may_not_stay_is_not_told_of_a_try_that_was_not_answered(
     given = {"expected": [4], "actual": [5]}
     assert is_final(UpperMismatch("a write came between", **given))
     assert not is_final(UpperMismatch("rows may have been taken away since", **given, stays=False))
-
-
-def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
-    others = [{"id": 3, "v": "c", "__diff": -1}, {"id": 9, "v": "new"}]
-    before_rewrites(monkeypatch, lambda: shard.insert(others))
-    assert shard.truncate(2, retries=1).removed == 2
-    assert rows(shard) == [(2, "b", 2), (4, "d", 1), (9, "new", 1)], "nothing is there less than no times"
 
 
 def test_what_is_wrong_is_refused(machine: Machine, shard: Shard) -> None:

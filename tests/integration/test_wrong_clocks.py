@@ -77,22 +77,6 @@ def test_a_wrong_clock_does_not_make_a_shard_look_busy_for_ever(world: World, ri
 # --- leases
 
 
-@every_error
-def test_a_wrong_clock_ends_no_lease(world: World, right: Machine, off_ms: int) -> None:
-    shard, bad = right.shard(NAME), world.machine(off_ms)
-    lease, listener = reader(shard), shard.listen(None)
-    inputs = tuple(part.id for part in state_of(right).trace.parts())
-    right.location.machine(NAME).apply(c.HoldClaim("merge:[0]", "alice", MINUTE_MS, inputs))
-    bad.shard(NAME).insert(row(1))
-    bad.location.machine(NAME).apply(c.ForgetLapsed())
-    Collector(bad.location).run(NAME)
-    assert lease.reader in state_of(right).leased_readers
-    taken = bad.location.machine(NAME).apply(c.HoldClaim("merge:[0]", "bob", MINUTE_MS, inputs))
-    assert taken == c.Claimed(False, "alice")
-    lease.check()
-    assert sum(len(event.updates) for event in listener.next_events(0)) == len(LARGE) + 1
-
-
 def test_two_that_commit_in_turn_do_not_keep_a_dead_reader_for_ever(world: World, right: Machine) -> None:
     """Each sees the other's commits only when it commits, so the lease clock hardly moves. A collector watches."""
     lease, other = reader(right.shard(NAME)), world.machine()
