@@ -51,8 +51,14 @@ GARBAGE_GROWTH = 2  # the rows must also have grown by this part of the largest 
 SPECS_MAX = 64  # merges of one plan
 LOOKED_AT_MAX = 256  # newest batches
 
-# --- the worker's policy
+# --- the worker's policy; a shard at rest is not being written, and is compacted closer to its minimum size
 LEFT_BATCHES_MAX = 128  # with more small batches, committers do not keep up, or are too short-lived to merge
+WORKER_GARBAGE_PERCENT = 200  # without history: all rows in percent of those that a merge may leave
+WORKER_AGED_PERCENT = 20  # with history: rows that it no longer needs, in percent of the others
+REST_FAN_IN = 2
+REST_GARBAGE_PERCENT = 120
+REST_GARBAGE_GROWTH = 8
+REST_AGED_PERCENT = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +70,10 @@ class MergePolicy:
     batches_soft: int = 24  # with more batches than this the youngest are merged with one that they outweigh
     inline_flush_bytes: int = 256 * 1024
     left_batches_max: int = 0  # the newest small batches that are left to the committer
-    garbage_percent: int = 200  # without history: all rows in percent of those that a merge may leave
-    garbage_growth: int = GARBAGE_GROWTH  # the part of the largest member by which the rows must have grown
-    aged_percent: int = 20  # with history: rows that it no longer needs, in percent of the others
 
     def beside_writers(self) -> MergePolicy:
         """This policy for a shard whose writers do small merges themselves."""
         return replace(self, left_batches_max=LEFT_BATCHES_MAX, batches_soft=self.batches_soft // 2)
-
-    def at_rest(self) -> MergePolicy:
-        """This policy for a shard that is not being written: it is compacted closer to its minimum size."""
-        less = replace(self, garbage_percent=120, garbage_growth=8, aged_percent=10)
-        return replace(less, fan_in=2, small_rows=0, left_batches_max=0)
 
 
 # --- shared by both planners
@@ -281,7 +279,8 @@ def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) 
     """
     if state.tombstone or state.merge_since.is_empty:
         return []
-    policy = policy.at_rest() if idle else policy
+    if idle:
+        policy = replace(policy, fan_in=REST_FAN_IN, small_rows=0, left_batches_max=0)
     taken = set(claimed(state, now_ms))
     specs = []
     for spec in _abandoned(state, now_ms):
@@ -298,7 +297,7 @@ def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) 
     batches = batches[: len(batches) - _left_to_committer(batches, policy.left_batches_max)]
     for is_taken, segment in groupby(batches, lambda batch: _is_taken(batch, taken)):
         if not is_taken:
-            specs += _plan_segment(state, tuple(segment), policy)
+            specs += _plan_segment(state, tuple(segment), policy, idle)
     return specs[:SPECS_MAX]
 
 
@@ -329,10 +328,10 @@ def _left_to_committer(batches: Sequence[HollowBatch], most: int) -> int:
     return count
 
 
-def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> Iterator[MergeSpec]:
+def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePolicy, idle: bool) -> Iterator[MergeSpec]:
     """The merges that are due in a stretch of batches that no worker is merging."""
     largest = [max((run.longest for run in batch.runs), default=0) for batch in batches]
-    stretches = _garbage(state, batches, largest, policy)
+    stretches = _garbage(state, batches, largest, policy, idle)
     stretches = stretches or list(_due(batches, largest, (0, len(batches)), policy))
     stretches = stretches or _outweighed(batches, policy)
     # Smaller ones first: they end soon, and reduce the number of batches.
@@ -356,18 +355,19 @@ def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePol
 
 
 def _garbage(
-    state: State, batches: Sequence[HollowBatch], largest: Sequence[int], policy: MergePolicy
+    state: State, batches: Sequence[HollowBatch], largest: Sequence[int], policy: MergePolicy, idle: bool
 ) -> list[tuple[int, int]]:
-    if state.settings.history_ms and (aged := _aged(state, batches, policy)):
+    if state.settings.history_ms and (aged := _aged(state, batches, policy, idle)):
         return [(0, aged)]
     end = _passed(batches, state.merge_since)
     if sum(batch.run_count for batch in batches[:end]) < policy.fan_in:
         return []
-    garbage = _is_garbage(state, batches[:end], max(largest[:end]), policy.garbage_percent, policy.garbage_growth)
+    percent, growth = (REST_GARBAGE_PERCENT, REST_GARBAGE_GROWTH) if idle else (WORKER_GARBAGE_PERCENT, GARBAGE_GROWTH)
+    garbage = _is_garbage(state, batches[:end], max(largest[:end]), percent, growth)
     return [(0, end)] if garbage else []
 
 
-def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> int:
+def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy, idle: bool) -> int:
     """The number of the first batches to merge because their history has expired, in a shard with history by age.
 
     Since then passes a batch in parts, and seldom as a whole. What it has passed is estimated as if the rows of a batch
@@ -391,7 +391,7 @@ def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> 
             anew += passed * batch.rows
             left += passed * diffs
         gone = min(settled + anew - abs(left) - kept, 2 * anew)
-        if gone * 100 >= policy.aged_percent * (rows - gone):
+        if gone * 100 >= (REST_AGED_PERCENT if idle else WORKER_AGED_PERCENT) * (rows - gone):
             return index + 1
     return 0
 

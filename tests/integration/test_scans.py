@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import duckdb
 import pandas
@@ -21,11 +22,11 @@ import pytest
 
 import persist
 import persist.aio
-from compactor.worker import Worker, WorkerSettings
+from compactor.worker import Worker
 from persist import Client, LocationSettings, Shard
 from persist.client.read_leases import Hold
+from persist.core import merge_plan
 from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable, Unavailable
-from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
 from persist.parts import codec, part_files
 from persist.parts.part_files import PartFile
@@ -90,9 +91,9 @@ def merged(shard: Shard) -> Shard:
 
 def merge(shard: Shard) -> None:
     """All files into one."""
-    eager = MergePolicy(fan_in=2, small_rows=0, garbage_percent=1, garbage_growth=1_000)
     location = shard._transport.inner.location  # type: ignore[attr-defined]
-    Worker(location, WorkerSettings(policy=eager)).run(shard.name, idle=False)
+    with patch.object(merge_plan, "REST_FAN_IN", 1):
+        Worker(location).run(shard.name, idle=True)
 
 
 def with_duckdb(scan: persist.Scan) -> list[Any]:

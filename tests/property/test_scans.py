@@ -23,12 +23,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import persist
-from compactor.worker import Worker, WorkerSettings
+from compactor.worker import Worker
 from persist.client.scan import Scan
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings
 from persist.core.errors import NotReadable
-from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
 from persist.parts import codec
 
@@ -119,8 +118,7 @@ class Story:
 
     def merge(self) -> None:
         """All that is there into one run."""
-        eager = WorkerSettings(policy=MergePolicy().at_rest())
-        Worker(self.shard._transport.inner.location, eager).run(self.shard.name, idle=False)  # type: ignore[attr-defined]
+        Worker(self.shard._transport.inner.location).run(self.shard.name, idle=True)  # type: ignore[attr-defined]
 
     def _row(self) -> dict[str, Any]:
         return {name: self.rng.choice(VALUES[name][1]) for name in self.kinds.names}
