@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from persist.sources.ingest import Ingester as Ingester
-from persist.sources.ingest import IngestSettings as IngestSettings
 from persist.sources.ingest import Minter as Minter
 from persist.sources.ingest import Source as Source
 from persist.sources.reclock import Binding as Binding

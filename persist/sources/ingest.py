@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Protocol
 
@@ -11,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.arguments import NUMBER_MAX, check_int, check_numbers, checked
+from persist.client.arguments import NUMBER_MAX, check_int, checked
 from persist.client.schema_lineage import ShardSchema, copy_handle, known_schema, reused_name
 from persist.client.shard import Shard
 from persist.client.write import PinnedRows
@@ -32,6 +31,7 @@ from persist.sources.reclock import (
 )
 from persist.sources.sequenced_writer import TIME as ROW_TIME
 
+POSITIONS_MAX = 100_000  # of the bindings that one batch combines; a larger binding is a batch of its own
 SCHEMAS_TRIED_MAX = 10  # for one batch, if the constraints of the shard become stricter each time
 
 
@@ -45,23 +45,10 @@ class Source(Protocol):
     def read(self, partition: str, after: int, upto: int) -> Iterable[pa.Table]:
         """The records with positions in `(after, upto]` (`after` -1: from the beginning), in pieces.
 
-        A piece has the columns of the shard (nullable ones may be omitted), a column of positions, and optionally
-        `__diff`. A position may have no record, or several.
+        A piece has the columns of the shard (nullable ones may be omitted), a column `position`, which is written if
+        the shard has one, and optionally `__diff`. A position may have no record, or several.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class IngestSettings:
-    """A batch combines bindings of up to `positions_max` positions, or one larger binding. `position` is the column of
-    positions in records; it is written if the shard has such a column."""
-
-    positions_max: int = 100_000
-    position: str = "position"
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        checked("position", self.position, str)
 
 
 Moves = dict[str, tuple[Numbers, Numbers]]  # by partition: the bound positions, ascending, and their times
@@ -79,21 +66,17 @@ class Ingester(FeedFollower):
     bindings has forgotten history), and the errors of the source.
     """
 
-    def __init__(
-        self, bindings: Bindings, source: Source, shard: Shard, settings: IngestSettings | None = None
-    ) -> None:
+    def __init__(self, bindings: Bindings, source: Source, shard: Shard) -> None:
         """Continue from the position of `shard`.
 
         Raises: InvalidUsage (an argument is not valid), and as every call.
         """
         checked("bindings", bindings, Bindings)
         checked("shard", shard, Shard)
-        checked("settings", settings, IngestSettings, type(None))
         self._bindings = bindings
         self._source = source
         self._shard = shard
         self._own = copy_handle(shard)  # learns new constraints; the handle of the caller does not change
-        self._settings = settings or IngestSettings()
         self._columns = known_schema(shard)  # the names in records of the source
         self._writer = shard.open_writer(purpose=f"ingesting by {bindings.shard.name}"[:256])
         self._heads: dict[str, int] = {}
@@ -124,7 +107,7 @@ class Ingester(FeedFollower):
 
     def _write(self, moves: Moves, upper: int) -> None:
         """Write the records of these bindings in batches, up to `upper`."""
-        for end in ends_of_batches(moves, self._heads, self._settings.positions_max, upper):
+        for end in ends_of_batches(moves, self._heads, POSITIONS_MAX, upper):
             self._fed.refresh()  # if a rival was faster, the source need not be read
             self._append(moves, end)
             self._update_heads(moves)
@@ -172,19 +155,17 @@ class Ingester(FeedFollower):
                 continue
             for records in self._source.read(partition, after, last):
                 timed = self._add_times(records, partition, (after, last), bound, times)
-                is_kept = self._settings.position in known.arrow.names
-                yield timed if is_kept else timed.drop_columns([self._settings.position])
+                yield timed if POSITION in known.arrow.names else timed.drop_columns([POSITION])
 
     def _add_times(
         self, records: pa.Table, partition: str, between: tuple[int, int], bound: Numbers, times: Numbers
     ) -> pa.Table:
         """The records with their times. Raises InvalidUsage (one has a position outside of the requested range)."""
-        name = self._settings.position
-        if name not in records.schema.names:
-            raise InvalidUsage(f"records of partition {shown(partition)} have no column {name!r} of positions")
+        if POSITION not in records.schema.names:
+            raise InvalidUsage(f"records of partition {shown(partition)} have no column {POSITION!r}")
         if ROW_TIME in records.schema.names:
             raise InvalidUsage(f"records of partition {shown(partition)} have a column {ROW_TIME!r}: rename it")
-        positions = checked_column(records.column(name))
+        positions = checked_column(records.column(POSITION))
         if len(positions) and not between[0] < positions.min() <= positions.max() <= between[1]:
             raise InvalidUsage(
                 f"the source returned records of partition {shown(partition)} with positions in [{positions.min()}, "

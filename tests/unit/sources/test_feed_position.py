@@ -6,13 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
-from persist.bindings import Bindings, Ingester, IngestSettings, Minter
+from persist.bindings import Bindings, Ingester, Minter
 from persist.client.client import Client
 from persist.client.shard import Shard
 from persist.commit.location import Location
@@ -21,6 +22,7 @@ from persist.core.errors import Conflict, Indeterminate
 from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.failover import OldHome, promote
+from persist.sources import ingest
 from persist.sources.internal_shards import FeedFollower
 from persist.sources.wal import FrontEnd, Replica
 from tests.support.examples import walks
@@ -47,13 +49,13 @@ class Numbers:
 class Fed:
     """A shard `fed`, its feed, and how to add to the feed. `kind`: "bindings" or "log"."""
 
-    def __init__(self, client: Client, kind: str, source: Numbers, positions_max: int = 100_000) -> None:
+    def __init__(self, client: Client, kind: str, source: Numbers) -> None:
         self.client, self.source = client, source
         if kind == "bindings":
             self.feed = Bindings.open(client, "feed")
             self.minter = Minter(self.feed, source.watermarks)
             shard = client.create_shard("fed", ROWS, ["id"])
-            self.step: FeedFollower = Ingester(self.feed, source, shard, IngestSettings(positions_max))
+            self.step: FeedFollower = Ingester(self.feed, source, shard)
         else:
             self.log = client.create_shard("feed", ROWS, ["id"], history="forever")
             self.step = Replica.open(client, "feed", "fed")
@@ -210,7 +212,7 @@ class Story:
         return client_of(self.location())
 
     def process(self) -> Fed:
-        return Fed(self.client(), self.kind, self.source, self.chosen.choice([1, 3, 100]))
+        return Fed(self.client(), self.kind, self.source)
 
     def act(self) -> None:
         match self.chosen.choice(["add", "add", "add", "step", "step", "rival", "kill", "erase", "insert", "home"]):
@@ -296,9 +298,10 @@ class Story:
 
 def check(seed: int, kind: str) -> None:
     story = Story(seed, kind)
-    for _ in range(STEPS):
-        story.act()
-    story.check()
+    with patch.object(ingest, "POSITIONS_MAX", story.chosen.choice([1, 3, 100])):
+        for _ in range(STEPS):
+            story.act()
+        story.check()
 
 
 @pytest.mark.parametrize("kind", ["bindings", "log"])

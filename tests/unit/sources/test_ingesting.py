@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist.bindings import Bindings, Ingester, IngestSettings, Minter
+from persist.bindings import Bindings, Ingester, Minter
 from persist.client.client import Client
 from persist.core.errors import Conflict, InvalidUsage
 from persist.sources.ingest import ends_of_batches
@@ -54,9 +54,9 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def ingester(client: Client, source: Any, schema: pa.Schema = RECORDS, **more: Any) -> Ingester:
+def ingester(client: Client, source: Any, schema: pa.Schema = RECORDS) -> Ingester:
     shard = client.create_shard("words", schema, [schema.names[0]])
-    return Ingester(Bindings.open(client, "bindings"), source, shard, IngestSettings(**more))
+    return Ingester(Bindings.open(client, "bindings"), source, shard)
 
 
 def test_what_a_rival_has_written_is_not_read_in_the_source(client: Client) -> None:

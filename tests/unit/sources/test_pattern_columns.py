@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from persist.bindings import Binding, Bindings, Ingester, IngestSettings
+from persist.bindings import Binding, Bindings, Ingester
 from persist.client.client import Client
 from persist.core.errors import InvalidUsage, ShardExists
 from persist.parts.schema_changes import AddColumn, Change, DropColumn, RenameColumn
@@ -113,13 +113,15 @@ class Numbers:
 
     def read(self, partition: str, after: int, upto: int) -> Iterator[pa.Table]:
         positions = range(after + 1, upto + 1)
-        yield pa.table({"id": list(positions), "a": [10] * len(positions), "b": [20] * len(positions)})
+        yield pa.table(
+            {"id": list(positions), "position": list(positions), "a": [10] * len(positions), "b": [20] * len(positions)}
+        )
 
 
 def test_records_went_into_the_columns_that_had_got_their_names(client: Client) -> None:
     bindings = Bindings.open(client, "bindings")
     shard = client.create_shard("records", COLUMNS, ["id"])
-    ingester = Ingester(bindings, Numbers(), shard, IngestSettings(position="id"))
+    ingester = Ingester(bindings, Numbers(), shard)
     bindings.get_binding(0)
     ingester.step()
     client.shard("records").alter(*swap("a", "b"))
@@ -138,7 +140,7 @@ def test_records_follow_stricter_constraints(client: Client) -> None:
     """An ingester was refused for ever: its writer went on by the columns as they were before."""
     bindings = Bindings.open(client, "bindings")
     shard = client.create_shard("records", COLUMNS, ["id"])
-    ingester = Ingester(bindings, Numbers(), shard, IngestSettings(position="id"))
+    ingester = Ingester(bindings, Numbers(), shard)
     bindings.get_binding(0)
     known = shard.schema
     client.shard("records").set_constraints(checks={"few": "a < 15"})
