@@ -43,6 +43,8 @@ SMALL_JOURNALS_MAX = 64  # beyond it old journals that rollups do not cover are 
 UNSETTLED_MAX = 1_000  # shards with unknown rollups that one round reads
 CATALOGUES_KEPT = 2
 BEATS_KEPT = 2
+BEAT_S = 60.0  # the interval of maintenance heartbeats
+KEEP_S = 300.0  # how long a journal is kept, even if rollups cover all of its entries
 
 
 @dataclass
@@ -248,7 +250,7 @@ class Published:
                 self._write_catalogue(names)
             self._read_journals()
             # Shards that have entries in an old journal and no known rollup, because they were not visited recently.
-            old = [each for each in self._journals.values() if now_s - each.written_s >= self.settings.keep_s]
+            old = [each for each in self._journals.values() if now_s - each.written_s >= KEEP_S]
             names_in_old = sorted({name for journal in old for name in journal.commits})
             unsettled = [name for name in names_in_old if self._of(name).covered == NOTHING][:UNSETTLED_MAX]
         for name in unsettled:
@@ -261,7 +263,7 @@ class Published:
     def is_time(self) -> bool:
         """Whether `round` would do anything."""
         now_s = self._location.clock.monotonic()
-        return self._round_s is None or now_s - self._round_s >= self.settings.beat_s
+        return self._round_s is None or now_s - self._round_s >= BEAT_S
 
     def _write_beat(self) -> None:
         blob = self._location.blob
@@ -294,7 +296,7 @@ class Published:
         partly: list[str] = []
         uncovered: list[str] = []
         for key, journal in sorted(self._journals.items()):
-            if now_s - journal.written_s < self.settings.keep_s or not journal.commits:
+            if now_s - journal.written_s < KEEP_S or not journal.commits:
                 continue
             pairs = [(name, seqno) for name, commits in journal.commits.items() for seqno in commits]
             remaining = sum(1 for name, seqno in pairs if not self._is_covered(name, seqno))

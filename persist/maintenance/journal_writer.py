@@ -29,14 +29,9 @@ EVERY_S_MAX = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class PublishSettings:
-    """`every_s`: the least interval of a process's publications. `beat_s`: the interval of maintenance heartbeats.
-
-    `keep_s`: how long a journal is kept, even if rollups cover all of its entries.
-    """
+    """`every_s`: the least interval of a process's publications."""
 
     every_s: float = 5.0
-    beat_s: float = 60.0
-    keep_s: float = 300.0
 
     @property
     def within_s(self) -> float:
@@ -44,10 +39,9 @@ class PublishSettings:
         return self.every_s * (FAILED_TRIES_MAX + 1)
 
     def check(self) -> None:
-        """Raises InvalidUsage if a number is out of range."""
-        for name in ("every_s", "beat_s", "keep_s"):
-            if not EVERY_S_MIN <= getattr(self, name) <= EVERY_S_MAX:
-                raise InvalidUsage(f"{name} of publications is between {EVERY_S_MIN} and {EVERY_S_MAX:.0f} seconds")
+        """Raises InvalidUsage if `every_s` is out of range."""
+        if not EVERY_S_MIN <= self.every_s <= EVERY_S_MAX:
+            raise InvalidUsage(f"every_s of publications is between {EVERY_S_MIN} and {EVERY_S_MAX:.0f} seconds")
 
     def publisher(
         self, blob: Blob, identity: Identity, clock: Clock, ids: IdSource, *, threaded: bool = False

@@ -33,7 +33,9 @@ from tests.simulation.world import SimBackground
 from tests.support.location import client_of
 
 PUBLISHED_SHARE = 0.5  # of the runs that may have publications
-SETTINGS = PublishSettings(every_s=1.0, beat_s=6.0, keep_s=4.0)
+SETTINGS = PublishSettings(every_s=1.0)
+BEAT_S = 6.0
+KEEP_S = 4.0  # of journals
 COPIED_SHARE = 0.4  # of all blobs, each time
 LOOKS = 8  # of maintenance, in which all that was committed is published
 GAP = 1_000

@@ -21,6 +21,7 @@ import persist.commit.location
 import persist.commit.location_identity
 import persist.commit.state_loader
 import persist.commit.validation_receipts
+import persist.maintenance.journal_keeper
 import persist.parts.part_files
 import persist.parts.read_plan
 import persist.parts.reader
@@ -52,7 +53,7 @@ from tests.simulation.oracle import (
     is_clone,
 )
 from tests.simulation.pipelining import check_piped
-from tests.simulation.publishing import SETTINGS, check_recovered, is_published
+from tests.simulation.publishing import BEAT_S, KEEP_S, SETTINGS, check_recovered, is_published
 from tests.simulation.restoring import RESTORED_SHARE
 from tests.simulation.retaining import RETAINED_SHARE
 from tests.simulation.scheduler import Task, cooperative
@@ -223,6 +224,8 @@ def run_plan(plan: Plan) -> Outcome:
             stack.enter_context(plain_parts())
         stack.enter_context(small_pages())
         stack.enter_context(patch.object(persist.client.lease_pool, "LOOK_S", sharing.LOOK_S))
+        stack.enter_context(patch.object(persist.maintenance.journal_keeper, "BEAT_S", BEAT_S))
+        stack.enter_context(patch.object(persist.maintenance.journal_keeper, "KEEP_S", KEEP_S))
         stack.enter_context(patch.object(persist.client.lease_pool, "COMMITS_HELD_MAX", sharing.COMMITS_HELD_MAX))
         # Every process and the oracle read every entry of the log: the same bytes are decoded once.
         decode = lru_cache(DECODED_MAX)(persist.commit.state_loader.decode_diff)
