@@ -34,7 +34,6 @@ from consensus import open_consensus
 from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, open_location
 from persist.copies.backup_creation import UPPER, BackupRequest, back_up
 from persist.copies.backup_restore import RestoreRequest, restore, select_backup
@@ -210,8 +209,8 @@ def cloning(directory: str, args: argparse.Namespace) -> None:
         os.mkdir(f"{directory}/{name}")
     blob = DataCounted(open_blob(f"file://{directory}/blob"))
     consensus = open_consensus(f"sqlite:///{directory}/log.db")
-    alone = MachineSettings(small_merges=False)  # these parts are tiny; merges of such come later, by themselves
-    settings = LocationSettings(policy=STAGED.policy, machine=alone, metered=True)
+    # These parts are tiny; merges of such come later, by themselves.
+    settings = LocationSettings(policy=STAGED.policy, small_merges=False, metered=True)
     location = Location(blob, consensus, settings=settings)
     client = Client(EmbeddedTransport(location))
     writer = client.create_shard("large", SCHEMA, ["id"], history="forever").open_writer()

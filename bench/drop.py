@@ -13,7 +13,6 @@ from bench.bars import bar, interleaved, median
 from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, open_location
 
 NAME = "dropped"
@@ -38,7 +37,7 @@ def blob_reads(location: Location) -> int:
 
 def bench_drop(directory: Path) -> None:
     """The bars, of a shard that is made in `directory`."""
-    settings = LocationSettings(machine=MachineSettings(small_merges=False), metered=True)
+    settings = LocationSettings(small_merges=False, metered=True)
     location = open_location(f"persist://{directory}", settings=settings)
     with Client(EmbeddedTransport(location)) as client:
         shard = client.create_shard(NAME, SCHEMA, ["k"])

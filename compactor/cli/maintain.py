@@ -32,7 +32,7 @@ from persist.cli.terminal import ProgressBar
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport, is_same
 from persist.commit.clocks_and_ids import SystemClock
-from persist.commit.committer import CommitterOf, MachineSettings
+from persist.commit.committer import CommitterOf
 from persist.commit.location import Location, LocationSettings
 from persist.copies.throttled_blob import read_rate
 from persist.core.errors import InvalidUsage
@@ -274,7 +274,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
 def _open_location(arguments: argparse.Namespace) -> Location:
     """The location, without small merges after commits, which only writers do."""
-    settings = LocationSettings(machine=MachineSettings(small_merges=False), metered=True, shows_no_copy=True)
+    settings = LocationSettings(small_merges=False, metered=True, shows_no_copy=True)
     connection_args.check_given(arguments, "region", "index")
     region, index = check_region(arguments.region) if arguments.region else "", arguments.index
     if index and not region:

@@ -95,7 +95,7 @@ class Upkeep:
 
     def __init__(self, policy: Policy, merges: bool) -> None:
         self.merging: frozenset[str] = frozenset()  # parts that merges under way will replace
-        self._policy = policy
+        self.policy = policy
         self._merges = merges
         self._looking = threading.Lock()  # a leader looks while the next one commits
         self._lock = threading.Lock()
@@ -134,7 +134,7 @@ class Upkeep:
                 self._look_for_crowded(state, change)
                 self._inline = count_newest(state.trace, change, self._inline, is_inline)
                 self._small = count_newest(state.trace, change, self._small, is_small, with_rows=True)
-                self._is_behind = is_behind(state.trace, self._policy, self._small)
+                self._is_behind = is_behind(state.trace, self.policy, self._small)
             self._looked_at = state.trace
             duties += self._merges_due(state) if self._merges else ()
             duties += self._bundles_due(state)
@@ -152,7 +152,7 @@ class Upkeep:
         flushes take the place of rollups, both together cause no more commits and blobs than rollups alone. At most
         every other rollup is replaced, so opening reads at most twice as many state diffs.
         """
-        newest, turns = max(state.rollups, default=SeqNo(0)), self._since_rollup.turns(state, self._policy)
+        newest, turns = max(state.rollups, default=SeqNo(0)), self._since_rollup.turns(state, self.policy)
         is_turn = turns >= 1 and self._given_away != newest
         flushes = list(self._flushes(state, is_turn))
         if flushes and is_turn:
@@ -162,7 +162,7 @@ class Upkeep:
             yield Duty("rollup", RollUp(state))
 
     def _flushes(self, state: State, is_turn: bool) -> Iterator[Duty]:
-        policy = self._policy
+        policy = self.policy
         marks_most = policy.overlay_turn_at if is_turn else policy.overlay_flush_at
         if len(state.attributes) >= policy.overlay_flush_at or len(state.marks) >= marks_most:
             yield Duty("attributes", FlushIndex())
@@ -219,7 +219,7 @@ class Upkeep:
         stretches = {"garbage": garbage_due(state, taken)}
         if not stretches["garbage"]:
             if "inline" not in self._under_way:
-                stretches["inline"] = inline_due(state.trace, self._policy, taken, self._inline)
+                stretches["inline"] = inline_due(state.trace, self.policy, taken, self._inline)
             if "tier" not in self._under_way:
                 stretches["tier"] = tier_due(state.trace, taken, self._inline)
         for kind, batches in stretches.items():
@@ -232,12 +232,12 @@ class Upkeep:
         first, count, came = change
         gone = self._looked_at.batches[first : first + count]
         before = [batch for batch in self._crowded if batch not in gone]
-        self._crowded = before + [batch for batch in came if to_bundle(batch, self._policy, state.shard_id)]
+        self._crowded = before + [batch for batch in came if to_bundle(batch, self.policy, state.shard_id)]
 
     def _bundles_due(self, state: State) -> Iterator[Duty]:
         """The bundling of a batch that has too many parts, if no merge reads them."""
         for batch in self._crowded:
-            if runs := to_bundle(batch, self._policy, state.shard_id):
+            if runs := to_bundle(batch, self.policy, state.shard_id):
                 inputs = frozenset(part.id for part in parts_of(runs))
                 if inputs.isdisjoint(claimed(state)) and inputs.isdisjoint(self.merging):
                     yield Duty("bundles", BundleUp(state, batch), inputs)

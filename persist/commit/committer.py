@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Protocol
@@ -53,7 +52,7 @@ from persist.core.errors import (
     Unavailable,
     UnknownShard,
 )
-from persist.core.state import Policy, State
+from persist.core.state import State
 from persist.core.transitions.context import SOUND, Context, Verdict
 from persist.core.transitions.outcomes_and_audit import is_of_the_future
 from persist.core.transitions.part_admission import check_staged
@@ -102,25 +101,15 @@ def _unless_copied(versions: Versions, commit: Commit, group: Sequence[Pending])
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
 QUEUE_MAX = 10_000  # queued commands of a shard; one more is refused (Overloaded)
 GROUP_MAX = 1_000  # commands that are committed together
+RETRY_S = 30.0  # how long one commit may take
 TURN_S = 1.0  # that a commit waits at most for its turn among processes
 
 
-@dataclass(frozen=True, slots=True)
-class MachineSettings:
-    """`retry_s` bounds how long one commit may take; `check_all` checks every invariant at every commit (tests).
-
-    `small_merges`: whether upkeep merges small batches; a maintenance process merges by its own plan instead.
-    `check_threads`: staged blobs of one command that are validated in parallel.
-    """
-
-    retry_s: float = 30.0
-    check_all: bool = False
-    small_merges: bool = True
-    check_threads: int = 8
-
-
 class Machine(CachedState):
-    """The cached State of the shard `name`, and commits on it. Thread-safe."""
+    """The cached State of the shard `name`, and commits on it. Thread-safe.
+
+    `check_all` is that of `LocationSettings`.
+    """
 
     def __init__(
         self,
@@ -128,25 +117,25 @@ class Machine(CachedState):
         versions: Versions,
         system: System,
         *,
-        policy: Policy,
-        settings: MachineSettings,
+        upkeep: Upkeep,
         nodes: NodeCache,
+        check_all: bool = False,
     ) -> None:
         super().__init__(name, versions, system.clock)
-        self.policy = policy
+        self.policy = upkeep.policy
         self.metrics = MachineMetrics()
         self._system = system
-        self._settings = settings
+        self._check_all = check_all
         self._queue = CommandQueue(name, QUEUE_MAX, GROUP_MAX)
         self._nodes = nodes
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._spilled = SpillReader(versions.blob, nodes)
         spilled = SpillWriter(versions, system.ids, nodes)
-        self._blobs = BlobWorker(versions, self._attributes, spilled, system.ids, self.metrics, policy)
-        self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads, versions.bound)
+        self._blobs = BlobWorker(versions, self._attributes, spilled, system.ids, self.metrics, self.policy)
+        self._inspector = Inspector(versions.blob, versions.receipts, versions.bound)
         self._store_clock = StoreClock(versions.blob, system.clock, system.ids)
-        self._upkeep = Upkeep(policy, settings.small_merges)
+        self._upkeep = upkeep
 
     def collect_with(self, collect: Callable[[str], object]) -> None:
         """Call `collect(name)` in the background whenever a commit leaves garbage."""
@@ -412,7 +401,7 @@ class Machine(CachedState):
             checked_ms=checked_ms(self._system.stamps, now_ms),
         )
         verdicts, callers = [pending.verdict for pending in group], [pending.caller for pending in group]
-        given = PlanInput(context, commit_id, self._settings.check_all, verdicts, read.unread, callers)
+        given = PlanInput(context, commit_id, self._check_all, verdicts, read.unread, callers)
         counted_s = self._system.clock.monotonic()
         commit = supplied(plan_commit(base, commands, given), self._supply)
         self._check_diff(commit, base)
@@ -444,7 +433,7 @@ class Machine(CachedState):
 
     def _check_diff(self, commit: Commit, base: State) -> None:
         """In tests: check that the encoded and decoded state diff leads from `base` to the following State."""
-        if self._settings.check_all and commit.diff is not None:
+        if self._check_all and commit.diff is not None:
             decoded = self._versions.decode(self._versions.encode(commit.diff))
             invariants.check_diff(decoded, base, commit.following)
 
@@ -525,7 +514,7 @@ class Machine(CachedState):
             self.metrics.upkept(result)
 
     def _deadline(self) -> float:
-        return self._system.clock.monotonic() + self._settings.retry_s
+        return self._system.clock.monotonic() + RETRY_S
 
 
 class Committer(Protocol):

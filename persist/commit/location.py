@@ -29,6 +29,7 @@ from consensus import Consensus, ConsensusMisconfigured, ConsensusNotWritable, o
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.node_store import CACHE_BYTES_MAX, NodeCache, StaleIndex
+from persist.commit.background_duties import Upkeep
 from persist.commit.clocks_and_ids import (
     Background,
     CheckedClock,
@@ -40,7 +41,7 @@ from persist.commit.clocks_and_ids import (
     SystemIds,
     ThreadBackground,
 )
-from persist.commit.committer import Machine, MachineSettings
+from persist.commit.committer import Machine
 from persist.commit.location_identity import Identity
 from persist.commit.spill_files import SpillReader
 from persist.commit.state_loader import Versions
@@ -87,7 +88,8 @@ class LocationSettings:
     """Settings of the stores that this process opens itself."""
 
     policy: Policy = field(default_factory=Policy)
-    machine: MachineSettings = field(default_factory=MachineSettings)
+    check_all: bool = False  # whether every commit checks every invariant (tests)
+    small_merges: bool = True  # whether upkeep merges small batches; a maintenance process merges by its own plan
     build: Build = THIS_BUILD  # what it can read and write
     collects: Collecting | None = None  # after commits that leave garbage; None: maintenance does it
     history: str | None = None  # retention of new shards: `7d`, `none`, …; None: they have no settings
@@ -189,9 +191,9 @@ class Location:
             name,
             self.versions,
             System(self.clock, self.ids, self.background, self._stamps, self.publisher, self.sight),
-            policy=self.settings.policy,
-            settings=self.settings.machine,
+            upkeep=Upkeep(self.settings.policy, self.settings.small_merges),
             nodes=self.nodes,
+            check_all=self.settings.check_all,
         )
 
     def retain_with(self, retain: Callable[[str], object]) -> None:

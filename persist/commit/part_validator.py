@@ -35,6 +35,7 @@ from persist.parts.schema_changes import (
 )
 from persist.parts.schema_evolution import check_first, check_next, current_schema, valid_schemas, widened_days
 
+CHECK_THREADS = 8  # staged blobs of one command that are validated in parallel
 LOOKED_AHEAD = 256  # blobs that are submitted to the pool at a time
 STATS_MAX = 32  # blobs with receipts of one command whose existence is checked
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are validated on the event loop
@@ -50,9 +51,8 @@ OF_MAINTENANCE = (c.MergeResult, c.HoldClaim)
 class Inspector:
     """Validates parts of one shard. Thread-safe."""
 
-    def __init__(self, blob: Blob, receipts: Receipts, threads: int, bound: DecodeLimit) -> None:
+    def __init__(self, blob: Blob, receipts: Receipts, bound: DecodeLimit) -> None:
         self._blob = blob
-        self._threads = threads
         self._receipts = receipts
         self._bound = bound
         self._checks: tuple[Mapping[int, SchemaRecord], dict[int, PartCheck]] = ({}, {})  # of the newest State
@@ -60,8 +60,8 @@ class Inspector:
     def verdict(self, command: c.Command, state: State, by_names: bool = False) -> Verdict:
         """The verdict on what the command brings. Errors of the tree are not raised but part of the verdict.
 
-        At most `threads` blobs are read in parallel, which bounds memory. `by_names`: the rows were given by column
-        name, so they are refused if their schema is not the current one.
+        At most `CHECK_THREADS` blobs are read in parallel, which bounds memory. `by_names`: the rows were given by
+        column name, so they are refused if their schema is not the current one.
         """
         verdict = self._validated(command, state)
         return _check_names(verdict, command, state) if by_names and not verdict.kind else verdict
@@ -128,11 +128,11 @@ class Inspector:
                 check.inline(part)
             else:
                 blobs.append((check, part))
-        if len(blobs) < 2 or self._threads < 2:
+        if len(blobs) < 2 or CHECK_THREADS < 2:
             for check, part in blobs:
                 check.blob(part, self._blob)
             return
-        with ThreadPoolExecutor(min(self._threads, len(blobs)), thread_name_prefix="persist-check") as pool:
+        with ThreadPoolExecutor(min(CHECK_THREADS, len(blobs)), thread_name_prefix="persist-check") as pool:
             for start in range(0, len(blobs), LOOKED_AHEAD):  # the first error ends it before later blobs are read
                 for _ in pool.map(lambda pair: pair[0].blob(pair[1], self._blob), blobs[start : start + LOOKED_AHEAD]):
                     pass

@@ -20,9 +20,10 @@ from consensus.interface import Wanted
 from consensus.notify import Notifier
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport
+from persist.commit.background_duties import Upkeep
 from persist.commit.clocks_and_ids import Clock, System, SystemClock
 from persist.commit.commit_plan import Outcome
-from persist.commit.committer import Machine, MachineSettings
+from persist.commit.committer import Machine
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.commit.location_identity import CONFIRM_EVERY_S, ID_KEY, Identity, epoch_key, epochs_in
 from persist.commit.state_loader import Versions
@@ -163,8 +164,7 @@ class ReplicaMachine(Machine):
             name,
             location.versions,
             System(location.clock, location.ids, location.background, None, None, location.sight),
-            policy=location.settings.policy,
-            settings=MachineSettings(small_merges=False),
+            upkeep=Upkeep(location.settings.policy, merges=False),
             nodes=location.nodes,
         )
         self._location = location

@@ -32,7 +32,6 @@ from consensus import Consensus, open_consensus
 from consensus.metrics import ForwardingConsensus
 from persist.client.client import Client
 from persist.client.idempotency import digest_of
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.core import commands as c
 from persist.core.attribute import AttributeUpdate, named_key
@@ -90,7 +89,7 @@ class Story:
         location = Location(
             open_blob(blob_url),
             ShortValues(consensus) if short else consensus,
-            settings=LocationSettings(policy, MachineSettings(check_all=True, small_merges=merges)),
+            settings=LocationSettings(policy, check_all=True, small_merges=merges),
             background=InlineBackground(),
         )
         with closing(location):

@@ -25,7 +25,6 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller
 from persist.commit.clocks_and_ids import SystemClock
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.core import commands as c
 from persist.core.audit_log import Caller
@@ -95,7 +94,7 @@ class Past:
         location = Location(
             blob,
             Untidy(open_consensus(consensus_url)),
-            settings=LocationSettings(POLICY, MachineSettings(check_all=True)),
+            settings=LocationSettings(POLICY, check_all=True),
             clock=clock,
             ids=Ids(clock, abs(clock.off_ms)),  # type: ignore[arg-type]  # it asks for the time only
             background=InlineBackground(),

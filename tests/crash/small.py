@@ -7,14 +7,13 @@ from compactor.worker import WorkerSettings
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
-from persist.commit.committer import MachineSettings
 from persist.commit.location import LocationSettings
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
 from persist.maintenance.collector import GcSettings
 
 POLICY = Policy(inline_part_bytes_max=1_500, inline_shard_bytes_max=20_000, rollup_every=32, inline_batches=16)
-LOCATION = LocationSettings(policy=POLICY, machine=MachineSettings(retry_s=3.0))
+LOCATION = LocationSettings(policy=POLICY)
 HANDLES = HandleSettings(
     write=WriteSettings(lease_ms=5_000, retry_s=4.0), read=ReadSettings(lease_ms=2_500, retry_s=4.0)
 )

@@ -25,7 +25,6 @@ from consensus import Consensus
 from consensus.memory_logs import MemoryConsensus
 from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
 from persist.core.errors import PersistError
 from persist.core.state import Policy
@@ -133,7 +132,7 @@ def test_every_alert_fires_where_it_has_to_and_none_in_a_healthy_location() -> N
 class Troubled:
     """A server over stores that fail when they are told to."""
 
-    def __init__(self, *, settings: ServerSettings | None = None, blob: Blob | None = None, **of_machine: Any) -> None:
+    def __init__(self, *, settings: ServerSettings | None = None, blob: Blob | None = None, **of_location: Any) -> None:
         self.plan = FaultPlan(1, {"fail_before": 1.0}, sleep=lambda _: None)
         self.plan.heal()
         self.blob: Blob = FaultyBlob(blob or MemoryBlob("mem:"), self.plan)
@@ -141,9 +140,7 @@ class Troubled:
         self.location = Location(
             self.blob,
             self.consensus,
-            settings=LocationSettings(
-                machine=MachineSettings(retry_s=5.0, **of_machine), metered=True, compares_clock=False
-            ),
+            settings=LocationSettings(metered=True, compares_clock=False, **of_location),
             clock=TestClock(),
             background=InlineBackground(),
         )

@@ -18,7 +18,6 @@ from persist.client.client import connect
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings
-from persist.commit.committer import MachineSettings
 from persist.commit.location import LocationSettings
 from persist.copies.shard_facts import first_live
 from persist.core.errors import InvalidUsage, UnknownShard
@@ -128,7 +127,7 @@ INSERTS = 70
 def test_writes_go_on(tmp_path: Path, inline: int, small_merges: bool) -> None:
     settings = LocationSettings(
         policy=Policy(inline_part_bytes_max=inline, batches_max=BATCHES_MAX),
-        machine=MachineSettings(small_merges=small_merges),
+        small_merges=small_merges,
     )
     handles = HandleSettings(WriteSettings(retry_s=2.0))
     with persist.connect(f"persist://{tmp_path}/d", location=settings, handles=handles) as client:

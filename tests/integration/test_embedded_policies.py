@@ -17,7 +17,6 @@ from persist.client import row_retention
 from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.state import ROLLUP_LEAST, Policy
@@ -40,9 +39,7 @@ def world() -> World:
 def program(world: World, *, collects: bool = True) -> Client:
     """An embedded program whose upkeep is done at once."""
     clock = MachineClock(world, 0)
-    settings = LocationSettings(
-        world.policy, MachineSettings(check_all=True), collects=collect_in_background if collects else None
-    )
+    settings = LocationSettings(world.policy, check_all=True, collects=collect_in_background if collects else None)
     world.machines += 1
     location = Location(
         world.blob,

@@ -20,7 +20,6 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
 from persist.core.errors import Expired, UnknownShard
 from persist.maintenance.collector import Collector
@@ -47,7 +46,7 @@ def collect(client: persist.Client) -> None:
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[persist.Client]:
     """It collects when a test says so. Nothing is merged meanwhile, so nothing is left that only the sweep takes."""
-    alone = LocationSettings(machine=MachineSettings(small_merges=False))
+    alone = LocationSettings(small_merges=False)
     with persist.connect(f"persist://{tmp_path}/data", handles=IMPATIENT, location=alone, collect=False) as opened:
         yield opened
 

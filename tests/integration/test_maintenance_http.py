@@ -18,7 +18,6 @@ from blob.memory_blobs import MemoryBlob
 from compactor.worker import Worker, WorkerSettings, through_server
 from consensus.memory_logs import MemoryConsensus
 from persist import Client, Connection, LocationSettings, Token, connect
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, open_location
 from persist.core import commands as c
 from persist.core.state import Policy
@@ -138,7 +137,7 @@ def test_a_server_of_other_shards_is_refused(tmp_path: Path) -> None:
 def test_a_writer_ahead_of_maintenance_gets_429_with_retry_after_and_its_client_waits() -> None:
     """More batches than the policy allows: nothing fails, everything gets through once a worker has made room."""
     policy = Policy(batches_max=6, inline_part_bytes_max=0)
-    settings = LocationSettings(policy=policy, machine=MachineSettings(small_merges=False))
+    settings = LocationSettings(policy=policy, small_merges=False)
     location = Location(MemoryBlob(), MemoryConsensus(), settings=settings)
     with served(location) as url, connect(url) as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])

@@ -43,7 +43,7 @@ from consensus.metrics import ForwardingConsensus
 from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.commit_plan import Outcome
-from persist.commit.committer import Machine, MachineSettings
+from persist.commit.committer import Machine
 from persist.commit.location import Location, LocationSettings
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Run
@@ -139,6 +139,10 @@ class CommitInterpreter:
 
     def __call__(self, group: list[Arguments]) -> list[str]:
         [args] = group
+        with patch("persist.commit.committer.RETRY_S", self._retry_s):
+            return self._run(args)
+
+    def _run(self, args: Arguments) -> list[str]:
         directives: dict[str, Callable[[Arguments], list[str]]] = {
             "machine": self._begin, "submit": self._submit, "commit": lambda _: self._commit(),
             "another": self._another, "fill": self._fill, "upkeep": self._upkeep, "store:": self._store,
@@ -167,17 +171,14 @@ class CommitInterpreter:
             rollup_every=args.number("rollup-every", 1_000),
             inline_batches=args.number("inline-batches", 16),
         )
-        settings = MachineSettings(
-            retry_s=float(args.named("retry", "5")),
-            check_all=True,
-            small_merges=args.named("merges", "no") == "yes",
-        )
+        self._retry_s = float(args.named("retry", "5"))
+        merges = args.named("merges", "no") == "yes"
 
         def location(origin: int, log: Any, blob: Any, policy: Policy) -> Location:
             return Location(
                 blob,
                 log,
-                settings=LocationSettings(policy, settings, compares_clock=False),
+                settings=LocationSettings(policy, check_all=True, small_merges=merges, compares_clock=False),
                 clock=self.clock,
                 ids=AscendingIds(origin),
                 background=self.background if origin == OURS else LateBackground(),

@@ -22,7 +22,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
-from persist.commit.committer import MachineSettings
+from persist.commit import committer
 from persist.commit.location import LocationSettings
 from persist.core.errors import Expired, NotComplete, NotReadable, PersistError, Unavailable
 from persist.core.state import Policy
@@ -35,12 +35,17 @@ INSERTS = 40
 pytestmark = pytest.mark.services
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "RETRY_S", 0.5)
+
+
 def connected(directory: Path) -> Client:
     """Impatient, and with every row in the blob store."""
     return persist.connect(
         f"persist://{directory}",
         handles=HandleSettings(WriteSettings(retry_s=0.5), ReadSettings(retry_s=0.5)),
-        location=LocationSettings(policy=Policy(inline_part_bytes_max=0), machine=MachineSettings(retry_s=0.5)),
+        location=LocationSettings(policy=Policy(inline_part_bytes_max=0)),
         collect=False,
     )
 

@@ -18,7 +18,6 @@ from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteSettings
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
 from persist.core import commands as c
 from persist.core.audit_log import NOBODY, Caller
@@ -221,7 +220,6 @@ class Host:
             SimConsensus(world, process, run.push),
             settings=LocationSettings(
                 policy=policy,
-                machine=MachineSettings(retry_s=1.5, check_threads=1),
                 collects=collect_in_background if self.random.random() < COLLECT_RATE else None,
                 history=run.kept,
                 publish=run.publishes,

@@ -17,8 +17,10 @@ import persist.client.shard
 import persist.client.write
 import persist.commit.cached_state
 import persist.commit.command_queue
+import persist.commit.committer
 import persist.commit.location
 import persist.commit.location_identity
+import persist.commit.part_validator
 import persist.commit.state_loader
 import persist.commit.validation_receipts
 import persist.maintenance.journal_keeper
@@ -72,6 +74,7 @@ PUTS_LOOKED_FOR = 300  # looks, of 10 ms each, for a process that has just put a
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 HOSTILE_SHARE = 0.4  # of the runs, in which a client lies about what it staged
 CHRONICLE_SHARE = 0.25  # of the runs, in which a commit history is kept and checked
+COMMIT_RETRY_S = 1.5
 HELD_UP_SHARE = 0.3  # of the runs, in which servers hold requests up
 HISTORY_SHARE = 0.5  # of the runs, whose shards keep history, which is asked for by wall clock
 NARROW_SHARE = 0.15  # of the runs, whose consensus store takes little at once, so that state diffs go to blobs
@@ -224,6 +227,8 @@ def run_plan(plan: Plan) -> Outcome:
             stack.enter_context(plain_parts())
         stack.enter_context(small_pages())
         stack.enter_context(patch.object(persist.client.lease_pool, "LOOK_S", sharing.LOOK_S))
+        stack.enter_context(patch.object(persist.commit.committer, "RETRY_S", COMMIT_RETRY_S))
+        stack.enter_context(patch.object(persist.commit.part_validator, "CHECK_THREADS", 1))
         stack.enter_context(patch.object(persist.maintenance.journal_keeper, "BEAT_S", BEAT_S))
         stack.enter_context(patch.object(persist.maintenance.journal_keeper, "KEEP_S", KEEP_S))
         stack.enter_context(patch.object(persist.client.lease_pool, "COMMITS_HELD_MAX", sharing.COMMITS_HELD_MAX))

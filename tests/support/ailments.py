@@ -22,7 +22,6 @@ from persist.check.location_checks import ExternalState, list_backups, server_fa
 from persist.client.shard import Shard
 from persist.commit import background_duties
 from persist.commit.clocks_and_ids import SystemClock
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
 from persist.commit.location_identity import LOG_KEY
 from persist.copies.verify import QUICK, Depth
@@ -121,7 +120,7 @@ def bare(world: World, policy: Policy | None = None) -> Location:
     return Location(
         world.blob,
         world.consensus,
-        settings=LocationSettings(policy or Policy(), MachineSettings(small_merges=False)),
+        settings=LocationSettings(policy or Policy(), small_merges=False),
         clock=clock,
         ids=Ids(clock, world.machines),
         background=InlineBackground(),

@@ -7,7 +7,6 @@ import random
 from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
 from persist.client.shard import Shard
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
@@ -85,7 +84,7 @@ class Machine:
         self.location = Location(
             world.blob,
             world.consensus,
-            settings=LocationSettings(world.policy, MachineSettings(check_all=True), build=world.build),
+            settings=LocationSettings(world.policy, check_all=True, build=world.build),
             clock=self.clock,
             ids=Ids(self.clock, world.machines),
             background=InlineBackground(),

@@ -14,7 +14,6 @@ from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.lease_pool import LeasePool
 from persist.client.shard import HandleSettings
-from persist.commit.committer import MachineSettings
 from persist.commit.location import Location, LocationSettings
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
@@ -86,7 +85,6 @@ def memory_location(
     clock: TestClock | None = None,
     ids: AscendingIds | None = None,
     policy: Policy | None = None,
-    retry_s: float = 5.0,
     small_merges: bool = True,
     build: Build = THIS_BUILD,
     shows_no_copy: bool = False,
@@ -101,7 +99,8 @@ def memory_location(
         consensus if consensus is not None else MemoryConsensus("mem:"),
         settings=LocationSettings(
             policy or EAGER,
-            MachineSettings(retry_s, True, small_merges),
+            check_all=True,
+            small_merges=small_merges,
             build=build,
             compares_clock=compares_clock,
             shows_no_copy=shows_no_copy,

@@ -192,7 +192,7 @@ def test_what_was_looked_at_for_one_life_of_a_name_is_not_committed_to_the_next_
 
 def test_a_verdict_on_another_life_is_refused(location: Location) -> None:
     made(location)
-    verdict = Inspector(location.blob, location.versions.receipts, 1, location.versions.bound).verdict(
+    verdict = Inspector(location.blob, location.versions.receipts, location.versions.bound).verdict(
         c.EvolveSchema(1, ShardSchema(WIDER, ("id",)).to_record()), location.machine("s").state()
     )
     client_of(location).shard("s").drop()

@@ -6,6 +6,7 @@ import math
 import threading
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,7 @@ from consensus import Entry as LogEntry
 from consensus.memory_logs import MemoryConsensus
 from consensus.metrics import ForwardingConsensus
 from persist.client.shard import Shard
+from persist.commit import committer
 from persist.commit import location_identity as module
 from persist.commit.clocks_and_ids import moment
 from persist.commit.location import Location
@@ -268,9 +270,7 @@ class Stalled:
         self.home = home = Home(path, SELF_FENCE_S)
         home.insert()
         self.log = Stalls(home.consensus, home.clock)
-        location = memory_location(
-            blob=home.blob, consensus=self.log, clock=home.clock, ids=AscendingIds(7), retry_s=2 * SELF_FENCE_S
-        )
+        location = memory_location(blob=home.blob, consensus=self.log, clock=home.clock, ids=AscendingIds(7))
         HomeWatch(location.identity, "eu", IndexFile(str(home.index)), SELF_FENCE_S)
         location.identity.check_home()
         self.token = mint(Token, location.ids)
@@ -280,7 +280,8 @@ class Stalled:
         self.began_s = home.clock.monotonic()
 
     def write(self) -> c.Result:
-        return self.machine.apply(c.UpdateAttributes(writer_of(self.token), self.token, (ONE_MORE,)))
+        with patch.object(committer, "RETRY_S", 2 * SELF_FENCE_S):
+            return self.machine.apply(c.UpdateAttributes(writer_of(self.token), self.token, (ONE_MORE,)))
 
     def landed(self) -> bool:
         self.home.blob.down = False
