@@ -38,7 +38,7 @@ from persist.copies.throttled_blob import read_rate
 from persist.core.errors import InvalidUsage
 from persist.core.merge_plan import MergePolicy
 from persist.formats.exposition import Family, exposition
-from persist.maintenance.collector import Collector, GcSettings
+from persist.maintenance.collector import Collector
 from persist.maintenance.journal_keeper import Published
 from persist.maintenance.journal_writer import PublishSettings
 from persist.regions.failover import HomeWatch
@@ -58,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     collecting = add_subcommand(commands, "gc", "only collect garbage", _gc)
     _add_common(collecting)
     _add_loop(collecting, 4)
-    collecting.add_argument("--delete-threads", type=int, default=8, metavar="N", help="deletions at a time (8)")
     sweeping = add_subcommand(commands, "sweep", "delete orphaned blobs once, then exit", _sweep)
     _add_common(sweeping)
     sweeping.add_argument("--age", default="24h", metavar="AGE", help="the least age of orphans (default 24h)")
@@ -219,12 +218,12 @@ def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerS
 
 
 def _gc(arguments: argparse.Namespace) -> int:
-    _check_positive(arguments, "concurrency", "delete_threads")
+    _check_positive(arguments, "concurrency")
     _prepare(arguments)
     with closing(_open_location(arguments)) as location:
         _check_stores(location)
         metrics = MaintenanceMetrics()
-        collector = Collector(location, GcSettings(delete_threads=arguments.delete_threads), count=metrics.add)
+        collector = Collector(location, count=metrics.add)
         task, concurrency = gc_task(location, collector), arguments.concurrency
         loop = Loop(location, task, patterns=_patterns(arguments), concurrency=concurrency)
         return _work(loop, arguments, metrics, partial(of_maintenance, location, loop, metrics))

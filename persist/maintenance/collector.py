@@ -44,25 +44,11 @@ SCAN_LIMIT = 1_000
 HOUR_MS = 3_600_000
 DELETE_BATCH = 500  # blobs that one request deletes
 ENTRIES_PER_STEP = 10  # log entries that cost as much as one step of finalising a dropped shard
+ENTRIES_MAX = 10_000  # log entries of one epoch, up to the first rollup beyond them
+BACKGROUND_ENTRIES_MAX = 1_000
+DELETE_THREADS = 8
 STAGED_MS_MAX = 12 * HOUR_MS  # how long a blob may wait for its commit, or a loan for its clone; sweeps wait longer
-
-
-@dataclass(frozen=True, slots=True)
-class GcSettings:
-    """`entries_max` bounds one epoch (to the first rollup beyond it), in log entries.
-
-    With `makes_rollups` a rollup is made when the newest one is `rollup_after` entries old, or earlier if data waits to
-    be deleted; without it, committers make enough of them. A loan without a clone is ended once it is `untaken_ms` old.
-    """
-
-    entries_max: int = 10_000
-    rollup_after: int = ROLLUP_LEAST
-    delete_threads: int = 8
-    makes_rollups: bool = True
-    untaken_ms: int = STAGED_MS_MAX + HOUR_MS
-
-
-COLLECTS = GcSettings(entries_max=1_000, delete_threads=1, makes_rollups=False)
+UNTAKEN_MS = STAGED_MS_MAX + HOUR_MS  # the age at which a loan without a clone is ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +63,26 @@ class GcReport:
 class Collector:
     """Collects shards of a location. There is no state between runs; any number may run at the same time.
 
-    `count` increments counters: `count(gc_runs=1)`.
+    `count` increments counters: `count(gc_runs=1)`. `in_background`: beside the commits of an embedded program. Then
+    epochs are short, one thread deletes, and no rollups are made, because committers make enough of them.
     """
 
     def __init__(
         self,
         location: Location,
-        settings: GcSettings | None = None,
         *,
         count: Callable[..., None] = lambda **counts: None,
         committer_of: CommitterOf | None = None,
+        in_background: bool = False,
     ) -> None:
-        self.settings = settings or GcSettings()
         self.count = count
         self._location = location
         self._committer_of = committer_of or location.machine
         self._versions = location.versions
         self._lists = LoanLists(location.blob)
-        self._lending = Lending(location, self._committer_of, self._lists, self.settings.untaken_ms)
+        self._lending = Lending(location, self._committer_of, self._lists, UNTAKEN_MS)
+        self._in_background = in_background
+        self._entries_max = BACKGROUND_ENTRIES_MAX if in_background else ENTRIES_MAX
         self._silence = Silence(location, StoreClock(location.blob, location.clock, location.ids))
 
     def run(self, name: str) -> GcReport:
@@ -149,12 +137,12 @@ class Collector:
         return GcReport(deleted, truncated, done=not truncated and not removes)
 
     def _horizon(self, state: State, first: SeqNo) -> SeqNo:
-        """The newest rollup that readers' holds allow, at most `entries_max` entries after `first`; else `first`.
+        """The newest rollup that readers' holds allow, at most `_entries_max` entries after `first`; else `first`.
 
         If all of them are further on, the nearest is taken, so that every epoch makes progress.
         """
         allowed = sorted(seqno for seqno in state.rollups if first < seqno <= state.seqno_since)
-        near = [seqno for seqno in allowed if seqno <= first + self.settings.entries_max]
+        near = [seqno for seqno in allowed if seqno <= first + self._entries_max]
         return near[-1] if near else allowed[0] if allowed else first
 
     def _has_rollup(self, machine: Committer, state: State, first: SeqNo, seqno: SeqNo) -> bool:
@@ -275,7 +263,7 @@ class Collector:
 
     def _delete(self, keys: Iterator[str]) -> int:
         """Delete blobs, several batches in parallel, and return their number when all are deleted."""
-        threads, deleted = self.settings.delete_threads, 0
+        threads, deleted = 1 if self._in_background else DELETE_THREADS, 0
         batches = iter(lambda: list(islice(keys, DELETE_BATCH)), [])
         with ThreadPoolExecutor(threads, thread_name_prefix="persist-gc") as pool:
             while wave := list(islice(batches, threads)):  # a single batch needs no thread
@@ -297,11 +285,11 @@ class Collector:
         A single rollup does not count: every epoch removes one, and an idle shard must come to rest.
         """
         newest = max(state.rollups)
-        if state.seqno_since <= newest or not self.settings.makes_rollups:
+        if state.seqno_since <= newest or self._in_background:
             return False
-        if state.seqno - newest >= self.settings.rollup_after:
+        if state.seqno - newest >= ROLLUP_LEAST:
             return True
-        recent = self._versions.diffs(state.name, SeqNo(newest + 1), self.settings.rollup_after)
+        recent = self._versions.diffs(state.name, SeqNo(newest + 1), ROLLUP_LEAST)
         gone = [key for change in recent for key in self._versions.whole(state.name, change).gone]
         return sum(map(is_rollup_key, gone)) > 1 or not all(map(is_rollup_key, gone))
 
@@ -316,7 +304,7 @@ class Collector:
         """The State after a bounded number of finalising steps, or of the next incarnation if that has begun."""
         # Probes the store's clock now: with an older time, tokens minted since then would seem to be from the future.
         finalise = c.Finalise(shard=state.shard_id, store_ms=probed(self._location.blob, self._location.ids))
-        for _ in range(max(1, self.settings.entries_max // ENTRIES_PER_STEP)):
+        for _ in range(max(1, self._entries_max // ENTRIES_PER_STEP)):
             try:
                 result = machine.apply(finalise)
             except UnknownShard:
@@ -334,7 +322,7 @@ class Collector:
         next incarnation may begin meanwhile; then ordinary epochs collect the rest.
         """
         rollup = self._last_rollup(state)
-        if rollup is None or state.seqno - rollup >= self.settings.rollup_after:  # ending loans extend its log
+        if rollup is None or state.seqno - rollup >= ROLLUP_LEAST:  # ending loans extend its log
             state = self._roll_up(machine, state)
             rollup = max(state.rollups)
             if not state.tombstone:
@@ -392,7 +380,7 @@ class Collector:
 
 def collect_in_background(location: Location) -> Callable[[str], object]:
     """The maintenance of a shard by an embedded program: forget expired history and tags, then collect."""
-    collector = Collector(location, COLLECTS)
+    collector = Collector(location, in_background=True)
 
     def collect(name: str) -> None:
         try:

@@ -43,7 +43,7 @@ from persist.core.state import Policy
 from persist.core.transitions import part_admission
 from persist.formats.records import encoded
 from persist.formats.state_frames import NEWEST_FORMAT
-from persist.maintenance.collector import Collector, GcSettings
+from persist.maintenance.collector import Collector
 from persist.parts import ShardSchema
 from persist.parts.read_plan import read_bundle
 from persist.parts.schema_changes import AddColumn, DropColumn, MoveColumn, RelaxColumn, RenameColumn, WidenColumn
@@ -265,7 +265,7 @@ def names(story: Story) -> None:
         gone = client.create_shard("gone", V1, ["k"])
         gone.insert([{"k": "a", "v": 1}])
         gone.drop()
-        collector = Collector(location, GcSettings(rollup_after=1))
+        collector = Collector(location)
         while not collector.run("gone").done:
             pass
         first = client.create_shard("again", V1, ["k"])

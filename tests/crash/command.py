@@ -15,6 +15,7 @@ from unittest.mock import patch
 import compactor.cli.maintain
 import compactor.loop
 import persist.commit.location
+import persist.maintenance.collector
 import rpc.cli.serve
 from blob import open_blob
 from compactor.tasks import gc_task
@@ -24,7 +25,7 @@ from rpc.config_file import LoadedConfig
 from tests.crash.actor import Journal
 from tests.crash.clocks import set_clock
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
-from tests.crash.small import GC, LOOK_EVERY_S, POLICY, WORKER
+from tests.crash.small import LOOK_EVERY_S, POLICY, ROLLUP_AFTER, WORKER
 
 
 def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
@@ -33,9 +34,6 @@ def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
 
     def worker_settings(**_: Any) -> Any:
         return WORKER
-
-    def gc_settings(**_: Any) -> Any:
-        return GC
 
     def loaded(*sources: Any) -> LoadedConfig:
         usual = load(*sources)
@@ -51,7 +49,7 @@ def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
         patch.object(rpc.cli.serve, "load", loaded),
         patch.object(compactor.loop, "RESCAN_WITHOUT_PUSH_S", LOOK_EVERY_S),
         patch.object(compactor.cli.maintain, "WorkerSettings", worker_settings),
-        patch.object(compactor.cli.maintain, "GcSettings", gc_settings),
+        patch.object(persist.maintenance.collector, "ROLLUP_LEAST", ROLLUP_AFTER),
         patch.object(compactor.cli.maintain, "gc_task", partial(gc_task, every_s=LOOK_EVERY_S)),
     ):
         return persist_command(arguments)

@@ -23,7 +23,7 @@ from tests.crash.actor import SHARD
 from tests.crash.arena import Arena
 from tests.crash.clocks import WRONG_MS_MAX
 from tests.crash.journal import Account
-from tests.crash.small import GC, POLICY, WORKER
+from tests.crash.small import POLICY, WORKER
 from tests.simulation.oracle import expect
 from tests.support.location import InlineBackground, client_of
 
@@ -100,7 +100,7 @@ def settle(blob: str, consensus: str) -> None:
     with client_of(location := _location(blob, consensus, clock)):
         location.machine(SHARD).refresh()
         clock.pass_ms(LAPSED_MS)
-        worker, collector = Worker(location, replace(WORKER, lease_ms=LEASE_MS)), Collector(location, GC)
+        worker, collector = Worker(location, replace(WORKER, lease_ms=LEASE_MS)), Collector(location)
         machine = location.machine(SHARD)
         first, before, report = machine.refresh().seqno, None, GcReport(done=False)
         while machine.state().seqno != before:  # everything happens in this thread: no commit, so nothing is left to do

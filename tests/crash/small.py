@@ -10,7 +10,6 @@ from persist.client.write import WriteSettings
 from persist.commit.location import LocationSettings
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
-from persist.maintenance.collector import GcSettings
 
 POLICY = Policy(inline_part_bytes_max=1_500, inline_shard_bytes_max=20_000, rollup_every=32, inline_batches=16)
 LOCATION = LocationSettings(policy=POLICY)
@@ -21,9 +20,20 @@ TIMEOUT_S = 3.0  # of a request to a server
 MERGES = MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=2_000)
 ENGINE = EngineSettings(memory_bytes=1 << 22, part_bytes_target=1 << 13)
 WORKER = WorkerSettings(policy=MERGES, engine=ENGINE, lease_ms=2_000, idle_ms=500)
-GC = GcSettings(rollup_after=8)
+ROLLUP_AFTER = 8  # entries
 # Who is silent for longer has lost them.
 LEASES_S = max(HANDLES.write.lease_ms, HANDLES.read.lease_ms, WORKER.lease_ms) / 1000
 LOOK_EVERY_S = 0.3  # how often maintenance looks at all shards where nothing pushes
 
-__all__ = ["ENGINE", "GC", "HANDLES", "LEASES_S", "LOCATION", "LOOK_EVERY_S", "MERGES", "POLICY", "TIMEOUT_S", "WORKER"]
+__all__ = [
+    "ENGINE",
+    "HANDLES",
+    "LEASES_S",
+    "LOCATION",
+    "LOOK_EVERY_S",
+    "MERGES",
+    "POLICY",
+    "ROLLUP_AFTER",
+    "TIMEOUT_S",
+    "WORKER",
+]

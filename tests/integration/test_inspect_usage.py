@@ -19,10 +19,10 @@ from persist.core.state import Policy
 from persist.inspect.queries import Query, answer
 from persist.inspect.readonly_location import ReadOnlyLocation, open_readonly_directory
 from persist.inspect.usage import DAY_MS, HOUR_MS, NOTHING, LocationUsage, Room, ShardUsage
-from persist.maintenance.collector import Collector
-from tests.support.clones import GC, ClockedIds
+from tests.support.clones import ClockedIds
 from tests.support.inspected import copied
 from tests.support.location import TestClock, memory_location
+from tests.support.maintained import EagerCollector
 
 SCHEMA = pa.schema([("id", pa.int64())])
 STAGED = Policy(inline_part_bytes_max=0, rollup_every=4)
@@ -49,7 +49,7 @@ class Place:
         return checked(self.look, pattern)
 
     def collect(self, name: str) -> None:
-        collector = Collector(self.location, GC)
+        collector = EagerCollector(self.location)
         for _ in range(RUNS):
             collector.run(name)
 

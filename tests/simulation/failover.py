@@ -35,7 +35,7 @@ from persist.core.errors import Corruption, Expired, HistoryLost, InvalidUsage, 
 from persist.core.ids import shard_id_of
 from persist.core.state import Policy
 from persist.formats.state_frames import decode_diff
-from persist.maintenance.collector import Collector, GcSettings
+from persist.maintenance.collector import Collector
 from tests.simulation.oracle_errors import expect
 from tests.support.location import AscendingIds, TestClock, memory_location
 
@@ -47,7 +47,6 @@ LOST_MAX = 5  # entries
 HOUR_MS = 3_600_000
 SWEEP = SweepSettings(age_ms=48 * HOUR_MS)
 POLICY = Policy(inline_part_bytes_max=0, rollup_every=8)
-GC = GcSettings(rollup_after=6, delete_threads=1)
 Rows = frozenset[int]
 
 
@@ -204,7 +203,7 @@ def _act(site: Site, process: Process, fate: str, name: str) -> None:
         Sweeper(process.location, SWEEP).sweep_unborn()
         return
     if fate == "maintain":
-        Collector(process.location, GC).run(name)
+        Collector(process.location).run(name)
         Sweeper(process.location, SWEEP).sweep(name)
         return
     cached = process.location.machine(name).cached

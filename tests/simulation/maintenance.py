@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 from compactor.engine import EngineSettings
 from compactor.metering import MaintenanceMetrics
@@ -19,8 +20,10 @@ from persist.core.ids import family_of
 from persist.core.merge_plan import MergePolicy
 from persist.core.readable_times import latest_time
 from persist.formats.state_frames import decode_lent
-from persist.maintenance.collector import Collector, GcSettings
+from persist.maintenance import collector as collecting
+from persist.maintenance.collector import Collector
 from tests.simulation.accountant import read_attributes
+from tests.simulation.breaking import Broken
 from tests.simulation.dating import ask_dates
 from tests.simulation.historians import ask
 from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WRITE_LEASE_MS, Host, weathered
@@ -50,7 +53,11 @@ WORKER = WorkerSettings(
     lease_ms=CLAIM_LEASE_MS,
     idle_ms=2_000,
 )
-GC = GcSettings(entries_max=24, rollup_after=6, delete_threads=1, untaken_ms=UNTAKEN_MS)
+
+
+def small_epochs() -> Broken:
+    """Collectors make rollups often, truncate little at a time, delete in order, and end loans soon."""
+    return patch.multiple(collecting, ENTRIES_MAX=24, ROLLUP_LEAST=6, DELETE_THREADS=1, UNTAKEN_MS=UNTAKEN_MS)
 
 
 def compactor(host: Host) -> None:
@@ -72,7 +79,7 @@ def collector(host: Host) -> None:
     for name in (MAIN, COPIES):
         host.open(name)
     metrics = MaintenanceMetrics()
-    gc = Collector(host.location, GC, count=metrics.add)
+    gc = Collector(host.location, count=metrics.add)
     while not host.run.over:
         with maintaining(host):
             gc.run(some_shard(host))
@@ -129,7 +136,7 @@ def counted(host: Host, metrics: MaintenanceMetrics) -> None:
 def settle(host: Host) -> None:
     """Everybody has come to rest: merge and collect until nothing is left to do, then read every time there is."""
     truths = host.run.oracle.shards
-    worker, gc = Worker(host.location, WORKER), Collector(host.location, GC)
+    worker, gc = Worker(host.location, WORKER), Collector(host.location)
     for name in sorted(truths):
         gc.run(name)
     host.run.world.scheduler.sleep(2 * WRITE_LEASE_MS / 1000)  # the collector watches how what the dead held lapses
@@ -157,7 +164,7 @@ def settle(host: Host) -> None:
 
 def _let_clones_go(host: Host) -> None:
     """Half of the clones are dropped, then all: each time what is left reads as before, and no loan stays in vain."""
-    truths, gc, sweeper = host.run.oracle.shards, Collector(host.location, GC), Sweeper(host.location, SWEEP)
+    truths, gc, sweeper = host.run.oracle.shards, Collector(host.location), Sweeper(host.location, SWEEP)
     clones = [name for name in sorted(truths) if is_clone(name)]
     for dropped in (clones[::2], clones[1::2]) if clones else ():
         for name in dropped:

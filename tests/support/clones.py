@@ -14,14 +14,13 @@ from persist.core.blob_keys import is_bundle_key, is_rollup_key, shard_of
 from persist.core.ids import SeqNo, family_of
 from persist.core.state import Policy, State
 from persist.maintenance.clones_and_loans import LoanLists
-from persist.maintenance.collector import Collector, GcSettings
+from persist.maintenance.collector import UNTAKEN_MS
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
 from tests.support.location import AscendingIds, TestClock, client_of, memory_location
-from tests.support.maintained import WORKER
+from tests.support.maintained import WORKER, EagerCollector
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
-AGE_MS = 3_600_000
-GC = GcSettings(rollup_after=8, delete_threads=1, untaken_ms=AGE_MS)
+AGE_MS = UNTAKEN_MS
 
 
 class ClockedIds(AscendingIds):
@@ -88,7 +87,7 @@ class Shards:
         return list(self.here.all_names())
 
     def collect(self, *names: str, fuse: Fuse | None = None) -> None:
-        collector = Collector(self.process(fuse), GC)
+        collector = EagerCollector(self.process(fuse))
         for name in names or self.names():
             collector.run(name)
 

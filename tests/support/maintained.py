@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
+from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -21,7 +22,8 @@ from persist.core.blob_keys import is_bundle_key, shard_prefix
 from persist.core.ids import SeqNo
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy, State
-from persist.maintenance.collector import Collector, GcSettings
+from persist.maintenance import collector
+from persist.maintenance.collector import Collector, GcReport
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
 from tests.support.location import AscendingIds, TestClock, client_of, memory_location
 
@@ -40,7 +42,15 @@ WORKER = WorkerSettings(
     lease_ms=LEASE_MS,
     idle_ms=1_000,
 )
-GC = GcSettings(rollup_after=8, delete_threads=1)
+ROLLUP_AFTER = 8  # entries
+
+
+class EagerCollector(Collector):
+    """Makes rollups after few entries, so that small tests see many epochs."""
+
+    def run(self, name: str) -> GcReport:
+        with patch.object(collector, "ROLLUP_LEAST", ROLLUP_AFTER):
+            return super().run(name)
 
 
 class World:
@@ -77,7 +87,7 @@ class World:
         return Worker(self.process(fuse), settings)
 
     def collector(self, fuse: Fuse | None = None) -> Collector:
-        return Collector(self.process(fuse), GC)
+        return EagerCollector(self.process(fuse))
 
     def sweeper(self, *, dry_run: bool = False) -> Sweeper:
         return Sweeper(self.process(), SweepSettings(AGE_MS, dry_run))
