@@ -36,7 +36,7 @@ from persist.parts.scan_spec import schema_shown
 from persist.spark import executors
 from persist.spark.change_feed import FeedSplit, Interval, partitions_for, plan_changes, read_changes
 from persist.spark.executors import recover_lease, renew_changes_split, renew_snapshot_split, without_other_parts
-from persist.spark.options import OF_READS, OF_WRITES, RESTORE, DiffOptions, Options, ReadOptions, Target, WriteOptions
+from persist.spark.options import OF_READS, OF_WRITES, RESTORE, Options, ReadOptions, Target, WriteOptions
 from persist.spark.spark_schemas import (
     MULTIPLICITY,
     KnownSchema,
@@ -254,10 +254,9 @@ class DiffReader(SplitReader):
     """Reads the rows that were added (`__diff` above 0) and removed between `start` and `end`."""
 
     def __init__(
-        self, target: Target, options: DiffOptions, schema: StructType, known: KnownSchema | None = None
+        self, target: Target, options: ReadOptions, schema: StructType, known: KnownSchema | None = None
     ) -> None:
-        super().__init__(target, options.read, schema, known)
-        self._between = options
+        super().__init__(target, options, schema, known)
         if DIFF not in schema.names:
             raise InvalidUsage(
                 f"the schema given to readDiff lacks the column {DIFF}, which distinguishes removed rows from added "
@@ -281,15 +280,16 @@ class DiffReader(SplitReader):
         return batches(tables, arrow_schema(self._schema), self._options.batch_rows)
 
     def _changes(self) -> Changes:
-        target, options, read = self._target, self._between, self._options
+        target, read = self._target, self._options
+        assert read.starting is not None
         settings = target.connection.handles.read
         transport, limits = executors.one_shard(target), (read.wait_s, settings.retry_s)
         columns = tuple(name for name in self._schema.names if name != DIFF)
         request = DiffRequest(read.partitions or partitions_for, columns, read.wait_s, "spark changes")
-        other = options.other or target.shard
+        other = read.other or target.shard
         other_transport = transport if other == target.shard else executors.one_shard(replace(target, shard=other))
-        start = NamedTime.of("option 'start'", options.start, transport, target.shard, limits, BEFORE_ALL)
-        end = NamedTime.of("option 'end'", options.end, other_transport, other, limits, BEFORE_ALL)
+        start = NamedTime.of("option 'start'", read.starting, transport, target.shard, limits, BEFORE_ALL)
+        end = NamedTime.of("option 'end'", read.ending, other_transport, other, limits, BEFORE_ALL)
         if other == target.shard:
             return changes_of(transport, other, start, end, request, settings)
         return changes_between((transport, target.shard, start), (other_transport, other, end), request, settings)
@@ -302,10 +302,10 @@ def snapshot_schema(schema: ShardSchema, options: ReadOptions) -> StructType:
     return spark_schema([*fields, MULTIPLICITY] if options.with_diff else fields)
 
 
-def diff_schema(view: ShardView, options: DiffOptions) -> StructType:
+def diff_schema(view: ShardView, options: ReadOptions) -> StructType:
     """The schema of readDiff without a user-specified schema."""
     schema = current_schema(view.schemas)[1]
-    return spark_schema([*(schema.arrow.field(name) for name in schema.columns(options.read.columns)), MULTIPLICITY])
+    return spark_schema([*(schema.arrow.field(name) for name in schema.columns(options.columns)), MULTIPLICITY])
 
 
 # Batch writes: append, replace by key (`envelope=upsert`), and overwrite; each is one commit.

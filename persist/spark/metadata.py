@@ -23,7 +23,7 @@ from persist.core.state import State
 from persist.parts import current_schema, valid_schemas
 from persist.parts.constraint_checks import constraints_json
 from persist.spark import executors
-from persist.spark.options import METADATA, MetadataOptions, Target
+from persist.spark.options import HISTORY_ROWS, HISTORY_ROWS_MAX, METADATA, Options, Target
 from persist.spark.spark_schemas import arrow_schema, spark_type
 
 Row = dict[str, Any]
@@ -78,40 +78,39 @@ assert set(SCHEMAS) == set(METADATA)
 class MetadataReader(DataSourceReader):
     """Reads one kind of metadata in one task. Commits during a read of the history are not part of it."""
 
-    def __init__(self, target: Target, options: MetadataOptions, schema: t.StructType) -> None:
-        """Raises InvalidUsage if this kind of metadata lacks a column of `schema`."""
-        known = {field.name: field.dataType for field in SCHEMAS[options.kind]}
+    def __init__(self, target: Target, options: Options, schema: t.StructType) -> None:
+        """Raises InvalidUsage if an option is invalid, or this kind of metadata lacks a column of `schema`."""
+        self._kind = options.choice("metadata", METADATA)
+        self._limit = options.integer("historyLimit", 1, HISTORY_ROWS_MAX) or HISTORY_ROWS
+        self._maintenance = options.flag("maintenance")
+        known = {field.name: field.dataType for field in SCHEMAS[self._kind]}
         for field in schema:
             if known.get(field.name) != field.dataType:
                 raise InvalidUsage(
-                    f"metadata={options.kind} has no column {field.name!r} of type {field.dataType.simpleString()}; "
+                    f"metadata={self._kind} has no column {field.name!r} of type {field.dataType.simpleString()}; "
                     "it has " + ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
                 )
         self._target = target
-        self._options = options
         self._schema = schema
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        kind = self._options.kind
-        full, schema = arrow_schema(SCHEMAS[kind]), arrow_schema(self._schema)
-        pages = _history(self._target, self._options) if kind == "history" else [_ROWS[kind](self._target)]
-        for rows in pages:
+        full, schema = arrow_schema(SCHEMAS[self._kind]), arrow_schema(self._schema)
+        for rows in self._history() if self._kind == "history" else [_ROWS[self._kind](self._target)]:
             yield pa.RecordBatch.from_pylist(rows, full).select(schema.names).cast(schema)
 
-
-def _history(target: Target, options: MetadataOptions) -> Iterator[list[Row]]:
-    """A row for each command that changed the shard, newest first, in pages."""
-    transport, left, before = executors.one_shard(target), options.limit, None
-    while left:
-        records = read_entries(transport, target.shard, before, min(left, PAGE_MAX), options.maintenance)
-        if not records:
-            return
-        rows = []
-        for entry in map(to_history_entry, records):
-            info = None if entry.info is None else json.dumps(entry.info, ensure_ascii=False)
-            rows.append({**asdict(entry), "place": entry.place, "bytes": entry.size, "info": info})
-        yield rows
-        left, before = left - len(records), records[-1].place
+    def _history(self) -> Iterator[list[Row]]:
+        """A row for each command that changed the shard, newest first, in pages."""
+        transport, left, before = executors.one_shard(self._target), self._limit, None
+        while left:
+            records = read_entries(transport, self._target.shard, before, min(left, PAGE_MAX), self._maintenance)
+            if not records:
+                return
+            rows = []
+            for entry in map(to_history_entry, records):
+                info = None if entry.info is None else json.dumps(entry.info, ensure_ascii=False)
+                rows.append({**asdict(entry), "place": entry.place, "bytes": entry.size, "info": info})
+            yield rows
+            left, before = left - len(records), records[-1].place
 
 
 def _detail(target: Target) -> list[Row]:

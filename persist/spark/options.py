@@ -265,7 +265,9 @@ class ReadOptions:
     """The options of every read. `partitions` None: by the size of the data.
 
     `selection` selects rows and key ranges, of all columns. `as_of` None: the latest time. `starting` and `ending` are
-    the bounds of a change feed, both inclusive. Planning resolves wall clocks to times.
+    the bounds of a change feed, both inclusive, or the two times that readDiff compares; `ending` None: the latest
+    complete time. `other` is the shard whose contents at `ending` are compared; None: the shard that is read. Planning
+    resolves wall clocks to times.
     """
 
     columns: tuple[str, ...] | None
@@ -280,6 +282,7 @@ class ReadOptions:
     ending: int | datetime | None
     time_unit: str | None
     images: bool = False  # whether changes distinguish pre- and post-images of updates
+    other: str | None = None
 
     @classmethod
     def of(cls, options: Options, *, streams: bool = False) -> ReadOptions:
@@ -296,6 +299,8 @@ class ReadOptions:
                 "startingVersion=latest is for streams: a batch read finds nothing after the latest time; give a time, "
                 "for example one more than that of the last change that you have read"
             )
+        starting, ending = _diff_bounds(options) if options.flag("readDiff") else _feed_bounds(options, streams)
+        other = options.text("other")
         return cls(
             columns=options.names("columns"),
             selection=_selection(options),
@@ -305,10 +310,11 @@ class ReadOptions:
             with_diff=options.choice("multiplicity", ("expand", "column")) == "column",
             wait_s=options.seconds("waitSeconds", WAIT_S),
             changes=options.flag("readChangeFeed"),
-            starting=None if streams else _feed_bound(options, "starting"),
-            ending=_feed_bound(options, "ending"),
+            starting=starting,
+            ending=ending,
             time_unit=options.text("timeUnit") and options.choice("timeUnit", ("s", "ms", "us")),
             images=options.flag("changeImages"),
+            other=None if other is None else check_shard_name(other),
         )
 
 
@@ -317,6 +323,18 @@ def _selection(options: Options) -> Selection:
     labels = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
     then = options.choice("schemaAsOf", (NOW, THEN)) == THEN
     return Selection(options.text("where"), start, end, prefix, called=labels, then=then, from_text=True)
+
+
+def _diff_bounds(options: Options) -> tuple[int | datetime, int | datetime | None]:
+    """The times or wall clocks of `start` and `end`."""
+    start, end = options.text("start"), options.text("end")
+    if start is None:
+        raise InvalidUsage("readDiff needs option 'start', a time or a wall clock")
+    return read_point("option 'start'", start), None if end is None else read_point("option 'end'", end)
+
+
+def _feed_bounds(options: Options, streams: bool) -> tuple[int | datetime | None, int | datetime | None]:
+    return None if streams else _feed_bound(options, "starting"), _feed_bound(options, "ending")
 
 
 def _feed_bound(options: Options, which: str) -> int | datetime | None:
@@ -442,45 +460,6 @@ class WriteOptions:
             merges_schema=merges,
             overwrites_schema=overwrites,
             write_id=write_id,
-        )
-
-
-@dataclass(frozen=True)
-class MetadataOptions:
-    """The options of a metadata read: its kind, one of `METADATA`, and the limits of the commit history."""
-
-    kind: str
-    limit: int
-    maintenance: bool
-
-    @classmethod
-    def of(cls, options: Options) -> MetadataOptions:
-        limit = options.integer("historyLimit", 1, HISTORY_ROWS_MAX) or HISTORY_ROWS
-        return cls(options.choice("metadata", METADATA), limit, options.flag("maintenance"))
-
-
-@dataclass(frozen=True)
-class DiffOptions:
-    """The options of readDiff. `start` and `end` are times or wall clocks; `end` None: the latest complete time.
-
-    `other` is the shard whose contents at `end` are compared; None: the shard that is read.
-    """
-
-    start: int | datetime
-    end: int | datetime | None
-    other: str | None
-    read: ReadOptions
-
-    @classmethod
-    def of(cls, options: Options) -> DiffOptions:
-        start, end, other = (options.text(name) for name in ("start", "end", "other"))
-        if start is None:
-            raise InvalidUsage("readDiff needs option 'start', a time or a wall clock")
-        return cls(
-            read_point("option 'start'", start),
-            None if end is None else read_point("option 'end'", end),
-            None if other is None else check_shard_name(other),
-            ReadOptions.of(options),
         )
 
 

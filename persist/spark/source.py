@@ -19,9 +19,8 @@ from persist.spark import batch_io, executors, metadata
 from persist.spark.change_feed import changes_schema, check_change_columns
 from persist.spark.options import (
     DIFFERENCE,
+    METADATA,
     STREAM_WRITE,
-    DiffOptions,
-    MetadataOptions,
     Options,
     ReadOptions,
     StreamOptions,
@@ -53,12 +52,12 @@ class PersistDataSource(DataSource):
         use = options.batch_read
         options.check(use, options.streaming_read)  # Spark does not pass the kind of read
         if options.has("metadata"):
-            return metadata.SCHEMAS[MetadataOptions.of(options).kind]
+            return metadata.SCHEMAS[options.choice("metadata", METADATA)]
         target = _near(options)
         view = executors.view_of(target)
         self._known = KnownSchema.of(view)
         if use == DIFFERENCE:
-            return batch_io.diff_schema(view, DiffOptions.of(options))
+            return batch_io.diff_schema(view, ReadOptions.of(options))
         read = ReadOptions.of(options, streams=True)
         if read.changes:
             return changes_schema(view, read)
@@ -74,9 +73,9 @@ class PersistDataSource(DataSource):
         options.check(use)
         target = _near(options)
         if options.has("metadata"):
-            return metadata.MetadataReader(target, MetadataOptions.of(options), schema)
+            return metadata.MetadataReader(target, options, schema)
         if use == DIFFERENCE:
-            return batch_io.DiffReader(target, DiffOptions.of(options), schema, self._known)
+            return batch_io.DiffReader(target, ReadOptions.of(options), schema, self._known)
         read = ReadOptions.of(options)
         check_change_columns(schema, read)
         reader = batch_io.ChangesReader if read.changes else batch_io.SnapshotReader

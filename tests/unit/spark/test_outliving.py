@@ -16,7 +16,7 @@ from persist.core import commands as c
 from persist.core.errors import Expired, UnknownShard
 from persist.spark import executors
 from persist.spark.batch_io import ChangesReader, DiffReader, SnapshotReader
-from persist.spark.options import DiffOptions, Options, ReadOptions, Target
+from persist.spark.options import Options, ReadOptions, Target
 from tests.support.maintained import NAME, World
 from tests.support.without_jvm import rows_of
 
@@ -49,7 +49,7 @@ def feed(**options: str) -> ChangesReader:
 
 
 def between(**options: str) -> DiffReader:
-    given = DiffOptions.of(Options({"readDiff": "true", "start": "3", "end": "6", **options}))
+    given = ReadOptions.of(Options({"readDiff": "true", "start": "3", "end": "6", **options}))
     return DiffReader(TARGET, given, StructType([*COLUMNS, StructField("__diff", LongType())]))
 
 
