@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from compactor.loop import BackgroundThread, Ending, Task, never, soonest
 from compactor.metering import MaintenanceMetrics
 from compactor.orphans import Sweeper, SweepSettings
-from compactor.worker import Worker, idle_for_ms
+from compactor.worker import Worker
 from persist.client.row_retention import RetentionKeeper
 from persist.client.transport import Transport
 from persist.commit.committer import Committer, CommitterOf
@@ -168,7 +168,7 @@ def _merge_again_s(location: Location, worker: Worker, state: State) -> float | 
     waits = [
         claim.heartbeat_ms + claim.lease_ms - now_ms + 1 for claim in state.claims.values() if not claim.lapsed(now_ms)
     ]
-    idle_in_ms = worker.settings.idle_ms - idle_for_ms(location, state)
+    idle_in_ms = worker.idle_in_ms(state)
     if idle_in_ms > 0 and not state.tombstone:
         waits.append(idle_in_ms)
     return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None

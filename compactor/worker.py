@@ -32,6 +32,8 @@ from persist.formats.store_errors import translate
 
 log = logging.getLogger("persist.compactor")
 
+CLAIM_LEASE_MS = 60_000
+IDLE_MS = 10_000  # a shard without commits for so long is merged completely
 RENEWED_AFTER = 3  # a claim is renewed after a third of its lease
 MERGES_PER_RUN_MAX = 1_000  # of one shard, before another shard is visited
 SERVER_RETRY_S = 2.0  # how long commits through a server are retried
@@ -43,12 +45,10 @@ ProgressReport = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """`idle_ms`: a shard without writes for so long is merged completely."""
+    """How one worker merges."""
 
     policy: MergePolicy = field(default_factory=MergePolicy)
     engine: EngineSettings = field(default_factory=EngineSettings)
-    lease_ms: int = 60_000
-    idle_ms: int = 10_000
 
 
 def local_engine(
@@ -121,7 +121,7 @@ class Worker:
     def merge(self, name: str, spec: c.MergeSpec) -> MergeOutcome:
         """Claim one merge, execute it, and apply its result. After an error of a store the claim lapses."""
         machine = self._committer_of(name)
-        claim = _Claim(machine, spec, self.owner, self.settings.lease_ms, self._location)
+        claim = _Claim(machine, spec, self.owner, self._location)
         claimed = claim.take()
         if not claimed.granted and claimed.owner != self.owner:
             self.metrics.add(claims_refused=1)
@@ -150,9 +150,17 @@ class Worker:
         )  # fmt: skip
         return outcome
 
+    def idle_in_ms(self, state: State) -> int:
+        """Milliseconds until the shard counts as idle if it is not written; 0 or less: it is idle.
+
+        It is judged by the walltime of the State or, if that is ahead of this clock, by observation.
+        """
+        watched_ms = int(self._location.machine(state.name).unmoved_s(state) * 1000)
+        return IDLE_MS - max(self._location.clock.now_ms() - state.walltime_ms, watched_ms)
+
     def _is_idle(self, state: State) -> bool:
-        """Whether there were no commits for `idle_ms`. During a run this worker's own commits do not count."""
-        return idle_for_ms(self._location, state) >= self.settings.idle_ms
+        """Whether there were no commits for `IDLE_MS`. During a run this worker's own commits do not count."""
+        return self.idle_in_ms(state) <= 0
 
     def _due(self, state: State, idle: bool | None) -> list[c.MergeSpec]:
         idle = self._is_idle(state) if idle is None else idle
@@ -213,7 +221,7 @@ class Worker:
 class _Claim:
     """The claim of a merge while a worker holds it, and the progress that the State stores with it."""
 
-    def __init__(self, machine: Committer, spec: c.MergeSpec, owner: str, lease_ms: int, location: Location) -> None:
+    def __init__(self, machine: Committer, spec: c.MergeSpec, owner: str, location: Location) -> None:
         self.spec = spec
         self.key = spec.claim_key
         self.since = spec.since
@@ -221,7 +229,7 @@ class _Claim:
         self._resume_key = b""
         self._machine = machine
         self._owner = owner
-        self._lease_ms = lease_ms
+        self._lease_ms = CLAIM_LEASE_MS
         self._clock = location.clock
         self._renewed_s = self._clock.monotonic()
 
@@ -257,12 +265,6 @@ class _Claim:
 
     def release(self) -> None:
         self._machine.apply(c.ReleaseClaim(self.key, self._owner))
-
-
-def idle_for_ms(location: Location, state: State) -> int:
-    """Milliseconds without commits, by the walltime of the State or, if that is ahead of this clock, by observation."""
-    watched_ms = int(location.machine(state.name).unmoved_s(state) * 1000)
-    return max(location.clock.now_ms() - state.walltime_ms, watched_ms)
 
 
 def through_server(location: Location, transport: Transport) -> CommitterOf:

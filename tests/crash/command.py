@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import compactor.cli.maintain
 import compactor.loop
+import compactor.worker
 import persist.commit.location
 import persist.maintenance.collector
 import rpc.cli.serve
@@ -25,7 +26,7 @@ from rpc.config_file import LoadedConfig
 from tests.crash.actor import Journal
 from tests.crash.clocks import set_clock
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
-from tests.crash.small import LOOK_EVERY_S, POLICY, ROLLUP_AFTER, WORKER
+from tests.crash.small import CLAIM_LEASE_MS, IDLE_MS, LOOK_EVERY_S, POLICY, ROLLUP_AFTER, WORKER
 
 
 def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
@@ -49,6 +50,7 @@ def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
         patch.object(rpc.cli.serve, "load", loaded),
         patch.object(compactor.loop, "RESCAN_WITHOUT_PUSH_S", LOOK_EVERY_S),
         patch.object(compactor.cli.maintain, "WorkerSettings", worker_settings),
+        patch.multiple(compactor.worker, CLAIM_LEASE_MS=CLAIM_LEASE_MS, IDLE_MS=IDLE_MS),
         patch.object(persist.maintenance.collector, "ROLLUP_LEAST", ROLLUP_AFTER),
         patch.object(compactor.cli.maintain, "gc_task", partial(gc_task, every_s=LOOK_EVERY_S)),
     ):

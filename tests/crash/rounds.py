@@ -28,7 +28,6 @@ from tests.simulation.oracle import expect
 from tests.support.location import InlineBackground, client_of
 
 HOUR_MS = 3_600_000
-LEASE_MS = 60_000  # of claims where nobody is killed
 LAPSED_MS = HOUR_MS  # beyond every lease
 SWEPT_MS = WRONG_MS_MAX + 25 * HOUR_MS  # beyond the age at which orphans are swept that a clock ahead has left
 EXTRA_ROUNDS_MAX = 100  # on a slow machine it takes longer until everything was tried
@@ -100,7 +99,7 @@ def settle(blob: str, consensus: str) -> None:
     with client_of(location := _location(blob, consensus, clock)):
         location.machine(SHARD).refresh()
         clock.pass_ms(LAPSED_MS)
-        worker, collector = Worker(location, replace(WORKER, lease_ms=LEASE_MS)), Collector(location)
+        worker, collector = Worker(location, WORKER), Collector(location)
         machine = location.machine(SHARD)
         first, before, report = machine.refresh().seqno, None, GcReport(done=False)
         while machine.state().seqno != before:  # everything happens in this thread: no commit, so nothing is left to do

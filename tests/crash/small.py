@@ -19,15 +19,19 @@ HANDLES = HandleSettings(
 TIMEOUT_S = 3.0  # of a request to a server
 MERGES = MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=2_000)
 ENGINE = EngineSettings(memory_bytes=1 << 22, part_bytes_target=1 << 13)
-WORKER = WorkerSettings(policy=MERGES, engine=ENGINE, lease_ms=2_000, idle_ms=500)
+WORKER = WorkerSettings(policy=MERGES, engine=ENGINE)
+CLAIM_LEASE_MS = 2_000
+IDLE_MS = 500
 ROLLUP_AFTER = 8  # entries
 # Who is silent for longer has lost them.
-LEASES_S = max(HANDLES.write.lease_ms, HANDLES.read.lease_ms, WORKER.lease_ms) / 1000
+LEASES_S = max(HANDLES.write.lease_ms, HANDLES.read.lease_ms, CLAIM_LEASE_MS) / 1000
 LOOK_EVERY_S = 0.3  # how often maintenance looks at all shards where nothing pushes
 
 __all__ = [
+    "CLAIM_LEASE_MS",
     "ENGINE",
     "HANDLES",
+    "IDLE_MS",
     "LEASES_S",
     "LOCATION",
     "LOOK_EVERY_S",

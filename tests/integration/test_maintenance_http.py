@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from blob.memory_blobs import MemoryBlob
-from compactor.worker import Worker, WorkerSettings, through_server
+from compactor.worker import Worker, through_server
 from consensus.memory_logs import MemoryConsensus
 from persist import Client, Connection, LocationSettings, Token, connect
 from persist.commit.location import Location, open_location
@@ -146,10 +146,10 @@ def test_a_writer_ahead_of_maintenance_gets_429_with_retry_after_and_its_client_
         assert refused_insert(url, client) == (429, "1")
         writing = threading.Thread(target=lambda: [shard.insert(rows(number)) for number in range(6, 30)])
         writing.start()
-        worker = Worker(location, WorkerSettings(idle_ms=0))
+        worker = Worker(location)
         while writing.is_alive():
             assert len(location.machine("orders").state().trace.batches) <= policy.batches_max
-            worker.run("orders")
+            worker.run("orders", idle=True)
             writing.join(0.01)
         table = shard.snapshot().to_arrow()
         assert pa.compute.sum(table.column("__diff")).as_py() == 30 * 50

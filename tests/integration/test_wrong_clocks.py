@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from compactor.orphans import Sweeper
-from compactor.worker import Worker
+from compactor.worker import IDLE_MS, Worker
 from persist import ReadLease, Shard, Token, WriteHandle
 from persist.core import commands as c
 from persist.core.batch import Run
@@ -70,7 +70,7 @@ def test_a_wrong_clock_does_not_make_a_shard_look_busy_for_ever(world: World, ri
     world.machine(off_ms).shard(NAME).insert(row(2))
     worker = Worker(right.location)
     state = state_of(right)
-    world.pass_ms(worker.settings.idle_ms)
+    world.pass_ms(IDLE_MS)
     assert worker._is_idle(state)
 
 

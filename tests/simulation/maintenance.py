@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
+from compactor import worker as merging
 from compactor.engine import EngineSettings
 from compactor.metering import MaintenanceMetrics
 from compactor.orphans import Sweeper, SweepSettings
@@ -50,14 +51,17 @@ AGED_WITHIN_MS = 15_000  # beyond the history: three steps of maintenance
 WORKER = WorkerSettings(
     policy=MergePolicy(fan_in=2, small_rows=64, batches_soft=4, inline_flush_bytes=1_500),
     engine=EngineSettings(memory_bytes=64 * 1024, part_bytes_target=PART_BYTES // 4),
-    lease_ms=CLAIM_LEASE_MS,
-    idle_ms=2_000,
 )
 
 
 def small_epochs() -> Broken:
     """Collectors make rollups often, truncate little at a time, delete in order, and end loans soon."""
     return patch.multiple(collecting, ENTRIES_MAX=24, ROLLUP_LEAST=6, DELETE_THREADS=1, UNTAKEN_MS=UNTAKEN_MS)
+
+
+def short_claims() -> Broken:
+    """Claims of workers lapse soon, and so do shards come to rest."""
+    return patch.multiple(merging, CLAIM_LEASE_MS=CLAIM_LEASE_MS, IDLE_MS=2_000)
 
 
 def compactor(host: Host) -> None:

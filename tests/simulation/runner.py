@@ -42,7 +42,14 @@ from tests.simulation.history import History
 from tests.simulation.host import COPIES, MAIN, Host, Run
 from tests.simulation.ingesting import INGESTED, LEFT_OUT, SHARES, check_ingested, ops_of
 from tests.simulation.instants import CHECKED_OFF_MS_MAX
-from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_AGE_MS, settle, small_epochs
+from tests.simulation.maintenance import (
+    MAINTENANCE,
+    MAINTENANCE_ROLES,
+    ORPHAN_AGE_MS,
+    settle,
+    short_claims,
+    small_epochs,
+)
 from tests.simulation.oracle import (
     REWRITES,
     ObservedBlob,
@@ -227,6 +234,7 @@ def run_plan(plan: Plan) -> Outcome:
             stack.enter_context(plain_parts())
         stack.enter_context(small_pages())
         stack.enter_context(small_epochs())
+        stack.enter_context(short_claims())
         stack.enter_context(patch.object(persist.client.lease_pool, "LOOK_S", sharing.LOOK_S))
         stack.enter_context(patch.object(persist.commit.committer, "RETRY_S", COMMIT_RETRY_S))
         stack.enter_context(patch.object(persist.commit.part_validator, "CHECK_THREADS", 1))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from blob.memory_blobs import MemoryBlob
 from compactor.engine import EngineSettings
 from compactor.orphans import Sweeper, SweepSettings
-from compactor.worker import Worker, WorkerSettings
+from compactor.worker import CLAIM_LEASE_MS, Worker, WorkerSettings
 from consensus.memory_logs import MemoryConsensus
 from persist.client.shard import Shard
 from persist.commit.blob_tasks import keys_in
@@ -30,7 +30,7 @@ from tests.support.location import AscendingIds, TestClock, client_of, memory_lo
 NAME = "orders"
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 UPDATES = pa.schema([*SCHEMA, pa.field("__time", pa.int64()), pa.field("__diff", pa.int64())])
-LEASE_MS = 60_000
+LEASE_MS = CLAIM_LEASE_MS
 AGE_MS = 3_600_000
 
 Row = tuple[str, int, int, int]  # key, value, time, diff
@@ -39,8 +39,6 @@ Row = tuple[str, int, int, int]  # key, value, time, diff
 WORKER = WorkerSettings(
     policy=MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=1 << 20),
     engine=EngineSettings(memory_bytes=1 << 20, part_bytes_target=1_500),
-    lease_ms=LEASE_MS,
-    idle_ms=1_000,
 )
 ROLLUP_AFTER = 8  # entries
 

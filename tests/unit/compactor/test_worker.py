@@ -18,7 +18,7 @@ from persist.core.batch import Run
 from persist.core.errors import Corruption, Unavailable
 from persist.parts import ShardSchema
 from tests.support.location import TestClock
-from tests.support.maintained import NAME, SCHEMA, WORKER, World
+from tests.support.maintained import LEASE_MS, NAME, SCHEMA, WORKER, World
 
 
 class Pausing:
@@ -117,7 +117,7 @@ def test_a_zombie_whose_claim_was_taken_over_changes_nothing() -> None:
     def meanwhile(chunk: int) -> None:
         if chunk == 3:
             assert successor.merge(NAME, spec) is MergeOutcome.BUSY
-            world.clock.advance_ms(2 * WORKER.lease_ms)
+            world.clock.advance_ms(2 * LEASE_MS)
             outcomes.append(successor.merge(NAME, spec))
 
     zombie = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
@@ -138,7 +138,7 @@ def test_a_zombie_cannot_bring_back_parts_that_were_let_go() -> None:
         if chunk == 2:
             for time in (6, 7):
                 assert world.state().claims
-                world.clock.advance_ms(6 * WORKER.lease_ms)
+                world.clock.advance_ms(6 * LEASE_MS)
                 world.append([("k1", 1, time, 1)], time + 1)
             assert world.state().claims == {}, "a commit forgets the claim, and with it the first chunk"
             while not world.collector().run(NAME).done:
@@ -163,12 +163,12 @@ def test_a_zombie_that_has_saved_nothing_does_not_go_on_from_what_another_has_sa
     def meanwhile(chunk: int) -> None:
         if chunk == 1:
             assert successor.merge(NAME, spec) is MergeOutcome.BUSY
-            world.clock.advance_ms(2 * WORKER.lease_ms)
+            world.clock.advance_ms(2 * LEASE_MS)
             with pytest.raises(KeyboardInterrupt):
                 successor.merge(NAME, spec)
             [claim] = process.machine(NAME).refresh().claims.values()
             assert claim.done
-            world.clock.advance_ms(2 * WORKER.lease_ms)
+            world.clock.advance_ms(2 * LEASE_MS)
 
     successor, process = Worker(world.process(), WORKER, engine=Pausing(world, crash)), world.process()
     assert Worker(process, WORKER, engine=Pausing(world, meanwhile)).merge(NAME, spec) is MergeOutcome.REFUSED
@@ -192,7 +192,7 @@ def test_a_crash_loses_at_most_one_chunk() -> None:
     assert claim.resume_key > b""
     successor = Worker(world.process(), WORKER, engine=(engine := Pausing(world, lambda chunk: None)))
     assert successor.merge(NAME, spec) is MergeOutcome.BUSY
-    world.clock.advance_ms(2 * WORKER.lease_ms)
+    world.clock.advance_ms(2 * LEASE_MS)
     assert successor.due(NAME, idle=True)[0].claim_key == spec.claim_key
     assert successor.merge(NAME, spec) is MergeOutcome.APPLIED
     held = [part.id for batch in world.state().trace.batches for part in batch.parts()]
@@ -208,7 +208,7 @@ def test_a_long_merge_renews_its_claim() -> None:
     other = world.worker()
 
     def meanwhile(chunk: int) -> None:
-        world.clock.advance_ms(WORKER.lease_ms // 2)
+        world.clock.advance_ms(LEASE_MS // 2)
         assert other.merge(NAME, spec) is MergeOutcome.BUSY
 
     worker = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
@@ -264,7 +264,7 @@ def test_a_store_that_does_not_answer_leaves_the_claim_to_lapse() -> None:
         worker.merge(NAME, spec)
     other = world.worker()
     assert other.merge(NAME, spec) is MergeOutcome.BUSY
-    world.clock.advance_ms(2 * WORKER.lease_ms)
+    world.clock.advance_ms(2 * LEASE_MS)
     assert other.merge(NAME, spec) is MergeOutcome.APPLIED
 
 
