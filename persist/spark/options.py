@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from persist.client.client import Connection
 from persist.client.commit_info import read_info
@@ -352,7 +352,8 @@ class WriteOptions:
     """The options of every write. The service chooses the time unless `conditional` or `append` is given.
 
     `conditional` is the expected upper and the new upper of the shard. `append` is the half-open interval of a
-    replicated append, whose beginning the shard may have already.
+    replicated append, whose beginning the shard may have already. `evolves`: add the new columns and wider types of the
+    DataFrame to the shard ("merge"), or replace the columns of the shard ("overwrite").
     """
 
     key: tuple[str, ...] | None
@@ -368,8 +369,7 @@ class WriteOptions:
     info: bytes = b""  # the user's entry in the commit history
     write_id: str | None = None  # identifies this write in the commit history
     restores: int | None = None  # the time that the rows, which are changes, restore
-    merges_schema: bool = False  # add the new columns and wider types of the DataFrame to the shard
-    overwrites_schema: bool = False  # replace the columns of the shard by those of the DataFrame
+    evolves: Literal["merge", "overwrite"] | None = None
     rewrites: str | None = None  # the operation whose changes the rows are; changes that cancel out are not committed
 
     @property
@@ -457,8 +457,7 @@ class WriteOptions:
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
             restores=restores,
             rewrites=REWRITES[rewrites],
-            merges_schema=merges,
-            overwrites_schema=overwrites,
+            evolves="merge" if merges else "overwrite" if overwrites else None,
             write_id=write_id,
         )
 

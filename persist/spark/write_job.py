@@ -136,7 +136,7 @@ class Job:
         if overwrite and (options.upsert or options.time_column or options.restores is not None or options.moves_upper):
             raise InvalidUsage("mode 'overwrite' replaces everything at the next time; use mode 'append' instead")
         replaces = REPLACE_ALL if overwrite else REPLACE_KEYS if options.upsert else REPLACE_NOTHING
-        if options.overwrites_schema and not overwrite:
+        if options.evolves == "overwrite" and not overwrite:
             raise InvalidUsage(
                 "option 'overwriteSchema' needs mode 'overwrite': only an overwrite of all rows can replace columns"
             )
@@ -144,12 +144,12 @@ class Job:
         transport = executors.transport(target.connection)
         view = _find_or_create(target, options, schema)
         taken = options.txn is not None and is_committed(target, view.shard_id, progress_of(options.txn))
-        if not taken and not options.overwrites_schema:
+        if not taken and options.evolves != "overwrite":
             view = _evolve_to_fit(target, options, schema, view)
         schema_id, current = current_schema(view.schemas)
         names = resolve_names(schema, options, current, target.shard)
         record, replaced_schema = view.schemas[schema_id], None
-        if options.overwrites_schema and not taken:
+        if options.evolves == "overwrite" and not taken:
             planned = overwrite_schema(schema, options, current, target.shard)
             _check_columns(schema, planned, options, target.shard, names)
             if planned != current:
@@ -366,7 +366,7 @@ def _evolve_to_fit(target: Target, options: WriteOptions, schema: StructType, vi
     """
     for _ in range(ALTER_TRIES):
         current = current_schema(view.schemas)[1]
-        planned = merge_schema(schema, options, current, target.shard) if options.merges_schema else current
+        planned = merge_schema(schema, options, current, target.shard) if options.evolves == "merge" else current
         _check_columns(schema, planned, options, target.shard, resolve_names(schema, options, planned, target.shard))
         if planned == current:
             return view
