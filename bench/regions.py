@@ -74,7 +74,7 @@ def home_at(root: Path, *, publishes: bool = True, policy: Policy | None = None)
 
 def replicator_of(root: Path) -> Replicator:
     home, copy = open_blob(f"file://{root}/home/blob"), open_blob(f"file://{root}/copy")
-    return Replicator(home, copy, SystemClock(), ReplicateSettings(every_s=0.2, whole_s=3600.0))
+    return Replicator(home, copy, SystemClock(), ReplicateSettings(whole_s=3600.0))
 
 
 def region_at(root: Path, settings: LocationSettings | None = None) -> tuple[ReplicaLocation, Client]:

@@ -32,7 +32,7 @@ from persist.regions.divergence import find_diverged, salvage
 from persist.regions.failover import OldHome, Promotion, check_copy, last_promotion, promote, record_new_home
 from persist.regions.region_index import RegionEntry, RegionIndex, change_index, check_region, read_index, urls_of
 from persist.regions.remote_holds import list_region_holds, release_region_holds
-from persist.regions.replication import Replicated, ReplicateSettings, Replicator
+from persist.regions.replication import INTERVAL_S_MIN, Replicated, ReplicateSettings, Replicator, check_seconds
 from persist.regions.switchover import Switch, demote
 
 EXIT_FOUND = 1
@@ -220,7 +220,8 @@ def _replicate(arguments: argparse.Namespace) -> int:
     """Replicate until a signal, or with `--once` until everything has been copied."""
     options = ("every", "whole", "keep")
     every_s, whole_s, keep_s = (read_age_ms(f"--{name}", getattr(arguments, name)) / 1000 for name in options)
-    settings = ReplicateSettings(every_s, whole_s, keep_s, read_rate(arguments.rate), arguments.at_once)
+    check_seconds("every_s", every_s, INTERVAL_S_MIN)
+    settings = ReplicateSettings(whole_s, keep_s, read_rate(arguments.rate), arguments.at_once)
     settings.check()
     configure_logs(arguments.log_level)
     with ExitStack() as stack:
@@ -237,7 +238,7 @@ def _replicate(arguments: argparse.Namespace) -> int:
                 _show_round(replicator.round())
             except (Unavailable, Overloaded) as error:  # retried in the next round
                 log.warning("nothing was copied: %s", error)
-            if stop.wait(settings.every_s):
+            if stop.wait(every_s):
                 return 0
 
 

@@ -34,6 +34,7 @@ from persist.formats.store_errors import read_or_none, translated
 from persist.regions.failover import PREFIX
 
 AT_ONCE_MAX = 64
+INTERVAL_S_MIN = 0.05
 DELETED_AT_ONCE = 500
 GONE = "copy-gone/"  # <epoch>/<uuid7>: a note of keys, one a line, that the home had deleted when the note was written
 NOTED_AT_ONCE = 10_000
@@ -41,12 +42,11 @@ NOTED_AT_ONCE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ReplicateSettings:
-    """`every_s`: interval of polling for publications. `whole_s`: interval of comparing the whole stores.
+    """`whole_s`: interval of comparing the whole stores. `rate`: limit of bytes a second read at home.
 
-    `keep_s`: how long the copy keeps blobs that home has deleted. `rate`: limit of bytes a second read at home.
+    `keep_s`: how long the copy keeps blobs that home has deleted.
     """
 
-    every_s: float = 1.0
     whole_s: float = 60.0
     keep_s: float = 300.0
     rate: int | None = None
@@ -55,11 +55,16 @@ class ReplicateSettings:
     def check(self) -> None:
         """Raises InvalidUsage if a number is out of range."""
         check_rate(self.rate)
-        for name, least in (("every_s", 0.05), ("whole_s", 0.05), ("keep_s", 0.0)):
-            if not least <= getattr(self, name) <= 10 * 86_400:
-                raise InvalidUsage(f"{name} is {getattr(self, name)}; it must be in [{least}, 864000] seconds")
+        check_seconds("whole_s", self.whole_s, INTERVAL_S_MIN)
+        check_seconds("keep_s", self.keep_s, 0.0)
         if not 1 <= self.at_once <= AT_ONCE_MAX:
             raise InvalidUsage(f"at_once is {self.at_once}; it must be in [1, {AT_ONCE_MAX}]")
+
+
+def check_seconds(name: str, value: float, least: float) -> None:
+    """Raises InvalidUsage if `value` is not between `least` and ten days."""
+    if not least <= value <= 10 * 86_400:
+        raise InvalidUsage(f"{name} is {value}; it must be in [{least}, 864000] seconds")
 
 
 @dataclass(frozen=True, slots=True)
