@@ -53,6 +53,7 @@ LOOKED_AT_MAX = 256  # newest batches
 
 # --- the worker's policy; a shard at rest is not being written, and is compacted closer to its minimum size
 LEFT_BATCHES_MAX = 128  # with more small batches, committers do not keep up, or are too short-lived to merge
+INLINE_FLUSH_BYTES = 256 * 1024  # a shard with more inline rows than this has them merged into blobs
 WORKER_GARBAGE_PERCENT = 200  # without history: all rows in percent of those that a merge may leave
 WORKER_AGED_PERCENT = 20  # with history: rows that it no longer needs, in percent of the others
 REST_FAN_IN = 2
@@ -68,7 +69,6 @@ class MergePolicy:
     fan_in: int = FAN_IN  # twice that below `small_rows`, where the commit costs more than the rows
     small_rows: int = 16_384  # a smaller stretch waits for more batches, and a smaller batch keeps its history
     batches_soft: int = 24  # with more batches than this the youngest are merged with one that they outweigh
-    inline_flush_bytes: int = 256 * 1024
     left_batches_max: int = 0  # the newest small batches that are left to the committer
 
     def beside_writers(self) -> MergePolicy:
@@ -338,7 +338,7 @@ def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePol
     for first, end in sorted(stretches, key=lambda s: sum(batch.rows for batch in batches[s[0] : s[1]])):
         yield _spec(state, batches[first:end])
     used = {index for first, end in stretches for index in range(first, end)}
-    if state.trace.inline_bytes > policy.inline_flush_bytes:
+    if state.trace.inline_bytes > INLINE_FLUSH_BYTES:
         inline = [index not in used and batch.inline_size > 0 for index, batch in enumerate(batches)]
         for is_inline, group in groupby(range(len(batches)), inline.__getitem__):
             if is_inline:

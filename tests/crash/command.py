@@ -16,6 +16,7 @@ import compactor.cli.maintain
 import compactor.loop
 import compactor.worker
 import persist.commit.location
+import persist.core.merge_plan
 import persist.maintenance.collector
 import rpc.cli.serve
 from blob import open_blob
@@ -26,7 +27,7 @@ from rpc.config_file import LoadedConfig
 from tests.crash.actor import Journal
 from tests.crash.clocks import set_clock
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
-from tests.crash.small import CLAIM_LEASE_MS, IDLE_MS, LOOK_EVERY_S, POLICY, ROLLUP_AFTER, WORKER
+from tests.crash.small import CLAIM_LEASE_MS, IDLE_MS, INLINE_FLUSH_BYTES, LOOK_EVERY_S, POLICY, ROLLUP_AFTER, WORKER
 
 
 def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
@@ -51,6 +52,7 @@ def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
         patch.object(compactor.loop, "RESCAN_WITHOUT_PUSH_S", LOOK_EVERY_S),
         patch.object(compactor.cli.maintain, "WorkerSettings", worker_settings),
         patch.multiple(compactor.worker, CLAIM_LEASE_MS=CLAIM_LEASE_MS, IDLE_MS=IDLE_MS),
+        patch.object(persist.core.merge_plan, "INLINE_FLUSH_BYTES", INLINE_FLUSH_BYTES),
         patch.object(persist.maintenance.collector, "ROLLUP_LEAST", ROLLUP_AFTER),
         patch.object(compactor.cli.maintain, "gc_task", partial(gc_task, every_s=LOOK_EVERY_S)),
     ):

@@ -17,7 +17,8 @@ HANDLES = HandleSettings(
     write=WriteSettings(lease_ms=5_000, retry_s=4.0), read=ReadSettings(lease_ms=2_500, retry_s=4.0)
 )
 TIMEOUT_S = 3.0  # of a request to a server
-MERGES = MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=2_000)
+MERGES = MergePolicy(fan_in=2, batches_soft=4)
+INLINE_FLUSH_BYTES = 2_000
 ENGINE = EngineSettings(memory_bytes=1 << 22, part_bytes_target=1 << 13)
 WORKER = WorkerSettings(policy=MERGES, engine=ENGINE)
 CLAIM_LEASE_MS = 2_000
@@ -32,6 +33,7 @@ __all__ = [
     "ENGINE",
     "HANDLES",
     "IDLE_MS",
+    "INLINE_FLUSH_BYTES",
     "LEASES_S",
     "LOCATION",
     "LOOK_EVERY_S",

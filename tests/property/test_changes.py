@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import patch
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compactor.engine import EngineSettings
 from persist.client.contents_diff import Changes
+from persist.core import merge_plan
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
 from tests.support.examples import examples
@@ -39,7 +41,7 @@ STEPS = st.one_of(
 )
 TINY = replace(
     WORKER,
-    policy=MergePolicy(fan_in=2, batches_soft=3, inline_flush_bytes=2_000),
+    policy=MergePolicy(fan_in=2, batches_soft=3),
     engine=EngineSettings(memory_bytes=100_000, part_bytes_target=1_000),
 )
 
@@ -92,7 +94,8 @@ class Played:
         self.world.forget_before(self.since)
 
     def merge(self, idle: bool) -> None:
-        self.world.worker(settings=TINY).run(NAME, idle=idle)
+        with patch.object(merge_plan, "INLINE_FLUSH_BYTES", 2_000):
+            self.world.worker(settings=TINY).run(NAME, idle=idle)
 
     def collect(self, _: None) -> None:
         self.world.collector().run(NAME)

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from compactor.engine import EngineSettings
 from persist.client.shard import Shard
+from persist.core import merge_plan
 from persist.core.batch import Run
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
@@ -35,7 +37,7 @@ from tests.support.maintained import NAME, WORKER, World
 
 TINY = replace(
     WORKER,
-    policy=MergePolicy(fan_in=2, batches_soft=3, inline_flush_bytes=2_000),
+    policy=MergePolicy(fan_in=2, batches_soft=3),
     engine=EngineSettings(memory_bytes=20_000, part_bytes_target=1_000),
 )
 STRUCT = pa.struct([("a", pa.int8())])
@@ -218,7 +220,8 @@ class Life:
         self.columns[self.columns.index(column)] = replace(column, nullable=True)
 
     def merge(self) -> None:
-        self.world.worker(settings=TINY).run(NAME, idle=self.data.draw(st.booleans()))
+        with patch.object(merge_plan, "INLINE_FLUSH_BYTES", 2_000):
+            self.world.worker(settings=TINY).run(NAME, idle=self.data.draw(st.booleans()))
 
     def reopen(self) -> None:
         self.world.user = self.world.process()

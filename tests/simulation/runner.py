@@ -23,6 +23,7 @@ import persist.commit.location_identity
 import persist.commit.part_validator
 import persist.commit.state_loader
 import persist.commit.validation_receipts
+import persist.core.merge_plan
 import persist.maintenance.journal_keeper
 import persist.parts.part_files
 import persist.parts.read_plan
@@ -235,6 +236,7 @@ def run_plan(plan: Plan) -> Outcome:
         stack.enter_context(small_pages())
         stack.enter_context(small_epochs())
         stack.enter_context(short_claims())
+        stack.enter_context(patch.object(persist.core.merge_plan, "INLINE_FLUSH_BYTES", 1_500))
         stack.enter_context(patch.object(persist.client.lease_pool, "LOOK_S", sharing.LOOK_S))
         stack.enter_context(patch.object(persist.commit.committer, "RETRY_S", COMMIT_RETRY_S))
         stack.enter_context(patch.object(persist.commit.part_validator, "CHECK_THREADS", 1))

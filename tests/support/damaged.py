@@ -33,7 +33,7 @@ PLAIN = Policy(inline_part_bytes_max=0, **SMALL)
 BUNDLING = Policy(inline_part_bytes_max=0, plain_parts_max=1, rollup_every=8)
 INLINE = Policy(**SMALL)
 WORKER = WorkerSettings(
-    policy=MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=1 << 20),
+    policy=MergePolicy(fan_in=2, batches_soft=4),
     engine=EngineSettings(memory_bytes=1 << 20, part_bytes_target=1_000),
 )
 

@@ -37,7 +37,7 @@ Row = tuple[str, int, int, int]  # key, value, time, diff
 
 # Tiny parts and chunks, so that small tests see many of them.
 WORKER = WorkerSettings(
-    policy=MergePolicy(fan_in=2, batches_soft=4, inline_flush_bytes=1 << 20),
+    policy=MergePolicy(fan_in=2, batches_soft=4),
     engine=EngineSettings(memory_bytes=1 << 20, part_bytes_target=1_500),
 )
 ROLLUP_AFTER = 8  # entries

@@ -14,6 +14,7 @@ from persist.core import merge_plan
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, trace_of
 from persist.core.frontier import EMPTY, MINIMUM, Antichain
 from persist.core.merge_plan import (
+    INLINE_FLUSH_BYTES,
     LEFT_BATCHES_MAX,
     LOOKED_AT_MAX,
     SMALL_ROWS,
@@ -140,7 +141,7 @@ def test_a_shard_at_rest_is_brought_to_a_few_batches_and_then_left_alone() -> No
 def test_inline_rows_leave_the_state_when_there_are_many_of_them() -> None:
     shape = Shape()
     shape.append(1_000_000)
-    size = POLICY.inline_flush_bytes // 2
+    size = INLINE_FLUSH_BYTES // 2
     for rows in (300_000, 50_000, 10_000):
         shape.append(rows, key=None, data=bytes(size), size=size)
     [spec] = shape.plan()
