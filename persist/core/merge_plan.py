@@ -53,6 +53,7 @@ LOOKED_AT_MAX = 256  # newest batches
 
 # --- the worker's policy; a shard at rest is not being written, and is compacted closer to its minimum size
 LEFT_BATCHES_MAX = 128  # with more small batches, committers do not keep up, or are too short-lived to merge
+WORKER_FEW_ROWS = 16_384  # a smaller stretch waits for more batches, and a smaller batch keeps its history
 INLINE_FLUSH_BYTES = 256 * 1024  # a shard with more inline rows than this has them merged into blobs
 WORKER_GARBAGE_PERCENT = 200  # without history: all rows in percent of those that a merge may leave
 WORKER_AGED_PERCENT = 20  # with history: rows that it no longer needs, in percent of the others
@@ -66,8 +67,7 @@ REST_AGED_PERCENT = 10
 class MergePolicy:
     """The thresholds of a worker."""
 
-    fan_in: int = FAN_IN  # twice that below `small_rows`, where the commit costs more than the rows
-    small_rows: int = 16_384  # a smaller stretch waits for more batches, and a smaller batch keeps its history
+    fan_in: int = FAN_IN  # twice that below `WORKER_FEW_ROWS`, where the commit costs more than the rows
     batches_soft: int = 24  # with more batches than this the youngest are merged with one that they outweigh
     left_batches_max: int = 0  # the newest small batches that are left to the committer
 
@@ -280,7 +280,7 @@ def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) 
     if state.tombstone or state.merge_since.is_empty:
         return []
     if idle:
-        policy = replace(policy, fan_in=REST_FAN_IN, small_rows=0, left_batches_max=0)
+        policy = replace(policy, fan_in=REST_FAN_IN, left_batches_max=0)
     taken = set(claimed(state, now_ms))
     specs = []
     for spec in _abandoned(state, now_ms):
@@ -332,7 +332,7 @@ def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePol
     """The merges that are due in a stretch of batches that no worker is merging."""
     largest = [max((run.longest for run in batch.runs), default=0) for batch in batches]
     stretches = _garbage(state, batches, largest, policy, idle)
-    stretches = stretches or list(_due(batches, largest, (0, len(batches)), policy))
+    stretches = stretches or list(_due(batches, largest, (0, len(batches)), policy, idle))
     stretches = stretches or _outweighed(batches, policy)
     # Smaller ones first: they end soon, and reduce the number of batches.
     for first, end in sorted(stretches, key=lambda s: sum(batch.rows for batch in batches[s[0] : s[1]])):
@@ -349,15 +349,15 @@ def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePol
         if index in used or not batch.rows:
             continue
         old_schema = any(p.schema_id != state.schema_id for p in batch.parts())
-        is_large = batch.rows >= policy.small_rows
-        if old_schema or (is_large and (_has_history(batch, state) or _has_untagged(batch, state))):
+        has_few = _are_few(batch.rows, idle)
+        if old_schema or (not has_few and (_has_history(batch, state) or _has_untagged(batch, state))):
             yield _spec(state, [batch])
 
 
 def _garbage(
     state: State, batches: Sequence[HollowBatch], largest: Sequence[int], policy: MergePolicy, idle: bool
 ) -> list[tuple[int, int]]:
-    if state.settings.history_ms and (aged := _aged(state, batches, policy, idle)):
+    if state.settings.history_ms and (aged := _aged(state, batches, idle)):
         return [(0, aged)]
     end = _passed(batches, state.merge_since)
     if sum(batch.run_count for batch in batches[:end]) < policy.fan_in:
@@ -367,7 +367,7 @@ def _garbage(
     return [(0, end)] if garbage else []
 
 
-def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy, idle: bool) -> int:
+def _aged(state: State, batches: Sequence[HollowBatch], idle: bool) -> int:
     """The number of the first batches to merge because their history has expired, in a shard with history by age.
 
     Since then passes a batch in parts, and seldom as a whole. What it has passed is estimated as if the rows of a batch
@@ -376,7 +376,7 @@ def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy, idl
     """
     since, whole = state.merge_since.element, state.trace.batches
     rows, settled, kept, anew, left = state.trace.rows, 0, 0, 0.0, 0.0
-    if since is None or rows < policy.small_rows or batches[0] is not whole[0]:
+    if since is None or _are_few(rows, idle) or batches[0] is not whole[0]:
         return 0
     for index, batch in enumerate(batches):
         low, high, diffs = _earliest(batch), max((part.time_max for part in batch.parts()), default=0), batch.diff_sum
@@ -396,13 +396,18 @@ def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy, idl
     return 0
 
 
+def _are_few(rows: int, idle: bool) -> bool:
+    """Whether merging these rows costs less than the commit; a shard at rest is merged all the same."""
+    return rows < WORKER_FEW_ROWS and not idle
+
+
 def _earliest(batch: HollowBatch) -> int:
     """The earliest time that a batch keeps distinct from others."""
     return max(batch.desc.lower.element or 0, batch.desc.since.element or 0)
 
 
 def _due(
-    batches: Sequence[HollowBatch], largest: Sequence[int], within: tuple[int, int], policy: MergePolicy
+    batches: Sequence[HollowBatch], largest: Sequence[int], within: tuple[int, int], policy: MergePolicy, idle: bool
 ) -> Iterator[tuple[int, int]]:
     """The longest stretches `[first, end)` that are due, none overlapping.
 
@@ -414,11 +419,11 @@ def _due(
         return
     rows = sum(batch.rows for batch in batches[first:end])
     at = max(range(first, end), key=largest.__getitem__)
-    if rows >= policy.fan_in * (2 if rows < policy.small_rows else 1) * largest[at]:
+    if rows >= policy.fan_in * (2 if _are_few(rows, idle) else 1) * largest[at]:
         yield within
         return
-    yield from _due(batches, largest, (first, at), policy)
-    yield from _due(batches, largest, (at + 1, end), policy)
+    yield from _due(batches, largest, (first, at), policy, idle)
+    yield from _due(batches, largest, (at + 1, end), policy, idle)
 
 
 def _outweighed(batches: Sequence[HollowBatch], policy: MergePolicy) -> list[tuple[int, int]]:

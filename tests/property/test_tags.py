@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist.core import merge_plan
 from persist.core.merge_plan import plan
 from persist.core.readable_times import kept_below
 from persist.parts import ALL_KEYS, PartReader, current_schema, valid_schemas
@@ -87,7 +88,7 @@ def test_a_tag_that_goes_gives_its_rows_back() -> None:
     assert merged_rows(world) == 20
 
 
-def test_a_large_batch_is_merged_anew_when_half_of_its_tags_are_gone() -> None:
+def test_a_large_batch_is_merged_anew_when_half_of_its_tags_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would keep their rows until it is merged with others, which may be never."""
     world = updated(keys=20, rounds=40, changed=20)
     for time in (10, 20, 30):
@@ -97,17 +98,17 @@ def test_a_large_batch_is_merged_anew_when_half_of_its_tags_are_gone() -> None:
     [batch] = [batch for batch in world.state().trace.batches if batch.runs]
     assert batch.desc.kept == (10, 20, 30)
     assert batch.rows == 20 + 3 * 40
-    policy = replace(TINY.policy, small_rows=0)
+    monkeypatch.setattr(merge_plan, "WORKER_FEW_ROWS", 0)
 
     def due() -> int:
-        return len(plan(world.state(), policy, now_ms=0))
+        return len(plan(world.state(), TINY.policy, now_ms=0))
 
     assert due() == 0
     world.shard.untag("t10")
     assert due() == 0
     world.shard.untag("t30")
     assert due() == 1
-    world.worker(settings=replace(TINY, policy=policy)).run(NAME)
+    world.worker(settings=TINY).run(NAME)
     assert world.state().trace.rows == 20 + 40
     assert due() == 0
     assert world.contents(20) == world.expected(20)

@@ -49,7 +49,7 @@ ASKED_AGAIN = 40  # instants, at the end
 AGED_WITHIN_MS = 15_000  # beyond the history: three steps of maintenance
 
 WORKER = WorkerSettings(
-    policy=MergePolicy(fan_in=2, small_rows=64, batches_soft=4),
+    policy=MergePolicy(fan_in=2, batches_soft=4),
     engine=EngineSettings(memory_bytes=64 * 1024, part_bytes_target=PART_BYTES // 4),
 )
 

@@ -236,7 +236,7 @@ def run_plan(plan: Plan) -> Outcome:
         stack.enter_context(small_pages())
         stack.enter_context(small_epochs())
         stack.enter_context(short_claims())
-        stack.enter_context(patch.object(persist.core.merge_plan, "INLINE_FLUSH_BYTES", 1_500))
+        stack.enter_context(patch.multiple(persist.core.merge_plan, WORKER_FEW_ROWS=64, INLINE_FLUSH_BYTES=1_500))
         stack.enter_context(patch.object(persist.client.lease_pool, "LOOK_S", sharing.LOOK_S))
         stack.enter_context(patch.object(persist.commit.committer, "RETRY_S", COMMIT_RETRY_S))
         stack.enter_context(patch.object(persist.commit.part_validator, "CHECK_THREADS", 1))
