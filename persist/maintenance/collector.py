@@ -83,6 +83,7 @@ class Collector:
         self._lending = Lending(location, self._committer_of, self._lists, UNTAKEN_MS)
         self._in_background = in_background
         self._entries_max = BACKGROUND_ENTRIES_MAX if in_background else ENTRIES_MAX
+        self._rollup_after = ROLLUP_LEAST
         self._silence = Silence(location, StoreClock(location.blob, location.clock, location.ids))
 
     def run(self, name: str) -> GcReport:
@@ -287,9 +288,9 @@ class Collector:
         newest = max(state.rollups)
         if state.seqno_since <= newest or self._in_background:
             return False
-        if state.seqno - newest >= ROLLUP_LEAST:
+        if state.seqno - newest >= self._rollup_after:
             return True
-        recent = self._versions.diffs(state.name, SeqNo(newest + 1), ROLLUP_LEAST)
+        recent = self._versions.diffs(state.name, SeqNo(newest + 1), self._rollup_after)
         gone = [key for change in recent for key in self._versions.whole(state.name, change).gone]
         return sum(map(is_rollup_key, gone)) > 1 or not all(map(is_rollup_key, gone))
 
@@ -322,7 +323,7 @@ class Collector:
         next incarnation may begin meanwhile; then ordinary epochs collect the rest.
         """
         rollup = self._last_rollup(state)
-        if rollup is None or state.seqno - rollup >= ROLLUP_LEAST:  # ending loans extend its log
+        if rollup is None or state.seqno - rollup >= self._rollup_after:  # ending loans extend its log
             state = self._roll_up(machine, state)
             rollup = max(state.rollups)
             if not state.tombstone:

@@ -27,12 +27,11 @@ from persist.core.frontier import Antichain
 from persist.core.ids import SeqNo, Token, critical_reader_id_of
 from persist.core.record import replace
 from persist.core.state import State
-from persist.maintenance.collector import Collector
 from persist.maintenance.expiry import forget_outlived
 from tests.simulation.breaking import Broken, ignores_the_upper
 from tests.simulation.erasures import HEX, MARKER, PHASES, Meant, gone_markers, shown
 from tests.simulation.host import KEYS, MAIN, WEATHER, Host, expect_damage, extras_of, me
-from tests.simulation.maintenance import ORPHAN_AGE_MS, SWEEP, WORKER, maintaining
+from tests.simulation.maintenance import ORPHAN_AGE_MS, SWEEP, WORKER, SmallCollector, maintaining
 from tests.simulation.oracle import Write, expect
 from tests.simulation.readers import read_once, reading
 from tests.simulation.retaining import CONSUMER
@@ -200,7 +199,7 @@ class Watched(Eraser):
     """Tells the oracle when each scan began, so that it knows what a scan cannot have seen."""
 
     def __init__(self, host: Host) -> None:
-        super().__init__(host.location, Collector(host.location), sweep=SWEEP)
+        super().__init__(host.location, SmallCollector(host.location), sweep=SWEEP)
         self._host = host
 
     def _scan(self, machine: Committer, erasure: Erasure) -> Scanned:
@@ -234,7 +233,7 @@ def check_erased(host: Host) -> None:
             hold.downgrade_since(max(truth.state.upper, hold.since))
     for tag in sorted(truth.state.tags):
         shard.untag(tag)
-    steps, worker, gc = Watched(host), Worker(host.location, WORKER), Collector(host.location)
+    steps, worker, gc = Watched(host), Worker(host.location, WORKER), SmallCollector(host.location)
     born = [born_ms(stat.key) for stat in host.run.world.blobs.list(f"{truth.state.shard_id}/")]
     most_ms = max([began_ms, *born]) + RECEIPT_WITHIN_MS + host.run.oracle.clocks_off_ms
     for _ in range(ROUNDS_MAX):

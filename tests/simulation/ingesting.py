@@ -24,11 +24,10 @@ from persist.client.write import WriteHandle
 from persist.core.errors import Expired, NotReadable, UpperMismatch
 from persist.core.ids import Token, mint
 from persist.core.transitions import writers
-from persist.maintenance.collector import Collector
 from persist.sources.feed_position import FeedPosition
 from tests.simulation.breaking import Broken
 from tests.simulation.host import HANDLES, Host, Run, weathered
-from tests.simulation.maintenance import WORKER
+from tests.simulation.maintenance import WORKER, SmallCollector
 from tests.simulation.oracle import expect
 from tests.support.location import client_of
 
@@ -126,7 +125,7 @@ def ask(shard: Shard, number: int, token: Token, force: bool) -> str:
 
 def tender(host: Host) -> None:
     """Merges, erases for good and collects."""
-    collector = Collector(host.location)
+    collector = SmallCollector(host.location)
     while host.work():
         with weathered(host, "tender failed"), suppress(*MEANWHILE):
             opened(host)
@@ -164,7 +163,7 @@ def _drop_with_pending(host: Host, client: Client, shard: Shard) -> None:
     if there and shard.erase(keys=there[:1]).phase == "pending":
         host.run.path("dropped with a pending erasure")
     shard.drop(force=True)
-    Collector(host.location).run(FED)
+    SmallCollector(host.location).run(FED)
     again = client.create_shard(FED, COLUMNS, ["position"])
     found = again.upper().element, again.erasures()
     expect(found == (0, {}), "dropped", f"the next life of {FED} has the upper and the erasures {found}")

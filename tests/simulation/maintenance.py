@@ -13,6 +13,7 @@ from compactor.metering import MaintenanceMetrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.tasks import history_task
 from compactor.worker import Worker, WorkerSettings
+from persist.commit.location import Location
 from persist.core.blob_keys import born_ms, is_loan_key
 from persist.core.erasure_progress import erased_from
 from persist.core.errors import UnknownShard
@@ -54,9 +55,12 @@ WORKER = WorkerSettings(
 )
 
 
-def small_epochs() -> Broken:
-    """Collectors make rollups often, truncate little at a time, delete in order, and end loans soon."""
-    return patch.multiple(collecting, ENTRIES_MAX=24, ROLLUP_LEAST=6, DELETE_THREADS=1, UNTAKEN_MS=UNTAKEN_MS)
+class SmallCollector(Collector):
+    """Truncates little at a time, makes rollups often, and ends loans soon, unlike collectors in the background."""
+
+    def __init__(self, location: Location, count: Callable[..., None] = lambda **counts: None) -> None:
+        with patch.multiple(collecting, ENTRIES_MAX=24, ROLLUP_LEAST=6, UNTAKEN_MS=UNTAKEN_MS):
+            super().__init__(location, count=count)
 
 
 def short_claims() -> Broken:
@@ -83,7 +87,7 @@ def collector(host: Host) -> None:
     for name in (MAIN, COPIES):
         host.open(name)
     metrics = MaintenanceMetrics()
-    gc = Collector(host.location, count=metrics.add)
+    gc = SmallCollector(host.location, count=metrics.add)
     while not host.run.over:
         with maintaining(host):
             gc.run(some_shard(host))
@@ -140,7 +144,7 @@ def counted(host: Host, metrics: MaintenanceMetrics) -> None:
 def settle(host: Host) -> None:
     """Everybody has come to rest: merge and collect until nothing is left to do, then read every time there is."""
     truths = host.run.oracle.shards
-    worker, gc = Worker(host.location, WORKER), Collector(host.location)
+    worker, gc = Worker(host.location, WORKER), SmallCollector(host.location)
     for name in sorted(truths):
         gc.run(name)
     host.run.world.scheduler.sleep(2 * WRITE_LEASE_MS / 1000)  # the collector watches how what the dead held lapses
@@ -168,7 +172,7 @@ def settle(host: Host) -> None:
 
 def _let_clones_go(host: Host) -> None:
     """Half of the clones are dropped, then all: each time what is left reads as before, and no loan stays in vain."""
-    truths, gc, sweeper = host.run.oracle.shards, Collector(host.location), Sweeper(host.location, SWEEP)
+    truths, gc, sweeper = host.run.oracle.shards, SmallCollector(host.location), Sweeper(host.location, SWEEP)
     clones = [name for name in sorted(truths) if is_clone(name)]
     for dropped in (clones[::2], clones[1::2]) if clones else ():
         for name in dropped:

@@ -24,6 +24,7 @@ import persist.commit.part_validator
 import persist.commit.state_loader
 import persist.commit.validation_receipts
 import persist.core.merge_plan
+import persist.maintenance.collector
 import persist.maintenance.journal_keeper
 import persist.parts.part_files
 import persist.parts.read_plan
@@ -49,7 +50,6 @@ from tests.simulation.maintenance import (
     ORPHAN_AGE_MS,
     settle,
     short_claims,
-    small_epochs,
 )
 from tests.simulation.oracle import (
     REWRITES,
@@ -234,7 +234,7 @@ def run_plan(plan: Plan) -> Outcome:
         if any("eraser" in share for share in plan.roles):
             stack.enter_context(plain_parts())
         stack.enter_context(small_pages())
-        stack.enter_context(small_epochs())
+        stack.enter_context(patch.object(persist.maintenance.collector, "DELETE_THREADS", 1))
         stack.enter_context(short_claims())
         stack.enter_context(patch.multiple(persist.core.merge_plan, WORKER_FEW_ROWS=64, INLINE_FLUSH_BYTES=1_500))
         stack.enter_context(patch.object(persist.client.lease_pool, "LOOK_S", sharing.LOOK_S))

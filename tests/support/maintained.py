@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
-from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -22,8 +21,7 @@ from persist.core.blob_keys import is_bundle_key, shard_prefix
 from persist.core.ids import SeqNo
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy, State
-from persist.maintenance import collector
-from persist.maintenance.collector import Collector, GcReport
+from persist.maintenance.collector import Collector
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
 from tests.support.location import AscendingIds, TestClock, client_of, memory_location
 
@@ -46,9 +44,9 @@ ROLLUP_AFTER = 8  # entries
 class EagerCollector(Collector):
     """Makes rollups after few entries, so that small tests see many epochs."""
 
-    def run(self, name: str) -> GcReport:
-        with patch.object(collector, "ROLLUP_LEAST", ROLLUP_AFTER):
-            return super().run(name)
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self._rollup_after = ROLLUP_AFTER
 
 
 class World:
