@@ -10,6 +10,7 @@ import pytest
 
 from consensus import ConsensusUnavailable
 from consensus.memory_logs import MemoryConsensus
+from persist.commit import committer
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Expired, NotReadable, UnknownShard
@@ -67,7 +68,8 @@ class Scene:
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[Scene], Awaitable[None]]], None]]:
     monkeypatch.setattr(module, "LEASE_MS", LEASE_MS)
     clock, consensus = TestClock(), Flaky("mem:")
-    location = memory_location(clock=clock, consensus=consensus, retry_s=0.0)
+    monkeypatch.setattr(committer, "RETRY_S", 0.0)
+    location = memory_location(clock=clock, consensus=consensus)
     shard = client_of(location).create_shard("orders", SCHEMA, ["id"])
     shard.compare_and_append([{"id": "a"}], 0, UPPER)
 
