@@ -486,10 +486,14 @@ def _arrow_schema(source: RowSource) -> pa.Schema:
 
 def _arrow(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None) -> Iterator[RowPiece]:
     with open(source.path, "rb") as file:
-        is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
+        start = file.read(len(_FILE_MARK))
+        is_file = start == _FILE_MARK
         file.seek(-min(source.size, len(_STREAM_END)), os.SEEK_END)
-        if not is_file and file.read() != _STREAM_END:
-            raise ValueError("it has no end-of-stream marker: it was truncated, or is of Arrow before 0.15")
+        is_whole = is_file or file.read() == _STREAM_END
+    if not is_whole and start[: len(_CONTINUES)] != _CONTINUES:
+        is_whole = _is_complete_legacy_stream(source.path)
+    if not is_whole:
+        raise ValueError("it does not end with the end-of-stream marker: it was truncated")
     with pa.OSFile(source.path) as data:
         if is_file:
             with pa.ipc.open_file(data) as reader:
@@ -531,6 +535,17 @@ def _is_batch(data: pa.Buffer) -> bool:
         return bool(pa.ipc.read_message(data).type == "record batch")
     except (pa.ArrowException, OSError, EOFError):
         return False
+
+
+def _is_complete_legacy_stream(path: str) -> bool:
+    """Whether a stream of Arrow before 0.15 is complete: its end marker is four zero bytes, like padding."""
+    with pa.OSFile(path) as data:
+        messages, at = pa.ipc.MessageReader.open_stream(data), 0
+        with suppress(StopIteration):
+            while True:
+                messages.read_next_message()
+                at = data.tell()
+        return bool(at < data.tell() == data.size())
 
 
 def _numbered(
