@@ -6,6 +6,8 @@ import json
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from tests.support.waiting import WAIT_S
 SCHEMA = pa.schema([("id", pa.int64())])
 CHILDREN = 4
 INSERTS = 25
+ROOT = Path(__file__).parents[2]
 FORKS = 100  # of which 4 children hung, with three readers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -124,37 +127,35 @@ def test_children_that_connect_anew_write_each_row_once_at_the_time_they_are_tol
     assert dict(acknowledged).items() <= at.items()
 
 
-def test_a_child_does_not_wait_for_what_another_thread_held_inside_sqlite(tmp_path: Path) -> None:
-    """SQLite's allocator has a mutex: a child that inherits it locked waits for ever, with a store of its own too."""
-    path, ended = str(tmp_path / "log.db"), threading.Event()
-    store = SqliteConsensus(path)
+def fork_while_others_read(path: str) -> None:
+    """Fork this process FORKS times while threads read; each child uses a store of its own."""
+    ended, store = threading.Event(), SqliteConsensus(path)
     store.begin("k", 1, b"x")
 
     def read() -> None:
         while not ended.is_set():
             store.scan("k", 1, 1)
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    try:
-        for number in range(FORKS):
-            receiving, sending = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    os.write(sending, SqliteConsensus(path).scan("k", 1, 1)[0].data)
-                finally:
-                    os._exit(0)
-            os.close(sending)
-            if not select.select([receiving], [], [], WAIT_S)[0]:
-                os.kill(pid, signal.SIGKILL)
-                pytest.fail(f"child {number} hangs")
-            assert os.read(receiving, 100) == b"x"
-            os.close(receiving)
-            os.waitpid(pid, 0)
-    finally:
-        ended.set()
-        for reader in readers:
-            reader.join()
-        store.close()
+    for _ in range(3):
+        threading.Thread(target=read, daemon=True).start()
+    for number in range(FORKS):
+        receiving, sending = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(sending, SqliteConsensus(path).scan("k", 1, 1)[0].data)
+            os._exit(0)
+        os.close(sending)
+        if not select.select([receiving], [], [], WAIT_S)[0]:
+            os.kill(pid, signal.SIGKILL)
+            raise SystemExit(f"child {number} hangs")
+        assert os.read(receiving, 100) == b"x"
+        os.close(receiving)
+        os.waitpid(pid, 0)
+    ended.set()
+
+
+def test_a_child_does_not_wait_for_what_another_thread_held_inside_sqlite(tmp_path: Path) -> None:
+    """SQLite's allocator has a mutex: a child that inherits it locked waits for ever, with a store of its own too."""
+    work = f"from {__name__} import fork_while_others_read; fork_while_others_read({str(tmp_path / 'log.db')!r})"
+    # In a process of its own, which is smaller than that of all tests: forks copy it.
+    subprocess.run([sys.executable, "-W", "ignore", "-c", work], cwd=ROOT, check=True, timeout=FORKS * WAIT_S)
