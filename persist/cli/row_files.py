@@ -19,12 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from persist.cli.inference import CellTypes, JsonValues
+from persist.cli.inference import JsonValues, Texts
 from persist.cli.schema import storable
 from persist.codecs.csv_rows import BadQuote, CsvScan, check_quotes, csv_options, values_of_cells
 from persist.codecs.json_rows import BOM, UNREADABLE, Absence, names_of_lines, read_ndjson, select_fields
@@ -32,6 +33,28 @@ from persist.codecs.parquet_files import check_single_file, open_parquet
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.value_order import one_chunk
+
+# Nesting depth of JSON by its brackets: Arrow's parser has no bound, and a deep value crashes the process.
+
+DEPTH_MAX = 100  # columns of shards have far fewer levels
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # an unclosed one extends to the end
+_OPEN, _CLOSE, _MARKS = b"[{", b"]}", b"[{]}\n"
+_OTHERS = bytes(set(range(256)) - set(_MARKS))
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(_OPEN)], _STEPS[list(_CLOSE)] = 1, -1
+
+
+def too_deep(data: bytes) -> int | None:
+    """The line, from 1, on which JSON is first nested deeper than DEPTH_MAX; None: nowhere.
+
+    The depth carries over from line to line, since parsers accept an object that continues on the next line. What
+    follows an unmatched bracket does not matter, since no parser reads that far.
+    """
+    marks = _STRING.sub(b"", data).translate(None, _OTHERS)
+    depths = np.cumsum(_STEPS[np.frombuffer(marks, np.uint8)], dtype=np.int64)
+    deep = np.flatnonzero(depths > DEPTH_MAX)
+    return marks.count(b"\n", 0, int(deep[0])) + 1 if len(deep) else None
+
 
 # Rows by piece, and the place of a bad row.
 
@@ -266,11 +289,11 @@ def _csv_texts(source: RowSource) -> list[pa.Field]:
 def _csv_schema(source: RowSource) -> pa.Schema:
     """Columns whose types hold every cell exactly."""
     fields = _csv_texts(source)
-    types = {field.name: CellTypes.of_cells() for field in fields}
+    types = {field.name: Texts.of_cells() for field in fields}
     for _, batch in _csv_batches(source, fields):
         for name, column in types.items():
             column.add(batch.column(name))
-    return pa.schema([(name, column.kind() or pa.string()) for name, column in types.items()])
+    return pa.schema([(name, column.kind()) for name, column in types.items()])
 
 
 def _csv(source: RowSource, schema: ShardSchema, wanted: Sequence[str] | None) -> Iterator[RowPiece]:
@@ -366,6 +389,8 @@ def _ndjson_schema(source: RowSource) -> pa.Schema:
     """Columns whose types hold every value exactly."""
     values = JsonValues()
     for line, block in _line_blocks(source):
+        if (deep := too_deep(block)) is not None:
+            raise BadRow(f"line {line + deep - 1}", f"it is nested more than {DEPTH_MAX} levels deep; flatten it")
         before = deepcopy(values)
         try:
             values.add_lines(block)

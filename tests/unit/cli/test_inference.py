@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from persist.cli.inference import CellTypes
+from persist.cli.inference import Texts
 from persist.cli.row_files import opened
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
@@ -34,10 +34,10 @@ def rows_of(path: Path, nulls: tuple[str, ...] = ()) -> pa.Table:
 
 
 def of_cells(*blocks: list[str]) -> pa.DataType:
-    column = CellTypes.of_cells()
+    column = Texts.of_cells()
     for block in blocks:
         column.add(pa.array(block, pa.string()))
-    return column.kind() or TEXT
+    return column.kind()
 
 
 @pytest.mark.parametrize(("cells", "kind"), [
