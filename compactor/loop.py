@@ -62,13 +62,14 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._shards)
 
-    def want(self, name: str, at_s: float) -> None:
-        """Schedule a visit of the shard at `at_s`, unless it is due earlier."""
+    def want(self, name: str, at_s: float) -> bool:
+        """Schedule a visit of the shard at `at_s`, unless it is due earlier. False: it is being visited now."""
         with self._lock:
             shard = self._shards.setdefault(name, _Shard())
             if shard.due_s is None or at_s < shard.due_s:
                 shard.due_s = at_s
                 self._push(name, at_s)
+            return not shard.running
 
     def take(self, now_s: float, most: int, per_shard: int) -> list[str]:
         """At most `most` due shards, the longest overdue first; each counts as running until `done`."""
@@ -283,7 +284,8 @@ class Loop:
     def _due(self, scan: NameScan, now_s: float, room: int) -> list[str]:
         """At most `room` shards to visit now, the longest overdue first: shards that move do not starve idle ones.
 
-        A page of the scan is read when all names of the previous one were visited.
+        A page of the scan is read when all names of the previous one were visited. One that was being visited when the
+        page was read does not count: its visit may take long.
         """
         if not self._scanned:
             try:
@@ -291,9 +293,7 @@ class Loop:
             except PersistError as error:
                 log.warning("cannot list the shards: %s", error)
                 page = []
-            for name, at_s in page:
-                self._schedule.want(name, at_s)
-                self._scanned.add(name)
+            self._scanned.update(name for name, at_s in page if self._schedule.want(name, at_s))
         names = self._schedule.take(now_s, room, self._per_shard)
         self._scanned.difference_update(names)
         return names

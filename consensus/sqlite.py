@@ -83,27 +83,27 @@ class _Calls:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._under_way = 0
-        self._forking = False
+        self._forks = 0  # that wait, or are under way
 
     def __enter__(self) -> None:
         with self._changed:
-            while self._forking:
+            while self._forks:
                 self._changed.wait()
             self._under_way += 1
 
     def __exit__(self, *_error: object) -> None:
         with self._changed:
             self._under_way -= 1
-            if self._forking:
+            if self._forks:
                 self._changed.notify_all()
 
     def before_fork(self) -> None:
         self._changed.acquire()
-        self._forking = True
+        self._forks += 1
         self._changed.wait_for(lambda: not self._under_way, FORK_WAIT_S)
 
     def after_fork_in_parent(self) -> None:
-        self._forking = False
+        self._forks -= 1
         self._changed.notify_all()
         self._changed.release()
 

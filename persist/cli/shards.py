@@ -155,8 +155,17 @@ def _newest(batches: Sequence[HollowBatch]) -> list[dict[str, Any]]:
 
 
 def _show(fields: dict[str, Any], as_json: bool) -> None:
-    for line in [json.dumps(fields)] if as_json else lines(fields, ()):
+    """Print one shard: as JSON, or its numbers and then each list of its items as a table."""
+    if as_json:
+        print_line(json.dumps(fields))
+        return
+    tables = {name: rows for name, rows in fields.items() if isinstance(rows, list) and rows and type(rows[0]) is dict}
+    for line in lines({name: value for name, value in fields.items() if name not in tables}, ()):
         print_line(line)
+    for name, rows in tables.items():
+        print_line(f"{name}:")
+        for line in lines(None, rows):
+            print_line(f"  {line}")
 
 
 # `persist create NAME`: create a shard with the columns of a text or a file.

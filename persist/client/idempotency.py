@@ -156,13 +156,14 @@ def landed_or_none(ask: Callable[[], c.Appended]) -> c.Appended | None:
 
 @contextmanager
 def after_commit(what: str) -> Iterator[None]:
-    """For reads after a committed change: Unavailable and Overloaded would say that nothing has happened.
+    """For reads after a committed change: Unavailable, Overloaded and InvalidUsage (the client was closed) would say
+    that nothing has happened.
 
     Raises Indeterminate instead. Repeating the change, with its token if it has one, is safe.
     """
     try:
         yield
-    except (Unavailable, Overloaded) as error:
+    except (Unavailable, Overloaded, InvalidUsage) as error:
         raise Indeterminate(
             f"{what} is committed, and its result is not known now ({error.message}); repeat it to see it, with "
             "its token if it has one"

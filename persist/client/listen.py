@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -74,7 +75,7 @@ class Listen(Timeable):
         self._until = until
         self._selection = selection
         self._downgraded_s = transport.clock.monotonic()
-        self._closed = False
+        self._closed = threading.Event()
         self._seen: SeenVersion | None = None
         self.known: int | None = None  # the id of the schema that names its columns; None: that of the first view
         self.schema: ShardSchema | None = None  # of the updates of the last event
@@ -92,11 +93,11 @@ class Listen(Timeable):
         try:
             while not self.done:
                 yield from self.next_events(VIEW_WAIT_S)
-                if self._closed:  # by another thread, while this one waited
+                if self._closed.is_set():  # by another thread, while this one waited
                     return
             self.close()
         except GeneratorExit:  # the loop was left, or the iterator was forgotten
-            self._closed = True
+            self._closed.set()
             self._lease.release()
             raise
         except (Unavailable, Overloaded):  # nothing is lost: another loop continues from the frontier
@@ -115,7 +116,7 @@ class Listen(Timeable):
         if self.done or self.frontier.element is None:
             self.close()
             return
-        if self._closed:
+        if self._closed.is_set():
             raise InvalidUsage(f"this listener of shard {self._name!r} was closed; listen again as of its frontier")
         self._lease.keep()
         lower = self.frontier
@@ -128,10 +129,12 @@ class Listen(Timeable):
                 f"this listener has read v{self._lease.seqno} of shard {self._name!r}, and the log ends before it: the "
                 "consensus store has lost commits. Its last events may be lost; listen anew to continue without them"
             )
+        if self._closed.is_set():  # by another thread, and so the hold is gone
+            return
         self._seen = view.seen
         check_held(view, max(self.frontier.element - 1, 0))
         upper = min(view.upper, self._until)
-        if upper <= lower or self._closed:
+        if upper <= lower:
             return
         wanted, reader = self._reader(view)
         for drop in drops_within(view.drops, lower.element or 0, upper.element):
@@ -202,6 +205,7 @@ class Listen(Timeable):
         """Called when the consumer asks for more: move the hold to the last delivered time, or release it."""
         if self.done:
             self.close()
+        if self._closed.is_set():
             return
         now = self._transport.clock.monotonic()
         if now - self._downgraded_s < self._settings.lease_ms / 1000 / DOWNGRADES_PER_LEASE:
@@ -213,7 +217,7 @@ class Listen(Timeable):
 
     def close(self) -> None:
         """Release the hold. Repeating it is safe. Raises nothing: if no store answers, it lapses."""
-        self._closed = True
+        self._closed.set()
         self._lease.close()
 
     def __enter__(self) -> Self:
@@ -273,7 +277,7 @@ class Subscription(Listen):
             self._begins = None  # only now: the contents are repeated until they were delivered as a whole
             yield from super().next_events(timeout_s)
             return
-        if self._closed:
+        if self._closed.is_set():
             raise InvalidUsage(f"this subscription to shard {self._name!r} was closed; subscribe again")
         wanted, reader = self._reader(held.view)
         rows = sum(part.rows for run in held.runs for part in run.parts)

@@ -256,6 +256,7 @@ class PipelinedWriter(Timeable):
         )
         deadline = self._clock.monotonic() + self._settings.retry_s
         runs: tuple[Run, ...] | None = None
+        unknown: Indeterminate | None = None  # the outcome of the last try that was not answered
         size = sum(pinned.rows.nbytes for pinned in batch)
         rows = replace(batch[0], rows=pa.concat_tables([pinned.rows for pinned in batch]).combine_chunks())
         while True:
@@ -278,7 +279,10 @@ class PipelinedWriter(Timeable):
                     raise
                 self._writer.check(later)
                 rows, runs = later, None
+            except InvalidUsage as error:  # such as: the client was closed meanwhile
+                raise unknown or error from error
             except (Unavailable, errors.Overloaded, Indeterminate, errors.Expired) as error:
+                unknown = error if isinstance(error, Indeterminate) else unknown
                 if self._closing or self._clock.monotonic() > deadline:
                     raise
                 if isinstance(error, errors.Expired):  # the parts may have been swept meanwhile

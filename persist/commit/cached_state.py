@@ -244,9 +244,10 @@ class CachedState:
             state = self.refresh()
             while not ready(state) and (left := deadline - self._clock.monotonic()) > 0:
                 with self._lock:
+                    self._check_open()
                     if self._state is state:
                         self._moved.wait(min(left, poll_s))
-                    self._check_open()
+                        self._check_open()
                     moved = self._state is not state
                 state = self.state() if moved else self.refresh()
             return state

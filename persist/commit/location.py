@@ -169,8 +169,8 @@ class Location:
 
     def machine(self, name: str) -> Machine:
         """The machine of the shard, which may not exist yet. Raises InvalidUsage in a fork, and after `close`."""
-        self._process.check()
         with self._lock:
+            self._process.check()
             machine = self._machines.get(name)
             if machine is None:
                 self.machines_made += 1

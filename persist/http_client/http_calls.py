@@ -183,6 +183,8 @@ class HttpCalls:
                 except errors.NotComplete:  # the server has waited already
                     raise
                 except (Unavailable, Overloaded) as error:
+                    if call.method == "GET":  # the end of the client has ended the wait; no other try can have landed
+                        self._process.check()
                     last: PersistError = error
                     # If one is overloaded, so are the others, and they would only compete for the shard.
                     if isinstance(error, Overloaded) or self._clock.monotonic() > late - LEAST_S:

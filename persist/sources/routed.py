@@ -83,10 +83,17 @@ class _Lane:
                 if (self._shard.attributes.get(self._gate.key) or 0) > (self._gate.expected or 0):
                     return False
                 raise Conflict(f"{error.message}; change the routes to shards that are open") from error
-        except (Indeterminate, InvalidUsage):  # this try may have been rejected because an earlier one has landed
-            if self.sequence.last() < number:
+        except (Indeterminate, InvalidUsage) as error:  # perhaps rejected because an earlier try has landed
+            if not self._has_landed(number, error):
                 raise
         return True
+
+    def _has_landed(self, number: int, error: PersistError) -> bool:
+        """Whether a try is known to have landed. Raises Indeterminate if that cannot be read after this error."""
+        try:
+            return self.sequence.last() >= number
+        except PersistError as failed:
+            raise Indeterminate(f"{error.message}; whether an earlier try has landed is unknown: {failed}") from failed
 
     def _pin(self, rows: pa.Table, columns: ShardSchema) -> PinnedRows:
         """The rows with the columns of the shard. Raises InvalidUsage if these are not `columns`."""

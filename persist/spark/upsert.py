@@ -45,8 +45,8 @@ def without_cancelled(target: Target, runs: Runs, schema: ShardSchema) -> Runs:
     parts = [part for run in runs for part in run.parts]
     if len(parts) < 2 or diff_sum_of(parts):  # a single part is consolidated
         return runs
-    blob, memory = executors.transport(target.connection).blob, target.connection.handles.read.memory_bytes
-    reader = PartReader(blob, {part.schema_id: schema for part in parts}, schema, memory_bytes=memory)
+    transport, memory = executors.transport(target.connection), target.connection.handles.read.memory_bytes
+    reader = PartReader(transport.blob, {part.schema_id: schema for part in parts}, schema, memory_bytes=memory)
     with translated():
         return runs if any(map(len, reader.read_range(runs))) else ()
 
@@ -313,9 +313,9 @@ class Replacement:
             )
 
     def _claim_reader(self) -> PartReader:
-        claimed, connection = key_schema(self.schema), self.target.connection
-        blob, memory = executors.transport(connection).blob, connection.handles.read.memory_bytes
-        return PartReader(blob, {CLAIMS_SCHEMA: claimed}, claimed, memory_bytes=memory)
+        claimed, memory = key_schema(self.schema), self.target.connection.handles.read.memory_bytes
+        # The handle keeps its transport open.
+        return PartReader(self.handle.transport.blob, {CLAIMS_SCHEMA: claimed}, claimed, memory_bytes=memory)
 
     def _check_claims(self, claims: Runs) -> None:
         """Raise InvalidUsage if two tasks (or chunks) claim the same key. A single part has unique keys."""

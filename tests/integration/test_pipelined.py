@@ -13,7 +13,7 @@ import pytest
 
 import persist
 from persist import EVENT_COUNT, AttributeUpdate, PipelinedWriter, PipelineSettings, Shard, WriteHandle
-from persist.core.errors import AttributeMismatch, ConstraintViolated, InvalidUsage, PersistError
+from persist.core.errors import AttributeMismatch, ConstraintViolated, Indeterminate, InvalidUsage, PersistError
 from persist.parts.schema_changes import AddColumn, RenameColumn
 from tests.support.examples import size
 from tests.support.server import Server
@@ -253,6 +253,22 @@ def test_a_shard_that_is_closed_stops_the_writer(shard: Shard) -> None:
     with pytest.raises(PersistError, match="closed"):
         writer.flush()
     writer.abandon()
+
+
+def test_a_try_without_an_answer_is_not_denied_by_the_end_of_the_client(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = [Indeterminate("no answer"), InvalidUsage("this client was closed")]
+
+    def commit(*_given: object, **_options: object) -> None:
+        raise tries.pop(0)
+
+    pipe = shard.pipelined_writer("w")
+    monkeypatch.setattr(WriteHandle, "commit_insert", commit)
+    pipe.append(event("w", 1))
+    with pytest.raises(Indeterminate, match="no answer"):
+        pipe.flush()
+    assert not tries
 
 
 def test_constraints_that_become_stricter_stop_only_rows_that_break_them(shard: Shard) -> None:

@@ -382,7 +382,8 @@ def without_feed(state: State) -> State:
     """
     if not state.retention.appended:
         return state
-    return replace(without_pending(state), retention=replace(state.retention, appended=False))
+    state = without_pending(state)
+    return replace(state, retention=replace(state.retention, appended=False))
 
 
 def without_policy(state: State) -> State:

@@ -58,22 +58,18 @@ def without_pending(state: State, upper: Antichain | None = None) -> State:
     if waiting is None:
         return state
     truncations = tuple(one for one in state.truncations if one.at != waiting.at or one.before != waiting.cut)
-    return replace(state, drops=state.drops[:-1], truncations=truncations)
+    state, progress = replace(state, drops=state.drops[:-1], truncations=truncations), state.retention
+    if progress.upper == waiting.cut:  # a policy asked for it, and has not removed those rows: its next cut does
+        progress = replace(progress, upper=state.truncated.before, removed=None)
+    return replace(state, retention=progress)
 
 
 def without_undue(state: State, runs: Iterable[Run], upper: Antichain | None = None) -> State:
     """The State for rows at `upper` (None: at the next time): if they have retractions, a pending drop is withdrawn.
 
-    The retracted rows may be from before its cut, and would get a negative multiplicity. If a policy asked for it, it
-    has not removed those rows after all; its next cut does.
+    The retracted rows may be from before its cut, and would get a negative multiplicity.
     """
-    waiting = pending_drop(state.drops, upper or state.upper)
-    if waiting is None or all(part.diff_min >= 0 for part in parts_of(runs)):
-        return state
-    state, progress = without_pending(state, upper), state.retention
-    if progress.upper == waiting.cut:
-        progress = replace(progress, upper=state.truncated.before, removed=None)
-    return replace(state, retention=progress)
+    return without_pending(state, upper) if any(part.diff_min < 0 for part in parts_of(runs)) else state
 
 
 def is_waiting(state: State, cut: int) -> bool:

@@ -11,7 +11,7 @@ from blob.memory_blobs import MemoryBlob
 from consensus.memory_logs import MemoryConsensus
 from persist.client.client import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.idempotency import BACKOFF_MAX_S, LAPSING, send
+from persist.client.idempotency import BACKOFF_MAX_S, LAPSING, after_commit, send
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.client.transport import ForwardingTransport, Transport
@@ -331,3 +331,9 @@ def test_a_lease_of_another_process_is_renewed_before_it_is_counted_on() -> None
     clock.advance_ms(2000)
     other.insert([{"k": 1}])
     same.check()
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), Overloaded("busy"), InvalidUsage("this client was closed")])
+def test_a_read_that_fails_after_a_commit_does_not_deny_it(error: PersistError) -> None:
+    with pytest.raises(Indeterminate, match="is committed"), after_commit("the change"):
+        raise error

@@ -131,3 +131,16 @@ def test_shards_that_move_all_the_time_keep_none_at_rest_from_being_looked_at(ro
     assert set(names_of(20)) <= set(found)
     assert sum(name.startswith("busy") for name in found) > len(found) / 2
     location.close()
+
+
+def test_a_long_visit_does_not_hold_up_the_scan() -> None:
+    location = memory_location()
+    loop = Loop(location, lambda _: None, concurrency=30)
+    scan = NameScan(Names(names_of(20)), lambda _: True, 5.0, None)
+    assert sorted(loop._due(scan, 0.0, 30)) == names_of(20)
+    long, *others = names_of(20)
+    for now in (10.0, 20.0, 30.0):
+        for name in others:
+            loop._schedule.end_visit(name)
+        assert sorted(loop._due(scan, now, 30)) == others, f"{long} is still visited"
+    location.close()

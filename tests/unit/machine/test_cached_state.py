@@ -11,7 +11,7 @@ from consensus.memory_logs import MemoryConsensus
 from persist.commit.cached_state import CachedState
 from persist.commit.committer import Machine
 from persist.core import commands as c
-from persist.core.errors import UnknownShard
+from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.frontier import Antichain
 from persist.core.state import State, initial_state
 from tests.support.location import AscendingIds, memory_location
@@ -102,6 +102,19 @@ def test_a_waiter_is_woken_by_commits_of_its_own_process(machines: tuple[Machine
     advance(here, 6)
     waiter.join(WAIT_S)
     assert [state.upper for state in found] == [Antichain(6)]
+
+
+def test_a_wait_that_begins_after_the_end_ends_at_once(machines: tuple[Machine, Machine]) -> None:
+    here, _ = machines
+
+    def check_open() -> None:
+        raise InvalidUsage("it was closed")
+
+    here.end_waits(check_open)
+    with pytest.raises(InvalidUsage, match="closed"):
+        here.wait_for(is_past(5), 600, 600)
+    advance(here, 1)  # as a commit that is under way
+    assert here.state().upper == Antichain(1)
 
 
 class Following(MemoryConsensus):
