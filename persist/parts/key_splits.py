@@ -201,7 +201,7 @@ class CutPoint:
 
 
 class _Piece(NamedTuple):
-    """Rows whose keys are at or after `key`; or a part that was not opened yet.
+    """Rows whose keys are in `[key, last]` (None: there is no end); or a part that was not opened yet.
 
     `unsure` is by how much the piece may exceed its weight, because earlier pieces may have less.
     """
@@ -210,6 +210,7 @@ class _Piece(NamedTuple):
     number: int
     weight: Weight
     part: Part | None
+    last: bytes | None
     unsure: Weight = NOTHING
 
 
@@ -222,15 +223,17 @@ def find_cut(runs: Iterable[Run], reader: PartReader, within: KeyRange, limit: L
     pieces = _Pieces(runs, reader, within)
     start = within.lower or b""
     used, at, at_key = NOTHING, start, NOTHING  # `at_key` is the weight of all pieces at the key `at`
-    unsure = NOTHING  # of these
+    taken: list[_Piece] = []
     while (piece := pieces.next()) is not None:
+        taken.append(piece)
         if piece.key != at:
-            used, at, at_key, unsure = used.plus(at_key), piece.key, NOTHING, NOTHING
-        at_key, unsure = at_key.plus(piece.weight), unsure.plus(piece.unsure)
+            used, at, at_key = used.plus(at_key), piece.key, NOTHING
+        at_key = at_key.plus(piece.weight)
         if limit.allows(used.plus(at_key)):
             continue
         if at > start and used.rows:
-            return CutPoint(at, used, at_key.plus(unsure).plus(pieces.left()))
+            # Also rows of earlier pieces, which may be at the key or after it.
+            return CutPoint(at, used, _sum_of(taken, at).plus(pieces.left()))
         return _find_stuck(pieces, at, used.plus(at_key), limit)
     return CutPoint(None, used.plus(at_key), NOTHING)
 
@@ -246,6 +249,12 @@ def _find_stuck(pieces: _Pieces, at: bytes, seen: Weight, limit: Limit) -> CutPo
     return CutPoint(None, NOTHING, left, is_stuck=True)
 
 
+def _sum_of(pieces: Iterable[_Piece], start: bytes) -> Weight:
+    """The most that rows of these pieces weigh whose keys are at or after `start`."""
+    weights = [piece.weight.plus(piece.unsure) for piece in pieces if piece.last is None or piece.last >= start]
+    return Weight(sum(weight.rows for weight in weights), sum(weight.size for weight in weights))
+
+
 class _Pieces:
     """The pieces of all parts in key order. A part is opened when it is reached."""
 
@@ -259,7 +268,13 @@ class _Pieces:
         ]
         self._waiting = sorted((part for part in parts if not part.is_inline), key=lambda part: part.key_lower)
         self._heap = [
-            _Piece(self._from(part.key_lower), number, Weight(part.rows, part.size), None if part.is_inline else part)
+            _Piece(
+                self._from(part.key_lower),
+                number,
+                Weight(part.rows, part.size),
+                None if part.is_inline else part,
+                part.key_upper,
+            )
             for number, part in enumerate(parts)
         ]
         self._number = len(parts)
@@ -276,8 +291,7 @@ class _Pieces:
 
     def left(self) -> Weight:
         """The weight of the pieces that are left, including rows outside of the range of parts that are not opened."""
-        weights = [piece.weight.plus(piece.unsure) for piece in self._heap]
-        return Weight(sum(weight.rows for weight in weights), sum(weight.size for weight in weights))
+        return _sum_of(self._heap, b"")
 
     def _from(self, key: bytes) -> bytes:
         """The least key of the range at or after this key."""
@@ -287,7 +301,7 @@ class _Pieces:
         groups = self._open(part)
         if groups is None:
             groups = ()
-            yield self._piece(part.key_lower, weight)
+            yield self._piece(part.key_lower, weight, part.key_upper)
         # The size of a part includes its tail, which is distributed over its rows.
         times = weight.size / max(1, sum(chunk.size for group in groups for chunk in group.chunks))
         for group in groups:
@@ -301,14 +315,14 @@ class _Pieces:
             ]
             # The number of rows before the first sample is not known: those counted there may be after the last.
             is_whole = len(pieces) > 1 and pieces[0][0] == group.key_lower
-            for key, weight in pieces[:-1]:
-                yield self._piece(key, weight)
+            for (key, weight), (following, _) in pairwise(pieces):
+                yield self._piece(key, weight, following)
             for key, weight in pieces[-1:]:
-                yield self._piece(key, weight, pieces[0][1] if is_whole else NOTHING)
+                yield self._piece(key, weight, group.key_upper, pieces[0][1] if is_whole else NOTHING)
 
-    def _piece(self, key: bytes, weight: Weight, unsure: Weight = NOTHING) -> _Piece:
+    def _piece(self, key: bytes, weight: Weight, last: bytes | None, unsure: Weight = NOTHING) -> _Piece:
         self._number += 1
-        return _Piece(self._from(key), self._number, weight, None, unsure)
+        return _Piece(self._from(key), self._number, weight, None, last, unsure)
 
     def _open(self, part: Part) -> Sequence[RowGroup] | None:
         """The row groups of a part; None if it is not opened."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from persist.parts import KeyRange, ShardSchema, codec, encode_key
@@ -16,7 +16,7 @@ from persist.parts.key_splits import Limit, count_cuts, find_cut, split_row_grou
 from tests.unit.parts.strategies import Shard
 
 SCHEMA = ShardSchema(pa.schema([("k", pa.int64()), ("v", pa.int64())]), ("k",))
-KEYS = st.lists(st.integers(0, 60), min_size=1, max_size=120)
+KEYS = st.lists(st.integers(0, 60) | st.integers(0, 5), min_size=1, max_size=120)
 
 
 def encoded(key: int) -> bytes:
@@ -31,6 +31,7 @@ def within(keys: list[int], lower: bytes, upper: bytes | None) -> int:
     return sum(lower <= encoded(key) and (upper is None or encoded(key) < upper) for key in keys)
 
 
+@example([[0] * 3 + [1] * 30 + [2, 3, 3, 4, 4, 5]], 2, 6)  # a row of the key of a sample is before that sample
 @given(st.lists(KEYS, min_size=1, max_size=4), st.integers(0, 61), st.integers(1, 100))
 def test_an_index_never_tells_of_fewer_rows_than_there_are(parts: list[list[int]], start: int, limit: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
