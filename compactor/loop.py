@@ -270,8 +270,10 @@ class Loop:
         waits: list[float] = []
         if has_room:
             due = self._schedule.idle_s(now_s)
-            waits += [] if due is None else [max(due, INTERVAL_S)]
-            waits += [] if self._scanned else [max(0.0, scan.next_s - now_s)]
+            if due is not None:
+                waits.append(max(due, INTERVAL_S))
+            if not self._scanned:
+                waits.append(max(0.0, scan.next_s - now_s))
         self._wake.wait(min(waits, default=None))
         if not self.stopping:
             self._stop.wait(INTERVAL_S)  # moves come in bursts, so collect them

@@ -229,7 +229,6 @@ class _Claim:
         self._resume_key = b""
         self._machine = machine
         self._owner = owner
-        self._lease_ms = CLAIM_LEASE_MS
         self._clock = location.clock
         self._renewed_s = self._clock.monotonic()
 
@@ -241,7 +240,7 @@ class _Claim:
 
     def keep(self) -> None:
         """Renew the claim if a third of its lease has passed. Raises ClaimLost."""
-        if self._clock.monotonic() - self._renewed_s >= self._lease_ms / 1000 / RENEWED_AFTER:
+        if self._clock.monotonic() - self._renewed_s >= CLAIM_LEASE_MS / 1000 / RENEWED_AFTER:
             self.save(self.done, self._resume_key)
 
     def save(self, done: Sequence[Part], resume_key: bytes) -> None:
@@ -250,7 +249,7 @@ class _Claim:
         try:
             saved = self._hold(tuple(done), resume_key)
         except Unavailable:
-            if now_s - self._renewed_s < self._lease_ms / 1000 and tuple(done) == self.done:
+            if now_s - self._renewed_s < CLAIM_LEASE_MS / 1000 and tuple(done) == self.done:
                 return  # a failed renewal is retried soon
             raise
         if not saved.granted or len(saved.done) > len(done):  # it lapsed, and another worker has saved progress
@@ -258,7 +257,7 @@ class _Claim:
         self.done, self._resume_key, self._renewed_s = tuple(done), resume_key, now_s
 
     def _hold(self, done: tuple[Part, ...], resume_key: bytes) -> c.Claimed:
-        command = c.HoldClaim(self.key, self._owner, self._lease_ms, self.spec.inputs, done, resume_key, self.since)
+        command = c.HoldClaim(self.key, self._owner, CLAIM_LEASE_MS, self.spec.inputs, done, resume_key, self.since)
         claimed = self._machine.apply(command)
         assert isinstance(claimed, c.Claimed)
         return claimed

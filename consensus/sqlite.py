@@ -108,7 +108,8 @@ class _Calls:
         self._changed.release()
 
     def after_fork_in_child(self) -> None:
-        self.__init__()  # type: ignore[misc]  # the threads that were inside, or waited, do not exist here
+        # The threads that were inside, or waited, do not exist here.
+        self._changed, self._under_way, self._forks = threading.Condition(), 0, 0
 
 
 # Of the process, as SQLite's mutex is: a fork cannot know which stores are open.

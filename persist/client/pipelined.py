@@ -280,7 +280,9 @@ class PipelinedWriter(Timeable):
                 self._writer.check(later)
                 rows, runs = later, None
             except InvalidUsage as error:  # such as: the client was closed meanwhile
-                raise unknown or error from error
+                if unknown is None:
+                    raise
+                raise unknown from error
             except (Unavailable, errors.Overloaded, Indeterminate, errors.Expired) as error:
                 unknown = error if isinstance(error, Indeterminate) else unknown
                 if self._closing or self._clock.monotonic() > deadline:

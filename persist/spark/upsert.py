@@ -45,6 +45,7 @@ def without_cancelled(target: Target, runs: Runs, schema: ShardSchema) -> Runs:
     parts = [part for run in runs for part in run.parts]
     if len(parts) < 2 or diff_sum_of(parts):  # a single part is consolidated
         return runs
+    # Referred to until all is read: the end of a transport ends its blob store.
     transport, memory = executors.transport(target.connection), target.connection.handles.read.memory_bytes
     reader = PartReader(transport.blob, {part.schema_id: schema for part in parts}, schema, memory_bytes=memory)
     with translated():

@@ -59,8 +59,8 @@ def test_shows_who_holds_one(directory: Path, capsys: pytest.CaptureFixture[str]
     assert found["rollups"][0]["seqno"] == 1
     assert found["columns"] == [{"name": "id", "type": "string", "nullable": True, "key": True}]
     assert main(["shards", "eu/orders", "--dir", str(directory)]) == 0
-    told = capsys.readouterr().out.splitlines()
-    purpose, report = told[told.index("readers:") + 1 :][:2]
+    printed = capsys.readouterr().out.splitlines()
+    purpose, report = printed[printed.index("readers:") + 1 :][:2]
     assert "purpose" in purpose
     assert "report" in report
 

@@ -215,7 +215,7 @@ def hold_commits(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thre
 
 
 def test_a_writer_that_was_abandoned_with_appends_not_sent_says_so(shard: Shard, monkeypatch: Any) -> None:
-    """Flush and close waited for ever for what nobody was going to send."""
+    """Flush and close waited for ever for appends that no thread was going to send."""
     sending, go_on = hold_commits(monkeypatch)
     writer = shard.pipelined_writer("w")
     told: list[BaseException] = []

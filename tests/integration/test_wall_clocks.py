@@ -127,7 +127,7 @@ def test_before_anything_was_written_nothing_can_be_read(world: World, shard: Sh
 
 
 def dated(shard: Shard, first: int, last: int) -> list[datetime | None]:
-    """The wall clocks of these times, as a column is told them."""
+    """The wall clocks of these times, as a column gets them."""
     times = pa.chunked_array([range(first, last + 1)], pa.int64())
     return load_clock_stretches(shard._transport, NAME, first, last, 10.0).of(times).to_pylist()
 
